@@ -28,6 +28,7 @@ from minisgl.config import EngineConfig
 from minisgl.message import AdapterChanged, AddRequest, FromEngine, LoadAdapter
 from minisgl.models.config import ModelConfig, adaptable, load_config
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.weights.adapter import CONFIG, WEIGHTS
@@ -62,7 +63,7 @@ class Decoding:
     def __init__(self, config: EngineConfig, num_adapters: int, rank: int, folder: Path) -> None:
         self._engine = build_engine(config, lambda text, done=0, total=0: None)
         plane = build_control_plane(config, self._engine.info)
-        self._loop = StepLoop(plane, self._engine, self._take, overlap=False)
+        self._loop = StepLoop(plane, self._engine, self._take, settings=LoopSettings(overlap=False))
         self._refusals: list[str] = []
         self._next_id = 0
         self._vocab_size = self._engine.info.vocab_size

@@ -39,6 +39,7 @@ from minisgl.bench.stats import paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -87,7 +88,7 @@ class Runner:
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, lambda text, done=0, total=0: None)
         plane = build_control_plane(config, self.engine.info)
-        self._loop = StepLoop(plane, self.engine, self._take, overlap=config.overlap)
+        self._loop = StepLoop(plane, self.engine, self._take, settings=LoopSettings(overlap=config.overlap))
         self._tokens: dict[int, int] = {}
         self._next_id = 0
 

@@ -27,7 +27,7 @@ from minisgl.engine.sim import SimEngine, VirtualClock
 from minisgl.engine.sim.profile import Profile, StepLoad
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine, build_step_time
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import StepBuffers, StepPlan
 
@@ -88,7 +88,7 @@ class Run:
 
     def __init__(self, config: EngineConfig, engine: Engine, clock: Clock) -> None:
         plane, step_time = build_control_plane(config, engine.info), build_step_time(config, engine.info)
-        self.loop = StepLoop(plane, engine, self._take, step_time=step_time)
+        self.loop = StepLoop(plane, engine, self._take, timing=Timing(step_time=step_time))
         self.times: dict[int, list[float]] = {}
         self._clock = clock
         self._rng = np.random.default_rng(0)

@@ -39,6 +39,7 @@ from minisgl.engine.loading import load_engine  # noqa: E402
 from minisgl.models import load_config  # noqa: E402
 from minisgl.models.decoder import build_model  # noqa: E402
 from minisgl.runner.build import build_control_plane  # noqa: E402
+from minisgl.runner.intake import LoopSettings  # noqa: E402
 from minisgl.runner.loop import StepLoop  # noqa: E402
 
 TRACED_STEPS = 20
@@ -126,7 +127,7 @@ class Bench:
         engine_config = msgspec.structs.replace(work.engine, cpu_backend=plane, overlap=overlap)
         collector = Collector()
         control_plane = build_control_plane(engine_config, self.watched.info)
-        loop = StepLoop(control_plane, self.watched, collector, overlap=overlap)
+        loop = StepLoop(control_plane, self.watched, collector, settings=LoopSettings(overlap=overlap))
         requests = work.requests(self.watched.info.vocab_size)
         self.watched.steps.clear()
         gc.collect()
@@ -158,7 +159,12 @@ class Bench:
         work = msgspec.structs.replace(self.job.work, output_len=(TRACED_STEPS * 4, TRACED_STEPS * 4))
         config = msgspec.structs.replace(work.engine, cpu_backend=plane, overlap=overlap)
         collector = Collector()
-        loop = StepLoop(build_control_plane(config, self.watched.info), self.watched, collector, overlap=overlap)
+        loop = StepLoop(
+            build_control_plane(config, self.watched.info),
+            self.watched,
+            collector,
+            settings=LoopSettings(overlap=overlap),
+        )
         self.watched.steps.clear()
         loop.step(work.requests(self.watched.info.vocab_size))
         steps = self.watched.steps

@@ -26,7 +26,8 @@ from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad
 from minisgl.frontend.prefixes import Prefix
 from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import build_compiler, build_control_plane, build_engine, build_step_time
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.intake import Beside, LoopSettings
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer.early import EarlyTokenizer
@@ -112,12 +113,11 @@ class LLM:
             self._control_plane,
             self._engine,
             self._client.receive,
-            overlap=self.config.overlap,
-            timers=step_timers(self.config.debug.profile_steps, say),
-            keeps_prefixes=self.config.cache != "naive",
-            has_budget=self.config.cache_token_budget is not None,
-            compiler=self._compiler,
-            step_time=build_step_time(self.config, info),
+            LoopSettings.of(self.config),
+            timing=Timing(
+                timers=step_timers(self.config.debug.profile_steps, say), step_time=build_step_time(self.config, info)
+            ),
+            beside=Beside(self._compiler),
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)

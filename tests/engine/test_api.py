@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane, build_fallback
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.wrapped import make_faulty
@@ -171,7 +172,11 @@ def test_a_control_plane_that_breaks_is_not_noticed(engine_name: str, reference:
     collector = Collector(engine, config)
     faulty = make_faulty(build_control_plane(config, engine.info), order)
     collector.loop = StepLoop(
-        faulty, engine, collector._take, overlap=True, fallback=lambda: build_fallback(config, engine.info)
+        faulty,
+        engine,
+        collector._take,
+        fallback=lambda: build_fallback(config, engine.info),
+        settings=LoopSettings(overlap=True),
     )
     prompts = {i: [5] * 9 + [i, 2] for i in range(8)}
     collector.loop.step([AddRequest(i, np.array(p, np.int32).tobytes(), greedy(20)) for i, p in prompts.items()])

@@ -19,6 +19,7 @@ from minisgl.engine.cuda_loading import check_agreement
 from minisgl.engine.loading import load_engine
 from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane
+from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import RankDied
 from minisgl.sampling_params import SamplingParams
@@ -80,7 +81,9 @@ def drive(
     clients = Clients()
     plane = build_control_plane(config, engine.info)
     plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
-    loop = StepLoop(plane, engine, clients.take, overlap=overlap, compiler=compiler)
+    loop = StepLoop(
+        plane, engine, clients.take, settings=LoopSettings(overlap=overlap), beside=Beside(compiler=compiler)
+    )
     waiting, step = list(enumerate(wanted)), 0
     while waiting or not loop.idle:
         now, waiting = waiting[:3], waiting[3:]

@@ -16,6 +16,7 @@ from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AdapterChanged, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -42,7 +43,9 @@ class Collector:
     ) -> None:
         self.engine = engine
         self.plane = build_control_plane(config, engine.info)
-        self.loop = StepLoop(self.plane, engine, self._take, overlap=overlap, compiler=compiler)
+        self.loop = StepLoop(
+            self.plane, engine, self._take, settings=LoopSettings(overlap=overlap), beside=Beside(compiler=compiler)
+        )
         self.errors: dict[int, str] = {}
         self.adapters: dict[int, str] = {}
         self.reasons_of_adapters: dict[int, str] = {}

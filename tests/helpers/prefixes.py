@@ -18,6 +18,7 @@ from minisgl.message import (
     StepTokens,
     ToEngine,
 )
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -59,7 +60,11 @@ class PrefixLoop:
         )
         self.engine.fail_steps.update(fail_steps)
         self.loop = StepLoop(
-            plane, self.engine, self._take, overlap=overlap, fallback=fallback, keeps_prefixes=keeps_prefixes
+            plane,
+            self.engine,
+            self._take,
+            fallback=fallback,
+            settings=LoopSettings(overlap=overlap, keeps_prefixes=keeps_prefixes),
         )
         self.said: dict[int, list[str]] = {}
         self.refusals: dict[int, PrefixChanged] = {}

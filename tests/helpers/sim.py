@@ -10,7 +10,8 @@ from minisgl.engine.api import EngineInfo
 from minisgl.engine.sim import SimEngine, VirtualClock
 from minisgl.engine.sim.profile import Profile, Table
 from minisgl.message import AddRequest, FromEngine, StepTokens
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.intake import LoopSettings
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.runner.step_time import StepTime
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlaneConfig
@@ -47,7 +48,9 @@ class Sim:
         self.clock = VirtualClock()
         self.engine = SimEngine(info, np.array(ALPHABET, np.int32), max_rows, profile, self.clock)
         chosen = make_control_plane(plane, config)
-        self.loop = StepLoop(chosen, self.engine, self._take, overlap=overlap, step_time=step_time)
+        self.loop = StepLoop(
+            chosen, self.engine, self._take, settings=LoopSettings(overlap=overlap), timing=Timing(step_time=step_time)
+        )
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         self.reasons: dict[int, FinishReason] = {}

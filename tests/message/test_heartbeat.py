@@ -18,8 +18,9 @@ from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
 from minisgl.message.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.launch import ProcessConfig
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.runner.ranks import ranks_named
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Events, StepBuffers, StepPlan
@@ -92,7 +93,13 @@ def test_a_heartbeat_tells_a_long_forward_from_a_stuck_loop(
             return schedule(step, events)
 
         monkeypatch.setattr(control_plane, "schedule", stuck)
-    loop = StepLoop(control_plane, driven, lambda messages: None, overlap=False, activity=activity)
+    loop = StepLoop(
+        control_plane,
+        driven,
+        lambda messages: None,
+        settings=LoopSettings(overlap=False),
+        timing=Timing(activity=activity),
+    )
     activity.enter("working")
     thread = threading.Thread(target=loop.step, args=([REQUEST],))
     thread.start()

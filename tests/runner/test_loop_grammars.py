@@ -18,6 +18,7 @@ from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
 from minisgl.grammar.compiler import Compiled, GrammarCompiler
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
 from minisgl.message import GRAMMAR_REFUSED, AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlaneConfig
@@ -91,9 +92,9 @@ def drive(
         make_faulty(inner, order) if order else inner,
         made,
         clients.take,
-        overlap=overlap,
         fallback=lambda: make_control_plane("python", CONFIG),
-        compiler=compiler(),
+        settings=LoopSettings(overlap=overlap),
+        beside=Beside(compiler=compiler()),
     )
     rng = random.Random(5)
     step = 0
@@ -228,7 +229,7 @@ def test_a_matcher_that_fails_ends_its_own_request_and_no_other() -> None:
     )
     config = ControlPlaneConfig(60, 4, 8, 24, 200, (256,))
     picky: Any = PickyCompiler(300, (256,))
-    loop = StepLoop(make_control_plane("rust_hotpath", config), made, clients.take, compiler=picky)
+    loop = StepLoop(make_control_plane("rust_hotpath", config), made, clients.take, beside=Beside(compiler=picky))
     grammars = ("8 5", "8", "8 0", None)
     loop.step([add(i, [3, 4], SamplingParams(max_tokens=30, seed=5, grammar=one)) for i, one in enumerate(grammars)])
     while not loop.idle:
@@ -257,9 +258,9 @@ def test_a_row_whose_mask_takes_long_waits_alone(plane: str, overlap: bool, orde
         make_faulty(inner, order) if order else inner,
         made,
         clients.take,
-        overlap=overlap,
         fallback=lambda: make_control_plane("python", config),
-        compiler=picky,
+        settings=LoopSettings(overlap=overlap),
+        beside=Beside(compiler=picky),
     )
     asked = {
         i: ([3] * rng.randrange(9) + [rng.randrange(5)], SamplingParams(max_tokens=40, seed=i, grammar=grammar))
@@ -304,7 +305,7 @@ class _Slow:
 def test_requests_wait_outside_of_the_scheduler_until_they_are_compiled() -> None:
     slow: Any = _Slow()
     clients, plane, made = Clients(), make_control_plane("rust_hotpath", CONFIG), engine()
-    loop = StepLoop(plane, made, clients.take, compiler=slow)
+    loop = StepLoop(plane, made, clients.take, beside=Beside(compiler=slow))
     sampling = SamplingParams(max_tokens=40, seed=0, grammar=GRAMMARS[0])
     loop.step([add(i, [1, 2], sampling) for i in range(4)] + [add(4, [1, 2], SamplingParams(max_tokens=5, seed=4))])
     while not loop.rests:
@@ -334,7 +335,9 @@ def test_a_request_of_a_lost_engine_goes_on_in_its_object() -> None:
     whole = alone((0, [9, 8, 7], sampling), 3)
     for cut in (1, 5, len(whole) - 1):
         clients, made = Clients(), engine()
-        loop = StepLoop(make_control_plane("rust_hotpath", CONFIG), made, clients.take, compiler=compiler())
+        loop = StepLoop(
+            make_control_plane("rust_hotpath", CONFIG), made, clients.take, beside=Beside(compiler=compiler())
+        )
         tokens = np.array([9, 8, 7, *whole[:cut]], np.int32).tobytes()
         loop.step([AddRequest(0, tokens, sampling, num_generated=cut)])
         while not loop.idle:
@@ -346,7 +349,7 @@ def test_waiting_for_a_grammar_does_not_turn() -> None:
     """For the loop in a caller's own thread: a step for the request, one when it is compiled."""
     clients, made = Clients(), engine()
     threaded = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,))
-    loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take, compiler=threaded)
+    loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take, beside=Beside(compiler=threaded))
     loop.step([add(0, [1], SamplingParams(max_tokens=4, seed=0, grammar=GRAMMARS[1]))])
     loop.wait_for_grammar()
     loop.step([])

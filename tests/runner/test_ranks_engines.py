@@ -18,6 +18,7 @@ from minisgl.engine.loading import load_engine
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane
+from minisgl.runner.intake import Beside
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import decode, encode, make_buffers, pack, sizes_of, unpack
 from minisgl.sampling_params import SamplingParams
@@ -75,7 +76,11 @@ def drive(
     """A few arrivals a step; those in `aborts` are aborted some steps later."""
     clients = Clients()
     loop = StepLoop(
-        plane, engine, clients.take, fallback=lambda: make_control_plane("python", PLANE), compiler=compiler
+        plane,
+        engine,
+        clients.take,
+        fallback=lambda: make_control_plane("python", PLANE),
+        beside=Beside(compiler=compiler),
     )
     waiting = list(enumerate(requests))
     step = 0

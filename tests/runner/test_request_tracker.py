@@ -13,6 +13,7 @@ import pytest
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
 from minisgl.runner import request_tracker
+from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.request_tracker import RequestTracker, errors_of
 from minisgl.sampling_params import SamplingParams
@@ -168,8 +169,8 @@ def drive(
         plane if order is None else make_faulty(plane, order),
         engine,
         clients.take,
-        overlap=overlap,
         fallback=lambda: make_control_plane("python", config),
+        settings=LoopSettings(overlap=overlap),
     )
     plan = requests(seed, config is DRAFTING)
     rng = random.Random(seed + 1)

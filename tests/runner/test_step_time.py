@@ -12,7 +12,7 @@ from minisgl.engine.echo import EchoEngine
 from minisgl.engine.sim.profile import Profile, Table
 from minisgl.message import AddRequest
 from minisgl.runner.build import build_step_time
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.runner.step_time import ALONE, FIRST_TOKENS, StepTime
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
@@ -176,7 +176,7 @@ def test_a_scheduler_is_told_each_budget_once_and_the_one_that_takes_over_first_
     first, second, step_time = Told(), Told(), StepTime(STEP_S, 64)
     plane = make_faulty(first, broken) if broken else first
     engine = EchoEngine(num_pages=64, page_size=4, max_rows=4, max_seq_len=256, context_len=256, worker_thread=False)
-    loop = StepLoop(plane, engine, lambda messages: None, fallback=lambda: second, step_time=step_time)
+    loop = StepLoop(plane, engine, lambda messages: None, fallback=lambda: second, timing=Timing(step_time=step_time))
     loop.step([request(0, 150, 10)])
     while not loop.idle:
         loop.step(())

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from minisgl.config import ApiKey, ConfigError
+from minisgl.server.callers import Callers
 from minisgl.server.health import Starting
-from minisgl.server.middleware import Callers, Middleware
+from minisgl.server.middleware import Middleware
 from minisgl.supervisor.serving import is_exposed
 from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, frontend
 

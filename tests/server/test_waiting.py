@@ -10,6 +10,7 @@ import pytest
 from minisgl.config import Limits
 from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
 from minisgl.sampling_params import SamplingParams
+from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import ApiError
 from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ def state(num_tokens: int) -> RequestState:
 
 def test_limits_count_what_waits_in_the_gateway() -> None:
     gateway = Recording()
-    queue = Queue(OutputProcessor(), LIMITS, gateway)
+    queue = Queue(OutputProcessor(), LIMITS, KeyUse(()), gateway)
     queue.check_room(4, 1000)  # alone
     gateway.found["num_waiting"], gateway.found["num_waiting_tokens"] = 3, 60
     assert queue.num_requests == 3
@@ -44,7 +45,7 @@ def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
     processor = OutputProcessor()
 
     async def run() -> None:
-        queue = Queue(processor, LIMITS, gateway)
+        queue = Queue(processor, LIMITS, KeyUse(()), gateway)
         requests = [state(num_tokens) for num_tokens in (5, 7)]
         for number, one in enumerate(requests):
             processor.add(one, number)

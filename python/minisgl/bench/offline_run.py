@@ -25,7 +25,8 @@ from minisgl.message import AddRequest, FromEngine, MeterReading, StepTokens, To
 from minisgl.metrics.meters import percentiles
 from minisgl.metrics.steps import StepTimers
 from minisgl.runner.build import build_control_plane, build_engine, build_step_time
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.intake import LoopSettings
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
@@ -109,7 +110,13 @@ def run_job(job: OfflineJob) -> dict[str, Any]:
         plane = build_control_plane(job.engine, engine.info)
         collector = Collector()
         step_time = build_step_time(job.engine, engine.info)
-        loop = StepLoop(plane, engine, collector, overlap=job.engine.overlap, step_time=step_time)
+        loop = StepLoop(
+            plane,
+            engine,
+            collector,
+            settings=LoopSettings(overlap=job.engine.overlap),
+            timing=Timing(step_time=step_time),
+        )
         requests = job.requests(engine.info.vocab_size)
         load_s = time.perf_counter() - began
         _warm_up(job, loop, collector)

@@ -18,7 +18,8 @@ from minisgl.config import EngineConfig
 from minisgl.engine.sim import SimEngine, VirtualClock, build_sim
 from minisgl.message import AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_step_time
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.intake import LoopSettings
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import Stats
 from minisgl.step import FinishReason, Int64Array
@@ -101,7 +102,13 @@ class VirtualEngine:
         self._host_s = host_s
         self._plane = build_control_plane(config, sim.info)
         step_time = build_step_time(config, sim.info)
-        self._loop = StepLoop(self._plane, sim, self._take, overlap=config.overlap, step_time=step_time)
+        self._loop = StepLoop(
+            self._plane,
+            sim,
+            self._take,
+            settings=LoopSettings(overlap=config.overlap),
+            timing=Timing(step_time=step_time),
+        )
         self._records = records
         self._num_requests = 0
         self._num_tokens = 0

@@ -8,37 +8,18 @@ one); every accepted request gets exactly one terminal reply; no message can sto
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHandle, StepResult
-from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.grammar.slots import Matcher
-from minisgl.message import (
-    GRAMMAR_REFUSED,
-    AbortRequest,
-    AddPrefix,
-    AddRequest,
-    ClearCache,
-    FinishRequest,
-    FromEngine,
-    RemovePrefix,
-    Shutdown,
-    ToEngine,
-    Watch,
-)
+from minisgl.message import ToEngine
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.adapters import EngineAdapters
-from minisgl.runner.prefixes import Prefixes
+from minisgl.runner.intake import Beside, Intake, LoopSettings, Send
 from minisgl.runner.request_tracker import (
-    Compiling,
-    RequestTracker,
-    TrackedRequest,
     UncommittedStep,
-    ended,
     ends_of,
     errors_of,
     failed_rows,
@@ -47,15 +28,12 @@ from minisgl.runner.request_tracker import (
 )
 from minisgl.runner.step_time import StepTime
 from minisgl.runner.watching import Watching
-from minisgl.sampling_params import ParamError
-from minisgl.scheduler.api import AGE, ControlPlane, ControlPlaneError, metadata_time_ns
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
 from minisgl.step import (
-    Abort,
     Arrival,
     Event,
     EventError,
     Events,
-    Finish,
     FinishReason,
     ForwardFailed,
     RingEntry,
@@ -63,8 +41,8 @@ from minisgl.step import (
     StepPlan,
 )
 
-OWN_NAMESPACES = 1 << 30  # of the prefix cache, from here on; below are those of adapters
-Send = Callable[[Sequence[FromEngine]], None]
+DEFAULTS = LoopSettings()
+NOBODY = Beside()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,60 +51,78 @@ class _InFlight:
     handle: StepHandle
 
 
+@dataclass(slots=True)
+class Timing:
+    """Who is told what the loop is doing and how long it takes. `step_time` bounds the time of a step, if anything."""
+
+    activity: Activity = field(default_factory=Activity)
+    timers: StepTimers = field(default_factory=StepTimers)
+    step_time: StepTime | None = None
+
+    @contextlib.contextmanager
+    def forward(self, step: int) -> Iterator[None]:
+        """While a forward is waited for."""
+        self.activity.enter("forward", step)
+        try:
+            yield
+        finally:
+            self.activity.enter("working")
+
+    def budget(self) -> list[Event]:
+        return [] if self.step_time is None else [self.step_time.budget]
+
+    def computed(self, step: _InFlight) -> list[Event]:
+        """The budget, if it is another one after this step."""
+        if self.timers.trace is None and self.step_time is None:
+            return []
+        began, ended = step.handle.span()
+        if self.timers.trace is not None and step.plan.num_rows:
+            self.timers.trace.forward((began, ended), step.plan.step)
+        if self.step_time is None or not self.step_time.measured(step.plan, ended - began):
+            return []
+        return [self.step_time.budget]
+
+
 class StepLoop:
-    """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`."""
+    """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`. `fallback` makes
+    the scheduler that goes on when `control_plane` breaks."""
 
     def __init__(
         self,
         control_plane: ControlPlane,
         engine: Engine,
         send: Send,
+        settings: LoopSettings = DEFAULTS,
         *,
-        overlap: bool = True,
-        activity: Activity | None = None,
+        timing: Timing | None = None,
+        beside: Beside = NOBODY,
         fallback: Callable[[], ControlPlane] | None = None,
-        timers: StepTimers | None = None,
-        keeps_prefixes: bool = True,
-        has_budget: bool = False,
-        compiler: GrammarCompiler | None = None,
-        wake: Callable[[], None] | None = None,
-        own_cache_keys: Collection[int] = (),
-        step_time: StepTime | None = None,
     ) -> None:
         self._control_plane = control_plane
         self._engine = engine
         self._send = send
-        self._overlap = overlap
-        self._activity = activity or Activity()
-        self.timers = timers or StepTimers()
-        self._requests = RequestTracker()
-        self.prefixes = Prefixes(self._requests, control_plane.buffers.limits, send, keeps=keeps_prefixes)
-        self._own_cache_keys = frozenset(own_cache_keys)
-        self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
+        self._settings = settings
+        self._timing = timing or Timing()
+        self.timers = self._timing.timers
+        self._intake = Intake(engine, control_plane, send, settings, beside)
+        self._requests = self._intake.requests
+        self._ending = self._intake.ending
+        self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
-        self._next_step = 0
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
         self._row_errors: dict[int, str] = {}  # why requests of the output that is being sent cannot go on
         self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
-        self._ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
-        self._step_time = step_time  # None: a step may take any time
-        self._new_budget = self._budget()  # for the next schedule, which need not be soon
-        self._compiling = Compiling(compiler)
-        in_use = lambda: self._requests.adapters() | self._compiling.adapters()  # noqa: E731
-        self.adapters = EngineAdapters(engine, send, self._end_early, in_use, wake)
-        self._has_budget = has_budget
+        self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
-        self._num_arrivals = 0  # at the scheduler
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self._watching: Watching | None = None  # while somebody looks
-        self.shutdown = False
 
     @property
     def control_plane(self) -> ControlPlane:
@@ -134,26 +130,31 @@ class StepLoop:
 
     @property
     def num_steps(self) -> int:
-        return self._next_step
+        return self._intake.step
+
+    @property
+    def shutdown(self) -> bool:
+        """Whether a front end has asked for the end."""
+        return self._intake.shutdown
 
     @property
     def idle(self) -> bool:
         """Nothing is in flight and nothing waits: a step would change nothing."""
-        return self.rests and not self._compiling
+        return self.rests and not self._intake.compiling
 
     @property
     def rests(self) -> bool:
         """A step would change nothing until a message comes, or a grammar is compiled."""
-        if self._in_flight is not None or self._failed_step is not None or self._replay or self.prefixes.events:
+        if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
-        if self._left_something or self.adapters.any_leaves or self._compiling.any_returns:
+        if self._left_something or self._intake.any_left:
             return False
         return self._control_plane.stats().num_live == 0
 
     def wait_for_grammar(self) -> None:
         """If nothing else is to be done, until one is compiled: for those who wait for no messages."""
-        if self._compiling and self.rests:
-            self._compiling.wait()
+        if self._intake.compiling and self.rests:
+            self._intake.compiling.wait()
 
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
@@ -163,7 +164,7 @@ class StepLoop:
         """
         timers = self.timers
         self._left_something = False
-        plan = self._schedule(self._intake(messages))
+        plan = self._schedule(self._events(messages))
         timers.lap(timers.schedule, plan.step)
         if metadata_ns := metadata_time_ns(self._control_plane):
             timers.metadata.add(metadata_ns)
@@ -173,7 +174,7 @@ class StepLoop:
         timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._process_output(previous):
             return
-        if not self._overlap or plan.num_rows == 0:
+        if not self._settings.overlap or plan.num_rows == 0:
             self._process_last()
 
     def drain(self) -> None:
@@ -183,105 +184,37 @@ class StepLoop:
 
     # ------------------------------------------------------------------------------------------------- into a step
 
-    def _intake(self, messages: Sequence[ToEngine]) -> Events:
+    def _events(self, messages: Sequence[ToEngine]) -> Events:
         events, failed = Events(), self._failed_step is not None
         if self._failed_step is not None:
             events.add(ForwardFailed(self._failed_step))
             self._failed_step = None
-        if self._new_budget:
-            events.items += self._new_budget
-            self._new_budget = []
-        if self._replay or self.prefixes.events:
-            events.items += self._replay + self.prefixes.events
-            self._replay, self.prefixes.events = [], []
-        for request, matcher, error in self._compiling.take():
-            if isinstance(request, TrackedRequest):
-                events.add(self._return(request))
-            elif matcher is None:
-                self._refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
-            else:
-                events.add(self._arrival(request, matcher))
-        for message in self.adapters.intake(messages):
-            match message:
-                case AddRequest() if error := _error_of(message, self._engine.info.vocab_size):
-                    self._refuse(message.req_id, error)
-                case AddRequest() if message.sampling.grammar is not None:
-                    if error := self._compiling.add(message):
-                        self._refuse(message.req_id, f"{GRAMMAR_REFUSED}{error}")
-                case AddRequest():
-                    events.add(self._arrival(message))
-                case AbortRequest(req_id):
-                    self._end(events, Abort(req_id), FinishReason.ABORT)
-                case FinishRequest(req_id):
-                    self._end(events, Finish(req_id), FinishReason.STOP)
-                case AddPrefix() | RemovePrefix() | ClearCache():
-                    for event in self.prefixes.take(message, self._control_plane.stats().num_evictable_pages):
-                        events.add(event)
-                        if isinstance(event, Abort):
-                            self._ending.setdefault(event.req_id, FinishReason.ABORT)
-                case Watch(steps, tree):
-                    self._watching = self._watching or Watching(self._send, self.timers, self._owners)
-                    self._watching.renew(steps=steps, tree=tree)
-                case Shutdown():
-                    self.shutdown = True
+        events.items += self._new_budget + self._replay
+        self._new_budget, self._replay = [], []
+        self._intake.take(messages, events, self._control_plane)
+        if (watch := self._intake.watch) is not None:
+            self._intake.watch = None
+            self._watching = self._watching or Watching(self._send, self.timers, self._owners)
+            self._watching.renew(steps=watch.steps, tree=watch.tree)
         if failed:
             self.prefixes.lost()  # for the next step: until this one the old pins are there
         return events
-
-    def _budget(self) -> list[Event]:
-        return [] if self._step_time is None else [self._step_time.budget]
-
-    def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
-        """A client asks for it."""
-        if self._compiling.drop(event.req_id):
-            if event.req_id in self._requests:
-                self._requests.drop(event.req_id)
-            self._end_early(event.req_id, reason)
-            return
-        events.add(event)
-        self._ending.setdefault(event.req_id, reason)
-
-    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival:
-        if message.req_id in self._requests:
-            raise ValueError(f"request id {message.req_id} was used twice")
-        tokens = np.frombuffer(message.tokens, np.int32)
-        num_prompt = len(tokens) - message.num_generated
-        request = self._requests.add(message.req_id, message.sampling, tokens, num_prompt, message.priority)
-        if message.key in self._own_cache_keys:
-            own = (message.key, message.sampling.adapter)
-            request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
-        request.grammar = grammar
-        request.number = self._num_arrivals
-        self._num_arrivals += 1
-        return request.arrival()
-
-    def _return(self, request: TrackedRequest) -> Arrival:
-        """Of one that waited outside for a mask. It does not stand behind those that came since it did."""
-        arrival = self._requests.get(request.req_id).arrival()
-        steps = -(-(self._num_arrivals - request.number) // AGE)
-        self._num_arrivals += 1
-        return replace(arrival, priority=max(arrival.priority - steps, -(2**31) + 1))
 
     def _schedule(self, events: Events) -> StepPlan:
         """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
         while True:
             try:
-                plan = self._control_plane.schedule(self._next_step, events)
+                plan = self._control_plane.schedule(self._intake.step, events)
             except EventError as error:
                 event = events.items.pop(error.index)
                 if not isinstance(event, Arrival):
                     raise
-                self._requests.drop(event.req_id)
-                self._ending.pop(event.req_id, None)
-                if event.req_id < 0:
-                    self.prefixes.refuse(event.req_id, error.field, error.reason)
-                else:
-                    self._refuse(event.req_id, f"{error.field}: {error.reason}")
+                self._intake.forget(event.req_id, error.field, error.reason)
             except ControlPlaneError as error:
                 self._fail_over(error)
                 events, self._replay = Events(self._replay), []
             else:
-                self._next_step += 1
+                self._intake.step += 1
                 self._failed_ids.clear()
                 return plan
 
@@ -316,16 +249,15 @@ class StepLoop:
     def _process_output(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send what it gave. False if its forward failed."""
         timers, number = self.timers, step.plan.step
-        self._activity.enter("forward", number)
-        timers.rest()
-        try:
-            result = step.handle.wait()
-        except EngineStepError as error:
-            self._forward_failed(step.plan, error)
-            return False
-        finally:
-            timers.awake(timers.wait, number)
-            self._activity.enter("working")
+        with self._timing.forward(number):
+            timers.rest()
+            try:
+                result = step.handle.wait()
+            except EngineStepError as error:
+                self._forward_failed(step.plan, error)
+                return False
+            finally:
+                timers.awake(timers.wait, number)
         try:
             output = self._control_plane.commit(number, result.tokens)
         except ControlPlaneError as error:
@@ -334,24 +266,19 @@ class StepLoop:
         timers.lap(timers.commit, number)
         self._report(output, result)
         timers.lap(timers.send, number)
-        if self._step_time is not None:
-            began, ended = step.handle.span()
-            if self._step_time.measured(step.plan, ended - began):
-                self._new_budget = self._budget()
+        self._new_budget = self._timing.computed(step) or self._new_budget
         if self._watching is not None and not self._watching.committed(step.plan, output, self._control_plane):
             self._watching = None
-        if timers.trace is not None and step.plan.num_rows:
-            timers.trace.forward(step.handle.span(), number)
         return True
 
     def _report(self, output: StepOutput, result: StepResult) -> None:
         if result.failures:
             output, self._row_errors, late = failed_rows(output, result.failures)
             for req_id in late:
-                self._compiling.hold(self._requests.get(req_id))
+                self._intake.compiling.hold(self._requests.get(req_id))
         self._reply(self.prefixes.of_clients(output) if self.prefixes.computed else output, result)
         self._requests.record(output)
-        if self._has_budget and len(output):
+        if self._settings.has_budget and len(output):
             self._left_something = True
         if self._ending:
             for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
@@ -368,9 +295,8 @@ class StepLoop:
         self._failure_text = f"the forward of step {step} failed: {error}"
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
-            self._activity.enter("forward", later.plan.step)
-            with contextlib.suppress(EngineStepError):  # the same event stands in for it
-                later.handle.wait()
+            with self._timing.forward(later.plan.step), contextlib.suppress(EngineStepError):
+                later.handle.wait()  # the same event stands in for it
 
     # ---------------------------------------------------------------------------------------------------- failover
 
@@ -393,7 +319,7 @@ class StepLoop:
         self._requests.flush()
         self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # the event of it is lost, too
         self._failed_ids.clear()
-        left = ends_of(self._ending, self._requests, self._next_step)
+        left = ends_of(self._ending, self._requests, self._intake.step)
         self._report(left, StepResult(np.empty(0, np.int32)))
         self._ending.clear()
         self._requests.flush()
@@ -401,18 +327,15 @@ class StepLoop:
         self._control_plane, self._fallback = self._fallback(), None
         self.prefixes.lost()
         self.prefixes.events.clear()  # they are live as the others
-        live = (one.arrival() for one in self._requests.live() if one.req_id not in self._compiling)
-        self._replay = [*self._budget(), *live]
+        self._replay = self._timing.budget() + self._intake.arrivals()
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:
-        self._activity.enter("forward", step.plan.step)
-        try:
-            return step.handle.wait()
-        except EngineStepError as error:
-            self._failure_text = f"the forward of step {step.plan.step} failed: {error}"
-            return None
-        finally:
-            self._activity.enter("working")
+        with self._timing.forward(step.plan.step):
+            try:
+                return step.handle.wait()
+            except EngineStepError as error:
+                self._failure_text = f"the forward of step {step.plan.step} failed: {error}"
+                return None
 
     def _reply(self, output: StepOutput, result: StepResult) -> None:
         if not len(output) and not self._new_ids and not result.prompt_logprobs:
@@ -424,33 +347,3 @@ class StepLoop:
         self._new_cached_lens.clear()
         self._row_errors = {}
         self._send([message])
-
-    def _refuse(self, req_id: int, reason: str) -> None:
-        self._end_early(req_id, FinishReason.ERROR, reason)
-
-    def _end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
-        """Ends a request of which the scheduler has not heard."""
-        self._send([ended(self._next_step, req_id, reason, text)])
-
-
-def _error_of(message: AddRequest, vocab_size: int) -> str:
-    """Why a request cannot be taken; empty if it can."""
-    sampling = message.sampling
-    if sampling.max_tokens is None or sampling.seed is None:
-        return "sampling: max_tokens and seed must be resolved before the engine sees them"
-    try:
-        sampling.check()
-    except ParamError as error:
-        return str(error)
-    if len(message.tokens) % 4:
-        return f"tokens: {len(message.tokens)} bytes: no multiple of 4"
-    if not -(2**63) <= message.priority < 2**63:
-        return "priority: more than 64 bits"
-    tokens = np.frombuffer(message.tokens, np.int32)
-    if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
-        return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        return f"tokens: ids must be at least 0 and below {vocab_size}"
-    if found := sampling.beyond(vocab_size):
-        return f"{found[0]}: token ids must be below {vocab_size} (got {found[1]})"
-    return ""

@@ -44,8 +44,9 @@ from minisgl.runner.build import (
     choose_control_plane,
 )
 from minisgl.runner.front_ends import FrontEnds, ParentGone
+from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.launch import ProcessConfig, last_words_file
-from minisgl.runner.loop import StepLoop
+from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
@@ -122,16 +123,10 @@ def serve(config: ProcessConfig, link: Link) -> None:
             chosen.control_plane,
             engine,
             link.send,
-            overlap=config.engine.overlap,
-            activity=link.activity,
+            LoopSettings.of(config.engine),
+            timing=Timing(link.activity, link.timers, build_step_time(config.engine, engine.info, serves=True)),
+            beside=Beside(compiler, link.wake),
             fallback=lambda: build_fallback(config.engine, engine.info, link.narrate),
-            timers=link.timers,
-            keeps_prefixes=config.engine.cache != "naive",
-            has_budget=config.engine.cache_token_budget is not None,
-            compiler=compiler,
-            wake=link.wake,
-            own_cache_keys=config.engine.own_cache_keys,
-            step_time=build_step_time(config.engine, engine.info, serves=True),
         )
         collections = GcWatch(link.timers.meters["gc"])
         collections.start()

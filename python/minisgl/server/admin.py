@@ -44,7 +44,7 @@ class Later:
 
 
 async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest) -> Later:
-    if context.check_model(asked.model) != context.model_name:
+    if context.served.check(asked.model) != context.served.name:
         raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
     tokens = await _tokens(context, asked)
     pin, waits = asked.pin is not False, asked.wait is not False
@@ -64,7 +64,7 @@ async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
         prompt = asked.model_copy(update={"add_generation_prompt": False})
     else:
         prompt = asked
-    (tokens,), _ = await context.encode(prompt, SamplingParams(), None, field)
+    (tokens,), _ = await context.prompts.encode(prompt, SamplingParams(), None, field)
     return tokens
 
 
@@ -174,14 +174,14 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
     name, root = asked.lora_name, _check_may(context, request)
-    if name == context.model_name or name in context.aliases:
+    if name == context.served.name or name in context.served.aliases:
         raise ApiError(
             400, f"lora_name: {name[:80]!r} is the model's own name", param="lora_name", code="invalid_value"
         )
     if name in context.client.adapters.by_name:
         text = f"lora_name: {name[:80]!r} is loaded already: unload it first, or choose another name"
         raise ApiError(400, text, param="lora_name", code="invalid_value")
-    if (count := len(context.client.adapters.by_name)) >= context.max_loras:
+    if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
         text = f"lora_name: {name[:80]!r}: there are {count} adapters, the limit (max_loras): unload one first"
         raise ApiError(400, text, param="lora_name", code="invalid_value")
     adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
@@ -190,12 +190,12 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
 
 def _check_may(context: ServerContext, request: HttpRequest) -> str:
     """The folder of adapters. Raises `ApiError` 403."""
-    if context.lora_folder is None:
+    if context.config.lora_folder is None:
         reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
     elif not context.keys.may_load(request.key):
         reason = f"API key {request.key_name}: may not load adapters (lora in its entry of the key file)"
     else:
-        return context.lora_folder
+        return context.config.lora_folder
     raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
 
 

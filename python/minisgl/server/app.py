@@ -1,32 +1,22 @@
-"""The HTTP application: routes over an engine client and a tokenizer, and the way of a POST.
-
-Invariants: a handler reads its body under the limit, answers in OpenAI's shapes, frees the engine when its client goes;
-a stream's status waits for its first tokens: an early failure is a proper status.
-"""
+"""The HTTP application: what is built over an engine client and a tokenizer, and which endpoint answers what."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import ProcessClient
-from minisgl.frontend.output_processor import Delta
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
-from minisgl.parsers import ids
 from minisgl.server.admin import (
     LOAD,
     PREFIXES,
@@ -52,20 +42,18 @@ from minisgl.server.bodies import (
 )
 from minisgl.server.chat import chat_endpoint
 from minisgl.server.completions import completion_endpoint
-from minisgl.server.connection import CONNECTION, Connection
-from minisgl.server.context import ServerContext
+from minisgl.server.context import Served, ServerContext
 from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
-from minisgl.server.errors import MESSAGES, ApiError, install_handlers, internal_error, too_late
+from minisgl.server.errors import MESSAGES, install_handlers
 from minisgl.server.formatter import Formatter, json_response
-from minisgl.server.generation import Generation
 from minisgl.server.health import add_health
 from minisgl.server.live import add_live
 from minisgl.server.log import say
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
-from minisgl.server.middleware import Middleware
+from minisgl.server.middleware import Endpoint, Middleware, Posts
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
-from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.prompts import Prompts
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.endpoint import (
     INPUT_TOKENS,
@@ -74,26 +62,23 @@ from minisgl.server.responses.endpoint import (
     input_tokens_endpoint,
     responses_endpoint,
 )
-from minisgl.server.resume import Resumable, lost
 from minisgl.server.sglang import abort_endpoint, add_sglang, generate_endpoint
 from minisgl.server.tools import Parsing
+from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
 _log = logging.getLogger("minisgl.server")
-Show = Callable[[Generation, list[Delta]], bytes]
-Answering = Awaitable[Formatter | Response | Later]
-Endpoint = Callable[[ServerContext, Any], Answering]
-ToldEndpoint = Callable[[ServerContext, Any, HttpRequest], Answering]
-GENERATING: dict[str, tuple[type[Any], Endpoint]] = {
+PlainEndpoint = Callable[[ServerContext, Any], Awaitable[Formatter | Response | Later]]
+GENERATING: dict[str, tuple[type[Any], PlainEndpoint]] = {
     "/v1/chat/completions": (ChatRequest, chat_endpoint),
     "/v1/completions": (CompletionRequest, completion_endpoint),
     "/v1/embeddings": (EmbeddingRequest, embeddings_endpoint),
     "/generate": (GenerateRequest, generate_endpoint),
 }
-TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
+TOLD: dict[str, tuple[type[Any], Endpoint]] = {
     RESPONSES: (ResponsesRequest, responses_endpoint),
     INPUT_TOKENS: (ResponsesRequest, input_tokens_endpoint),
     MESSAGES: (MessagesRequest, messages_endpoint),
@@ -103,14 +88,14 @@ TOLD: dict[str, tuple[type[Any], ToldEndpoint]] = {
     UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
 }
 """Those that are told of the request itself."""
-OTHER: dict[str, tuple[type[Any], Endpoint]] = {
+OTHER: dict[str, tuple[type[Any], PlainEndpoint]] = {
     "/tokenize": (TokenizeRequest, tokenize_endpoint),
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
     PREFIXES: (PrefixRequest, insert_prefix_endpoint),
 }
 
 
-def _for_any(endpoint: Endpoint) -> ToldEndpoint:
+def _for_any(endpoint: PlainEndpoint) -> Endpoint:
     return lambda context, body, request: endpoint(context, body)
 
 
@@ -156,23 +141,10 @@ def build_app(
     )
     client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
     client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
-    context = ServerContext(
-        client,
-        tokenizer,
-        metrics,
-        config.model_name,
-        int(time.time()),
-        config.limits,
-        log_prompts=config.log_prompts,
-        aliases=config.model_aliases,
-        any_model_name=config.any_model_name,
-        lora_folder=config.lora_folder,
-        max_loras=config.max_loras,
-        defaults=defaults,
-        gateway=gateway,
-        keys=keys,
-        parsing=Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser),
-    )
+    queue = Queue(client.processor, config.limits, keys, gateway)
+    parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
+    context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
     add_cache(app, context)
     add_responses(app, context)
     for path in POSTS:
@@ -185,132 +157,22 @@ def build_app(
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
-    return Application(context, Middleware(_Posts(context, app), config))
+    return Application(context, Middleware(Posts(context, POSTS, app), config))
 
 
 async def _for_the_page() -> None:
-    """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `_Posts` answers its own."""
-
-
-class _Posts:
-    """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
-
-    def __init__(self, context: ServerContext, app: ASGIApp) -> None:
-        self._context = context
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = POSTS.get(scope["path"]) if scope["method"] == "POST" else None
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        request: HttpRequest = scope[REQUEST]
-        end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
-        try:
-            answer = await self._prepare(request, receive, *found)
-            if isinstance(answer, Formatter):
-                with Generation(
-                    self._context,
-                    request,
-                    answer.prompts,
-                    answer.sampling,
-                    answer.priority,
-                    names_length=answer.names_length,
-                    shown=answer.shown,
-                    only_prompt=answer.only_prompt,
-                    rid=answer.rid,
-                ) as generation:
-                    if answer.stream:
-                        end = await _stream(generation, answer, request, scope[CONNECTION], send)
-                    else:
-                        more = answer.headers
-                        whole = partial(answer.whole, generation, await generation.collect())
-                        answer = await self._context.of_body(lambda: json_response(whole()), generation.is_large)
-                        answer.raw_headers += generation.headers() + more
-            elif isinstance(answer, Later):
-                answer = await answer.answer()
-        except ClientGone:
-            return
-        except ApiError as error:
-            request.error = error.code
-            answer = error.response(scope["path"])
-        except Exception as error:
-            _log.exception("%s: a bug", request.request_id)
-            answer = internal_error(type(error).__name__).response(scope["path"])
-        if end is not None:
-            await send({"type": "http.response.body", "body": end, "more_body": False})
-        elif isinstance(answer, Response):
-            await answer(scope, receive, send)
-
-    async def _prepare(
-        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: ToldEndpoint
-    ) -> Formatter | Response | Later:
-        """Everything before the engine. The time of what comes then is taken by `Generation`."""
-        context = self._context
-        limits = context.limits
-        try:
-            context.check_accepts(request.key)
-            async with asyncio.timeout(limits.request_timeout):
-                body = await request.read(receive, model, context)
-                request.model = context.check_model(body.model)
-                with ids.of(None if request.resumable is None else request.resumable.source):
-                    return await endpoint(context, body, request)
-        except TimeoutError as error:
-            raise too_late(limits.request_timeout or 0.0) from error
-        finally:
-            request.body_done()
-
-
-def _marked(formatter: Formatter, resumable: Resumable) -> Show:
-    """Chunks with marks behind them, by which another server could go on."""
-
-    def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
-        with ids.of(resumable.source):
-            shown = formatter.chunk(generation, deltas)
-            return shown + resumable.mark(deltas, generation.token_ids, generation.reason, generation.cached)
-
-    return chunk
-
-
-async def _stream(
-    generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
-) -> bytes:
-    """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
-    first one."""
-    resumable, first = request.resumable, list[Delta]()
-    show: Show = formatter.chunk if resumable is None else _marked(formatter, resumable)
-    if resumable is not None and resumable.said is not None:
-        generation.replay(resumable.said.turns, show)
-    else:
-        first = await generation.first()
-    headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
-    headers += generation.headers(begins=True) + formatter.headers
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    try:
-        with connection.stream(generation.pause, generation.resume):
-            if generation.is_large and formatter.sampling.prompt_logprobs is not None:
-                await generation.stream_from_lane(first, show, connection.write)
-            else:
-                await generation.stream(first, show, connection.write)
-        return formatter.end(generation)
-    except ApiError as error:
-        request.error = error.code
-        is_gone = resumable is not None and error.status == 503
-        return lost(str(error)) if is_gone else formatter.error(error)
-    except Exception as error:
-        _log.exception("%s: a bug", request.request_id)
-        return formatter.error(internal_error(type(error).__name__))
+    """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `Posts` answers its own."""
 
 
 def _card(context: ServerContext, root: str, adapter: Adapter | None = None) -> dict[str, object]:
     """`root`: what was loaded, whatever it is called."""
     return {
-        "id": context.model_name if adapter is None else adapter.name,
+        "id": context.served.name if adapter is None else adapter.name,
         "object": "model",
-        "created": context.created,
+        "created": context.served.created,
         "owned_by": "minisgl",
         "root": root if adapter is None else os.path.basename(os.path.abspath(adapter.path)),
-        **({} if adapter is None else {"parent": context.model_name}),
+        **({} if adapter is None else {"parent": context.served.name}),
         "max_model_len": context.info.max_seq_len,
         **({"simulated": context.info.simulated} if context.info.simulated else {}),
     }
@@ -333,7 +195,7 @@ def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        name = context.check_model(model_id)
+        name = context.served.check(model_id)
         return json_response(_card(context, root, context.client.adapters.by_name.get(name)))
 
 

@@ -50,7 +50,7 @@ class ChatFormatter(TurnFormatter):
         self._head = {
             "id": f"chatcmpl-{ids.new_id()}",
             "created": ids.created(),
-            "model": context.check_model(chat.model),
+            "model": context.served.check(chat.model),
         }
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:

@@ -31,14 +31,14 @@ from minisgl.step import Int32Array
 
 
 async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
-    options, sampling, only_prompt = _options(completion, context.defaults)
+    options, sampling, only_prompt = _options(completion, context.served.defaults)
     with param_errors():
-        sampling = await context.with_grammar(sampling, completion.grammar_source())
+        sampling = await context.prompts.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
     whole = given
     if completion.suffix:
         whole, sampling = await _filled_in(context, completion, completion.suffix, sampling)
-    prompts, sampling = await context.encode(
+    prompts, sampling = await context.prompts.encode(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
     return CompletionFormatter(context, completion, options, given, prompts, sampling, only_prompt=only_prompt)
@@ -54,7 +54,7 @@ async def _filled_in(
     texts = [prompt for prompt in completion.prompts() if isinstance(prompt, str)]
     if len(texts) < len(completion.prompts()):
         raise bad_value("suffix", suffix, "needs a prompt of text, not of token ids")
-    found, end_ids = await context.fill_in(texts, suffix)
+    found, end_ids = await context.prompts.fill_in(texts, suffix)
     ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_ids)))
     return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
 
@@ -139,7 +139,7 @@ class CompletionFormatter(Formatter):
             "id": f"cmpl-{ids.new_id()}",
             "object": "text_completion",
             "created": ids.created(),
-            "model": context.check_model(completion.model),
+            "model": context.served.check(completion.model),
         }
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:

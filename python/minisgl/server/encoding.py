@@ -38,10 +38,10 @@ async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -
     if asked.dimensions is not None and asked.dimensions < 1:
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
     sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=asked.pooling or MEAN)
-    prompts, sampling = await context.encode(
+    prompts, sampling = await context.prompts.encode(
         asked.inputs(), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
     )
-    return EmbeddingFormatter(context.check_model(asked.model), asked, prompts, sampling)
+    return EmbeddingFormatter(context.served.check(asked.model), asked, prompts, sampling)
 
 
 class EmbeddingFormatter(Formatter):
@@ -87,10 +87,10 @@ async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest) -> R
     if asked.messages is not None:
         if not asked.messages:
             raise bad_value("messages", [], "must not be empty")
-        ids = await context.encode_conversation(asked)
+        ids = await context.prompts.encode_conversation(asked)
     else:
         add_special = True if asked.add_special_tokens is None else asked.add_special_tokens
-        ids = await context.encode_text(asked.prompt or "", add_special)
+        ids = await context.prompts.encode_text(asked.prompt or "", add_special)
     tokens = ids.tolist()
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": context.info.max_seq_len, "tokens": tokens}
     if asked.return_token_strs:
@@ -105,5 +105,5 @@ async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) 
     vocab_size = context.info.vocab_size
     if asked.tokens and max(asked.tokens) >= vocab_size:
         raise bad_value("tokens", max(asked.tokens), f"token ids must be below {vocab_size}")
-    text = await context.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
+    text = await context.prompts.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
     return json_response({"prompt": text})

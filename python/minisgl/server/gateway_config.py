@@ -23,6 +23,7 @@ from minisgl.server.bodies import (
     GenerateRequest,
     GenerateSampling,
 )
+from minisgl.server.callers import Callers
 from minisgl.server.encoding import gives_embeddings
 from minisgl.server.errors import (
     ApiError,
@@ -36,7 +37,6 @@ from minisgl.server.errors import (
 )
 from minisgl.server.fields import Body
 from minisgl.server.log import shows_access
-from minisgl.server.middleware import Callers
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape

@@ -51,7 +51,7 @@ class Generation:
         context.keys.check_priority(request.key, priority)
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
-        self._run_in_lane = context.run
+        self._run_in_lane = context.prompts.run
         self._client = context.client
         self._metrics = context.metrics
         self._request = request
@@ -67,10 +67,10 @@ class Generation:
         self._is_replaying = False
         self._keys = context.keys
         self._prompt_tokens: dict[int, list[Logprob]] = {}  # by prompt, with log probabilities
-        sampling = context.with_model(sampling, request.model or context.model_name)
+        sampling = context.served.sampling_for(sampling, request.model or context.served.name)
         resumable, before = request.resumable, None
         if resumable is not None:
-            sampling = resumable.seeded(sampling, fingerprint(request.model or context.model_name, context.info))
+            sampling = resumable.seeded(sampling, fingerprint(request.model or context.served.name, context.info))
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
         room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
         found = lengths(room, sampling, context.limits, in_flight, named=names_length)

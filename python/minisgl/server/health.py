@@ -130,7 +130,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
     wrong = trouble(client, context.limits.step_timeout)
     found: dict[str, Any] = {
         "status": _status(context, wrong),
-        "model": context.model_name,
+        "model": context.served.name,
         "frontend": "python" if context.gateway is None else "rust",
         "requests_open": client.num_live + (0 if context.gateway is None else context.gateway.waiting()[2]),
         "requests_queued": context.queue.num_requests,

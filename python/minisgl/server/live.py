@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.message import StepView, TreeView, Watched
 from minisgl.metrics.live import LiveFigures
-from minisgl.server.connection import CONNECTION, Connection
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_gone
 from minisgl.server.formatter import sse
+from minisgl.server.http import CONNECTION, Connection
 from minisgl.step import FinishReason
 
 STREAM = "/stats/stream"
@@ -162,7 +162,7 @@ class _Stream(Response):
     async def _write_on(self, connection: Connection) -> bytes:
         """Until the client or the engine is gone; returns what is still to be said."""
         client, watcher = self._context.client, self._watcher
-        text = self._text if self._context.log_prompts else None
+        text = self._text if self._context.config.log_prompts else None
         with connection.stream(lambda: self._pause(True), lambda: self._pause(False)):
             while not connection.is_lost:
                 if client.failure is not None:
@@ -193,7 +193,7 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
 def about(context: ServerContext) -> dict[str, Any]:
     """What /stats says beside the metrics."""
     info = context.client.info
-    return {"model": context.model_name, "simulated": (info.simulated or None) if info is not None else None}
+    return {"model": context.served.name, "simulated": (info.simulated or None) if info is not None else None}
 
 
 def _watcher(request: Request) -> Watcher:

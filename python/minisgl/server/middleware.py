@@ -1,46 +1,46 @@
-"""Middleware around the application: request ids, who may ask, the API key, the access log, who is being answered.
+"""The way of every request: its id, who may ask, the API key, the access log, who is being answered; and the way of a
+POST: its body is read, its endpoint says what is to be generated, and that is answered whole or as a stream.
 
 Invariants: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
-files of the page answers. What a web page in somebody's browser must not do with a server that listens on his machine:
-a page of another origin gets an answer only if it is named, and includes nothing of the server (403); a body that a
-page could send without a preflight is refused (415); a server on loopback answers to no name that a foreign name server
-may point at it (403).
+files of the page answers. A handler frees the engine when its client goes; a stream's status waits for its first
+tokens: an early failure is a proper status.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
-import socket
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.config import ServerConfig
+from minisgl.frontend.output_processor import Delta
+from minisgl.parsers import ids
 from minisgl.server import api_keys
-from minisgl.server.connection import CONNECTION, Connection
-from minisgl.server.errors import ApiError, is_anthropic
+from minisgl.server.admin import Later
+from minisgl.server.callers import SEVERAL, Callers, Headers
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import ApiError, internal_error, is_anthropic, too_late
+from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.generation import Generation
+from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
-from minisgl.server.request import REQUEST, HttpRequest
-from minisgl.server.resume import Resumable
+from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.resume import Resumable, lost
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/models", "/embeddings"})  # as some base URLs have it
-ANY = "*"
-SEVERAL = b"several hosts"  # no name
 HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
 """What keeps an answer from being taken for something else by a foreign page that includes it."""
-PREFLIGHT_AGE_S = 600
-_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
-_METHODS = ("GET", "HEAD", "POST", "DELETE")
-_EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
-_USUAL_PORTS = {"http": ":80", "https": ":443"}
-Headers = Mapping[bytes, bytes]
-Pairs = list[tuple[bytes, bytes]]
+_log = logging.getLogger("minisgl.server")
+Show = Callable[[Generation, list[Delta]], bytes]
+Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]
 
 
 class Middleware:
@@ -155,148 +155,116 @@ class Middleware:
         return True
 
 
-class Callers:
-    """`host`: where the server listens; `allowed_hosts`: further names for it. Origins are `scheme://host[:port]`."""
+class Posts:
+    """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
 
-    def __init__(self, host: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()) -> None:
-        allowed = {_name(one) or one.lower() for one in allowed_hosts}
-        self._checks_host = ANY not in allowed and (bool(allowed) or binds_loopback(host))
-        self._hosts = allowed | {"localhost", "127.0.0.1", "::1", host.lower()}
-        self._origins = {_without_usual_port(one.lower()) for one in cors_origins}
+    def __init__(
+        self, context: ServerContext, endpoints: Mapping[str, tuple[type[Any], Endpoint]], app: ASGIApp
+    ) -> None:
+        self._context = context
+        self._endpoints = endpoints  # with the types of their bodies, by path
+        self._app = app
 
-    @classmethod
-    def of(cls, config: ServerConfig) -> Callers:
-        return cls(config.host, config.allowed_hosts, config.cors_origins)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        request: HttpRequest = scope[REQUEST]
+        end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
+        try:
+            answer = await self._prepare(request, receive, *found)
+            if isinstance(answer, Formatter):
+                with Generation(
+                    self._context,
+                    request,
+                    answer.prompts,
+                    answer.sampling,
+                    answer.priority,
+                    names_length=answer.names_length,
+                    shown=answer.shown,
+                    only_prompt=answer.only_prompt,
+                    rid=answer.rid,
+                ) as generation:
+                    if answer.stream:
+                        end = await _stream(generation, answer, request, scope[CONNECTION], send)
+                    else:
+                        more = answer.headers
+                        whole = partial(answer.whole, generation, await generation.collect())
+                        answer = await self._context.prompts.of_body(
+                            lambda: json_response(whole()), generation.is_large
+                        )
+                        answer.raw_headers += generation.headers() + more
+            elif isinstance(answer, Later):
+                answer = await answer.answer()
+        except ClientGone:
+            return
+        except ApiError as error:
+            request.error = error.code
+            answer = error.response(scope["path"])
+        except Exception as error:
+            _log.exception("%s: a bug", request.request_id)
+            answer = internal_error(type(error).__name__).response(scope["path"])
+        if end is not None:
+            await send({"type": "http.response.body", "body": end, "more_body": False})
+        elif isinstance(answer, Response):
+            await answer(scope, receive, send)
 
-    @property
-    def hosts(self) -> list[str] | None:
-        """Names for the server, beside those of loopback; None: any."""
-        return sorted(self._hosts) if self._checks_host else None
-
-    @property
-    def origins(self) -> list[str]:
-        """In lower case, without the usual ports."""
-        return sorted(self._origins)
-
-    def refusal(self, method: str, version: str, headers: Headers) -> ApiError | None:
-        """What is wrong with a request, by its head alone; None: nothing."""
-        host = headers.get(b"host")
-        if host is None and version == "1.1":
-            return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
-        if host == SEVERAL:
-            return ApiError(400, "Host: given more than once", code="invalid_http")
-        if self._checks_host and host is not None and not self._knows(_name(host.decode("latin-1"))):
-            return ApiError(
-                403,
-                f"Host: {host.decode('latin-1') or 'empty'}: this server does not answer to that name: "
-                "use its address or localhost, or start it with --allowed-host NAME",
-                code="host_not_allowed",
-            )
-        origin = headers.get(b"origin")
-        if origin is not None and not self._may(shown := origin.decode("latin-1"), host):
-            return ApiError(
-                403,
-                f"Origin: {shown}: pages from there may not use this server: start it with --cors-origin ORIGIN",
-                code="origin_not_allowed",
-            )
-        if origin is None and _is_part_of_a_foreign_page(headers):
-            return ApiError(
-                403,
-                "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
-                code="origin_not_allowed",
-            )
-        return _bad_type(headers) if method == "POST" else None
-
-    def preflight(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a browser that asks whether a page of an origin that may ask may send such a request."""
-        asked = headers.get(b"access-control-request-method")
-        if method != "OPTIONS" or asked is None or b"origin" not in headers:
-            return None
-        wanted = asked.decode("latin-1")
-        if wanted not in _METHODS:
-            message = f"Access-Control-Request-Method: {wanted}: must be one of {', '.join(_METHODS)}"
-            return ApiError(403, message, code="method_not_allowed").response()
-        found = {
-            "access-control-allow-methods": ", ".join(_METHODS),
-            "access-control-max-age": str(PREFLIGHT_AGE_S),
-        }
-        if names := headers.get(b"access-control-request-headers"):
-            found["access-control-allow-headers"] = names.decode("latin-1")
-        return Response(status_code=204, headers=found)
-
-    def cors_headers(self, headers: Headers) -> Pairs:
-        """What every answer has, so that a page that may ask may read it and its headers."""
-        if not self._origins:
-            return []
-        origin = headers.get(b"origin")
-        if ANY in self._origins:
-            allowed: Pairs = [(b"access-control-allow-origin", b"*")]
-        elif origin is not None and _without_usual_port(origin.decode("latin-1").lower()) in self._origins:
-            allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-        else:
-            return [(b"vary", b"Origin")]
-        return [*allowed, (b"access-control-expose-headers", _EXPOSED)]
-
-    def _knows(self, name: str) -> bool:
-        return name in self._hosts or _is_loopback(name)
-
-    def _may(self, origin: str, host: bytes | None) -> bool:
-        plain = _without_usual_port(origin.lower())
-        if ANY in self._origins or plain in self._origins:
-            return True
-        if host is None:
-            return False
-        scheme = plain.partition("://")[0]  # the origin's: behind a proxy with TLS it is not the one we see
-        return plain == _without_usual_port(f"{scheme}://{host.decode('latin-1').lower()}")
+    async def _prepare(
+        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: Endpoint
+    ) -> Formatter | Response | Later:
+        """Everything before the engine. The time of what comes then is taken by `Generation`."""
+        context = self._context
+        limits = context.limits
+        try:
+            context.check_accepts(request.key)
+            async with asyncio.timeout(limits.request_timeout):
+                body = await request.read(receive, model, context)
+                request.model = context.served.check(body.model)
+                with ids.of(None if request.resumable is None else request.resumable.source):
+                    return await endpoint(context, body, request)
+        except TimeoutError as error:
+            raise too_late(limits.request_timeout or 0.0) from error
+        finally:
+            request.body_done()
 
 
-def _is_part_of_a_foreign_page(headers: Headers) -> bool:
-    """A picture, a script, a frame: what a browser fetches without `Origin` and without its user's going there."""
-    goes_there = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
-    return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
+def _marked(formatter: Formatter, resumable: Resumable) -> Show:
+    """Chunks with marks behind them, by which another server could go on."""
+
+    def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
+        with ids.of(resumable.source):
+            shown = formatter.chunk(generation, deltas)
+            return shown + resumable.mark(deltas, generation.token_ids, generation.reason, generation.cached)
+
+    return chunk
 
 
-def _bad_type(headers: Headers) -> ApiError | None:
-    given = headers.get(b"content-type", b"").decode("latin-1")
-    kind = given.partition(";")[0].strip().lower()
-    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
-        return None
-    if not kind and not any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers):
-        return None  # no browser
-    return ApiError(
-        415,
-        f"Content-Type: {given or 'missing'}: must be application/json (curl: -H 'Content-Type: application/json')",
-        code="unsupported_media_type",
-    )
-
-
-def _name(host: str) -> str:
-    """The name in a `Host` header, without the port; empty if it is none."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found[1] or found[2]).rstrip(".").lower()
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
+async def _stream(
+    generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
+) -> bytes:
+    """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
+    first one."""
+    resumable, first = request.resumable, list[Delta]()
+    show: Show = formatter.chunk if resumable is None else _marked(formatter, resumable)
+    if resumable is not None and resumable.said is not None:
+        generation.replay(resumable.said.turns, show)
+    else:
+        first = await generation.first()
+    headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
+    headers += generation.headers(begins=True) + formatter.headers
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def binds_loopback(host: str) -> bool:
-    """Also for a name that the machine's own table points at loopback."""
-    if _is_loopback(host.lower()):
-        return True
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-    except OSError:
-        return False  # nothing listens there
-    return bool(found) and all(_is_loopback(str(one[4][0])) for one in found)
-
-
-def _without_usual_port(origin: str) -> str:
-    """As browsers write it."""
-    scheme, _, _ = origin.partition("://")
-    return origin.removesuffix(_USUAL_PORTS.get(scheme, ":"))
+        with connection.stream(generation.pause, generation.resume):
+            if generation.is_large and formatter.sampling.prompt_logprobs is not None:
+                await generation.stream_from_lane(first, show, connection.write)
+            else:
+                await generation.stream(first, show, connection.write)
+        return formatter.end(generation)
+    except ApiError as error:
+        request.error = error.code
+        is_gone = resumable is not None and error.status == 503
+        return lost(str(error)) if is_gone else formatter.error(error)
+    except Exception as error:
+        _log.exception("%s: a bug", request.request_id)
+        return formatter.error(internal_error(type(error).__name__))

@@ -113,7 +113,7 @@ class HttpRequest:
         await self._receive(receive, context.turns, context.limits)
         if self.resumable is not None:
             self.resumable.take_from(self.body)
-        if context.log_prompts:
+        if context.config.log_prompts:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
         data, self.body = self.body, bytearray()
         if self._turns is None:
@@ -125,7 +125,7 @@ class HttpRequest:
             check_shape(data, max_seq_len)
             return parse(data, model)
 
-        return await context.run(work)
+        return await context.prompts.run(work)
 
     async def _receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
         max_bytes, timeout_s, announced = limits.max_body_bytes, limits.slow_client_timeout, self.content_length

@@ -185,7 +185,7 @@ def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
                 "model_path": root,
                 "tokenizer_path": root,
                 "is_generation": True,
-                "served_model_name": context.model_name,
+                "served_model_name": context.served.name,
                 "max_model_len": info.max_seq_len,
                 "vocab_size": info.vocab_size,
                 "preferred_sampling_params": None,
@@ -196,18 +196,18 @@ def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
 async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> Formatter:
     field, given = _prompt(generate)
     fields, names = _merged(generate)
-    if context.check_model(fields.model) != context.check_model(generate.model):
+    if context.served.check(fields.model) != context.served.check(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
     with _named(names):
         limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, BOUNDS.generate_tokens)
-        sampling = fields.to_sampling(limit, context.defaults, **generate.logprob_fields())
+        sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")
-        sampling = await context.with_grammar(sampling, fields.grammar_source(names))
+        sampling = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: Any = given if is_list and given else [given]
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
-    prompts, sampling = await context.encode(
+    prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
     if field == "prompt":

@@ -247,18 +247,21 @@ async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: 
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     named = limit is not None
     with param_errors():
-        limit, only_prompt = asked_limit(name, limit, context.defaults.get("max_tokens"), least=least_tokens)
+        limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least_tokens)
         asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
-        sampling = chat.to_sampling(limit, context.defaults, **asked)
+        sampling = chat.to_sampling(limit, context.served.defaults, **asked)
         source = chat.grammar_source()
     prompt = chat if chat.messages else [chat.prompt or ""]
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
-    prompts, sampling = await context.encode(prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side)
+    prompts, sampling = await context.prompts.encode(
+        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side
+    )
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
     if source is not None or needs_grammar(use):
         with param_errors():
-            sampling = await context.with_grammar(sampling, context.parsing.grammar(thinking, use, source).text)
+            grammar = context.parsing.grammar(thinking, use, source)
+            sampling = await context.prompts.with_grammar(sampling, grammar.text)
     turn = Turn(prompts, sampling, named, only_prompt=only_prompt, ignored=_ignored(context, chat))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 

@@ -90,25 +90,23 @@ class Queue:
         self,
         processor: OutputProcessor,
         limits: Limits,
+        keys: KeyUse,
         gateway: Gateway | None,
-        keys: KeyUse | None = None,
     ) -> None:
         self._processor = processor
         self._limits = limits
-        self._gateway = gateway
+        self.keys = keys
+        self.gateway = gateway
         self._num_encoding = 0
         self._is_due = False
-        self._keys = keys
         self._told: tuple[int, int, int, list[tuple[int, int]]] = (0, 0, 0, [])
         if gateway is not None:
-            processor.on_change = self._changed
-            if keys is not None:
-                keys.on_tokens = self._changed
+            processor.on_change = keys.on_tokens = self._changed
 
     def encodes(self, count: int) -> None:
         """As many more prompts are being encoded."""
         self._num_encoding += count
-        if self._gateway is not None:
+        if self.gateway is not None:
             self._changed()
 
     @property
@@ -122,7 +120,7 @@ class Queue:
 
     def num_in_flight(self) -> int:
         """Answers that the engine computes or that wait for it."""
-        return len(self._processor.live) + (0 if self._gateway is None else self._gateway.waiting()[2])
+        return len(self._processor.live) + (0 if self.gateway is None else self.gateway.waiting()[2])
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
@@ -142,7 +140,7 @@ class Queue:
         return num_requests, processor.num_waiting_tokens
 
     def _there(self) -> tuple[int, int]:
-        return (0, 0) if self._gateway is None else self._gateway.waiting()[:2]
+        return (0, 0) if self.gateway is None else self.gateway.waiting()[:2]
 
     def _changed(self) -> None:
         if not self._is_due:
@@ -151,8 +149,7 @@ class Queue:
 
     def _tell(self) -> None:
         self._is_due = False
-        keys = [] if self._keys is None else self._keys.here()
-        now = (*self._here(), len(self._processor.live), keys)
-        if self._gateway is not None and now != self._told:
+        now = (*self._here(), len(self._processor.live), self.keys.here())
+        if self.gateway is not None and now != self._told:
             self._told = now
-            self._gateway.publish(*now)
+            self.gateway.publish(*now)

@@ -30,13 +30,14 @@ from minisgl.runner.launch import EngineProcess
 from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
 from minisgl.server.app import Application, build_app
+from minisgl.server.callers import binds_loopback
 from minisgl.server.demo_load import DemoLoad
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_forms import form_of
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
-from minisgl.server.middleware import Middleware, binds_loopback
+from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
 from minisgl.utils.memory import give_back

@@ -1,4 +1,4 @@
-//! Who may ask: `server/middleware.py` for those who plainly may. Everybody else is passed on, and refused there.
+//! Who may ask: `server/callers.py` for those who plainly may. Everybody else is passed on, and refused there.
 
 use crate::config::GatewayConfig;
 use crate::http::Head;

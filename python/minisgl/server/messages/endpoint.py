@@ -238,7 +238,7 @@ COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    return MessagesFormatter(context.check_model(asked.model), asked, await _turn(context, asked, request))
+    return MessagesFormatter(context.served.check(asked.model), asked, await _turn(context, asked, request))
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
@@ -249,4 +249,6 @@ async def count_tokens_endpoint(context: ServerContext, asked: CountTokensReques
 
 async def _turn(context: ServerContext, asked: AnthropicConversation, request: HttpRequest) -> Turn:
     with renamed(NAMES):
-        return await chat_turn(context, await context.of_body(lambda: to_chat(asked), request.is_large), least_tokens=1)
+        return await chat_turn(
+            context, await context.prompts.of_body(lambda: to_chat(asked), request.is_large), least_tokens=1
+        )

@@ -451,7 +451,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
     given = asked.input
     if given is None and before is None:
         raise ApiError(400, "input: required", param="input", code="missing_required_parameter")
-    for i, item in enumerate(await context.of_body(lambda: kept_items(given or ()), request.is_large)):
+    for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
         if isinstance(item, ReferenceItem):
             referred = context.responses.item(item.id, key)
             if referred is None:
@@ -465,7 +465,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
 async def _turn_of(
     context: ServerContext, asked: ResponsesRequest, items: list[dict[str, Any]], request: HttpRequest
 ) -> Turn:
-    messages = await context.of_body(lambda: messages_of(items), request.is_large)
+    messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
         raise bad_value("input", asked.input, "must not be empty")
     with renamed(NAMES):
@@ -477,7 +477,7 @@ async def _turn(
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]]) -> Turn:
         return await chat_turn(
-            context, await context.of_body(lambda: to_chat(asked, some), request.is_large), least_tokens=1
+            context, await context.prompts.of_body(lambda: to_chat(asked, some), request.is_large), least_tokens=1
         )
 
     try:
@@ -527,7 +527,7 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
         "metadata": asked.metadata or {},
-        "model": context.check_model(asked.model),
+        "model": context.served.check(asked.model),
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,

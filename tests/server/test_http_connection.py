@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError, Limits
 from minisgl.message import AbortRequest
-from minisgl.server.connection import Crowd
+from minisgl.server.http import Crowd
 from tests.helpers.server import CONFIG, WAIT_S, Frontend, events, failed_step, frontend, one_token
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from minisgl.frontend.tokenize_pool import TokenizePool
 from minisgl.metrics.meters import Meter
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.pool import TokenizePool
 from tests.helpers.server import WAIT_S, Frontend, chat_body, check_error
 
 TEXT = "/v1/completions"

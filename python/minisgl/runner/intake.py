@@ -1,0 +1,201 @@
+"""From messages to the scheduler's events: which requests, prefixes and adapters there are, and what a step is told.
+
+Invariants: a request comes to the scheduler once its grammar is compiled and its adapter is loaded, or is refused; an
+end that a client asks for reaches whoever has the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minisgl.config import EngineConfig
+from minisgl.engine.api import Engine
+from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.grammar.slots import Matcher
+from minisgl.message import (
+    GRAMMAR_REFUSED,
+    AbortRequest,
+    AddPrefix,
+    AddRequest,
+    ClearCache,
+    FinishRequest,
+    FromEngine,
+    RemovePrefix,
+    Shutdown,
+    ToEngine,
+    Watch,
+)
+from minisgl.runner.adapters import EngineAdapters
+from minisgl.runner.prefixes import Prefixes
+from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
+from minisgl.sampling_params import ParamError
+from minisgl.scheduler.api import AGE, ControlPlane
+from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason
+
+OWN_NAMESPACES = 1 << 30  # of the prefix cache, from here on; below are those of adapters
+Send = Callable[[Sequence[FromEngine]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What a step loop is asked to do. `has_budget`: the cache is cut after requests have ended. `own_cache_keys`: the
+    numbers of API keys that share prefixes with no others."""
+
+    overlap: bool = True
+    keeps_prefixes: bool = True
+    has_budget: bool = False
+    own_cache_keys: Collection[int] = ()
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> LoopSettings:
+        return cls(
+            config.overlap, config.cache != "naive", config.cache_token_budget is not None, config.own_cache_keys
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Who works beside the steps: the compiler of grammars, and the reader of adapters, which calls `wake` from its
+    thread when it is done; without `wake` an adapter is read at once."""
+
+    compiler: GrammarCompiler | None = None
+    wake: Callable[[], None] | None = None
+
+
+class Intake:
+    """`send` answers those of which the scheduler never hears. `step` is the number of the next step."""
+
+    def __init__(
+        self, engine: Engine, control_plane: ControlPlane, send: Send, settings: LoopSettings, beside: Beside
+    ) -> None:
+        self._vocab_size = engine.info.vocab_size
+        self._send = send
+        self.step = 0
+        self.requests = RequestTracker()
+        limits = control_plane.buffers.limits
+        self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
+        self.compiling = Compiling(beside.compiler)
+        in_use = lambda: self.requests.adapters() | self.compiling.adapters()  # noqa: E731
+        self.adapters = EngineAdapters(engine, send, self.end_early, in_use, beside.wake)
+        self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
+        self.watch: Watch | None = None  # that the loop has not seen
+        self.shutdown = False
+        self._own_cache_keys = frozenset(settings.own_cache_keys)
+        self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
+        self._num_arrivals = 0  # at the scheduler
+
+    @property
+    def any_left(self) -> bool:
+        """Whether there are events for the next step, whatever comes."""
+        return bool(self.prefixes.events) or self.adapters.any_leaves or self.compiling.any_returns
+
+    def take(self, messages: Sequence[ToEngine], events: Events, control_plane: ControlPlane) -> None:
+        """Adds to `events` what has become due, and what `messages` mean."""
+        events.items += self.prefixes.events
+        self.prefixes.events = []
+        for request, matcher, error in self.compiling.take():
+            if isinstance(request, TrackedRequest):
+                events.add(self._return(request))
+            elif matcher is None:
+                self.refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
+            else:
+                events.add(self._arrival(request, matcher))
+        for message in self.adapters.intake(messages):
+            match message:
+                case AddRequest() if error := _error_of(message, self._vocab_size):
+                    self.refuse(message.req_id, error)
+                case AddRequest() if message.sampling.grammar is not None:
+                    if error := self.compiling.add(message):
+                        self.refuse(message.req_id, f"{GRAMMAR_REFUSED}{error}")
+                case AddRequest():
+                    events.add(self._arrival(message))
+                case AbortRequest(req_id):
+                    self._end(events, Abort(req_id), FinishReason.ABORT)
+                case FinishRequest(req_id):
+                    self._end(events, Finish(req_id), FinishReason.STOP)
+                case AddPrefix() | RemovePrefix() | ClearCache():
+                    for event in self.prefixes.take(message, control_plane.stats().num_evictable_pages):
+                        events.add(event)
+                        if isinstance(event, Abort):
+                            self.ending.setdefault(event.req_id, FinishReason.ABORT)
+                case Watch():
+                    self.watch = message
+                case Shutdown():
+                    self.shutdown = True
+
+    def arrivals(self) -> list[Event]:
+        """All that live at the scheduler, for another one."""
+        return [one.arrival() for one in self.requests.live() if one.req_id not in self.compiling]
+
+    def forget(self, req_id: int, field: str, reason: str) -> None:
+        """The scheduler refuses an arrival."""
+        self.requests.drop(req_id)
+        self.ending.pop(req_id, None)
+        if req_id < 0:
+            self.prefixes.refuse(req_id, field, reason)
+        else:
+            self.refuse(req_id, f"{field}: {reason}")
+
+    def refuse(self, req_id: int, reason: str) -> None:
+        self.end_early(req_id, FinishReason.ERROR, reason)
+
+    def end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
+        """Ends a request of which the scheduler has not heard."""
+        self._send([ended(self.step, req_id, reason, text)])
+
+    def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
+        """A client asks for it."""
+        if self.compiling.drop(event.req_id):
+            if event.req_id in self.requests:
+                self.requests.drop(event.req_id)
+            self.end_early(event.req_id, reason)
+            return
+        events.add(event)
+        self.ending.setdefault(event.req_id, reason)
+
+    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival:
+        if message.req_id in self.requests:
+            raise ValueError(f"request id {message.req_id} was used twice")
+        tokens = np.frombuffer(message.tokens, np.int32)
+        num_prompt = len(tokens) - message.num_generated
+        request = self.requests.add(message.req_id, message.sampling, tokens, num_prompt, message.priority)
+        if message.key in self._own_cache_keys:
+            own = (message.key, message.sampling.adapter)
+            request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
+        request.grammar = grammar
+        request.number = self._num_arrivals
+        self._num_arrivals += 1
+        return request.arrival()
+
+    def _return(self, request: TrackedRequest) -> Arrival:
+        """Of one that waited outside for a mask. It does not stand behind those that came since it did."""
+        arrival = self.requests.get(request.req_id).arrival()
+        steps = -(-(self._num_arrivals - request.number) // AGE)
+        self._num_arrivals += 1
+        return replace(arrival, priority=max(arrival.priority - steps, -(2**31) + 1))
+
+
+def _error_of(message: AddRequest, vocab_size: int) -> str:
+    """Why a request cannot be taken; empty if it can."""
+    sampling = message.sampling
+    if sampling.max_tokens is None or sampling.seed is None:
+        return "sampling: max_tokens and seed must be resolved before the engine sees them"
+    try:
+        sampling.check()
+    except ParamError as error:
+        return str(error)
+    if len(message.tokens) % 4:
+        return f"tokens: {len(message.tokens)} bytes: no multiple of 4"
+    if not -(2**63) <= message.priority < 2**63:
+        return "priority: more than 64 bits"
+    tokens = np.frombuffer(message.tokens, np.int32)
+    if not 0 <= message.num_generated < min(len(tokens), sampling.max_tokens):
+        return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        return f"tokens: ids must be at least 0 and below {vocab_size}"
+    if found := sampling.beyond(vocab_size):
+        return f"{found[0]}: token ids must be below {vocab_size} (got {found[1]})"
+    return ""

@@ -1,0 +1,290 @@
+"""From what a request asks to token ids that fit the model, off the event loop; and whatever else takes long there.
+
+Invariants: what is being encoded counts as waiting; what comes out is within the vocabulary and the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.output_processor import with_bad_words
+from minisgl.grammar.check import grammar_of
+from minisgl.grammar.sources import GrammarSource
+from minisgl.message import EngineReady
+from minisgl.metrics.meters import Meter
+from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
+from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors
+from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
+from minisgl.server.tools import Parsing, explained
+from minisgl.server.waiting import Queue
+from minisgl.step import Int32Array
+from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
+from minisgl.tokenizer.pool import TokenizePool
+from minisgl.utils.memory import MAPPED_BYTES, give_back
+
+MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
+CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
+T = TypeVar("T")
+
+
+class Prompts:
+    """`meter` takes the time of encoding; `queue` counts what is being encoded."""
+
+    def __init__(
+        self, client: ProcessClient, tokenizer: Tokenizer, parsing: Parsing, queue: Queue, meter: Meter
+    ) -> None:
+        self._client = client
+        self.tokenizer = tokenizer
+        self.parsing = parsing
+        self._queue = queue
+        self._pool = TokenizePool(tokenizer, meter, (ApiError,))
+        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts with the first
+
+    @property
+    def info(self) -> EngineReady:
+        """Raises `ApiError` 503 while no engine is there."""
+        if self._client.failure is not None or self._client.info is None:
+            raise engine_gone(self._client.failure or "the engine is loading")
+        return self._client.info
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What may take long, off the event loop."""
+        with self._counted():
+            return await self._pool.run(work)
+
+    async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
+        """Runs what is made of a whole body."""
+        return await self.run(work) if is_large else work()
+
+    async def with_grammar(
+        self, sampling: SamplingParams, source: GrammarSource | Callable[[], str] | None
+    ) -> SamplingParams:
+        """`sampling` with the grammar of `source`, or what it makes, if any. Raises `ParamError` for what cannot stand
+        beside one, `ApiError` for a bad one."""
+        if source is None:
+            return sampling
+        work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
+        msgspec.structs.replace(sampling, grammar="").check()
+        return msgspec.structs.replace(sampling, grammar=await self.grammar(work))
+
+    async def grammar(self, work: Callable[[], str]) -> str:
+        """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
+        text. A `ParamError` of it is an answer."""
+        with self._counted(), param_errors():
+            return await asyncio.get_running_loop().run_in_executor(self._grammars, work)
+
+    def give_back(self, num_bytes: int) -> None:
+        if num_bytes >= MAPPED_BYTES:
+            self._pool.run_later(give_back)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is being encoded counts as waiting."""
+        self._queue.encodes(1)
+        try:
+            yield
+        finally:
+            self._queue.encodes(-1)
+
+    @contextlib.contextmanager
+    def _fits(self, field: str) -> Iterator[None]:
+        """What is wrong with a text is an answer."""
+        try:
+            yield
+        except TooManyTokens as error:
+            raise self._too_long(error.count, field, at_least=error.at_least) from None
+        except NotEncodable as error:
+            raise ApiError(400, f"{field}: {error}", param=field, code="invalid_value") from None
+
+    def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
+        """How many of a prompt's last tokens are kept; None: all, if they fit."""
+        longest = self.info.max_seq_len - 1
+        if asked is None:
+            return None
+        if asked == -1:
+            return max(1, longest + 1 - max(1, max_tokens or 1))
+        if not 1 <= asked <= longest:
+            raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
+        return asked
+
+    def _most(self, keep: int | None) -> int:
+        """How many tokens a prompt may have before it is cut."""
+        return self.info.max_seq_len * (1 if keep is None else CONTEXTS_BEFORE_CUT)
+
+    async def encode(
+        self,
+        prompt: Conversation | Sequence[str | list[int]],
+        sampling: SamplingParams,
+        truncate: int | None,
+        field: str = "prompt",
+        names: Mapping[str, str] | None = None,
+        *,
+        side: Side = None,
+    ) -> tuple[list[Int32Array], SamplingParams]:
+        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
+        the `side` "right" the first); and `sampling` as the engine knows it. `names`: how the client wrote a field,
+        where that differs. Raises `ApiError` for what does not fit the model."""
+        written = names or {}
+        self._check_vocabulary(sampling, written)
+        name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        keep = self._num_kept(truncate, sampling.max_tokens, name)
+        if sampling.bad_words:
+            given, vocab_size = sampling, self.info.vocab_size
+            with self._fits("bad_words"):
+                sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
+        if isinstance(prompt, Conversation):
+            field, found = "messages", [await self.encode_conversation(prompt, keep, side)]
+        else:
+            found = await self._encode_prompts(prompt, field, keep, side)
+        for ids in found:
+            self._check_length(ids, field)
+        return found, sampling
+
+    async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
+        """The prompt of a conversation, also of no tokens or of as many as the context has."""
+        messages, variables = asked.messages or (), asked.template_variables()
+        tools = asked.tools_for_template()
+        continues = bool(asked.continue_final_message)
+        begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
+        for name in variables:
+            if name in TEMPLATE_NAMES:
+                raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
+        def shaped() -> list[dict[str, Any]]:
+            found = [message.for_template() for message in messages]
+            parsing = self.parsing
+            return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format.name)
+
+        if tools:
+            variables = {**variables, "tools": tools}
+        try:
+            with self._counted(), self._fits("messages"):
+                ids = await self._pool.encode_chat(
+                    shaped,
+                    _about_chars(messages, tools),
+                    {**variables, "add_generation_prompt": begins, "continue_final_message": continues},
+                    here=len(messages) <= MAX_MESSAGES_HERE and not variables,
+                    most=self._most(keep),
+                )
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+        return _kept(ids, keep, side)
+
+    async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
+        """As many tokens as the context has, at most."""
+        most = self.info.max_seq_len
+        with self._counted(), self._fits("prompt"):
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+
+    @functools.cached_property
+    def _gap(self) -> FillIn | None:
+        """Made once: a thousand special tokens take a twentieth of a second."""
+        return FillIn.of(self.tokenizer)
+
+    async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
+        with self._fits("prompt"):
+            return await self.run(lambda: self._fill_in(texts, suffix))
+
+    def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        most, vocab_size = self.info.max_seq_len, self.info.vocab_size
+        if (fill_in := self._gap) is None or fill_in.last_marker >= vocab_size:
+            raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
+        found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
+        return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
+
+    async def _encode_all(self, texts: list[str], most: int) -> list[Int32Array]:
+        with self._counted():
+            if len(texts) == 1:
+                text = texts[0]
+                ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                return [ids]
+            return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+
+    async def _encode_prompts(
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
+    ) -> list[Int32Array]:
+        """Texts through the tokenizer, ids checked against the vocabulary; of each `keep`."""
+        most = self._most(keep)
+        if not prompts:
+            raise bad_value(field, [], "must not be empty")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            with self._fits(field):
+                batch = await self._encode_all(texts, most)
+            encoded = iter(batch)
+        whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
+        return [_kept(ids, keep, side) for ids in whole]
+
+    def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
+        if len(ids) >= most:
+            raise self._too_long(len(ids), field)
+        array = np.array(ids, np.int32)
+        vocab_size = self.info.vocab_size
+        if len(array) and int(array.max()) >= vocab_size:
+            raise bad_value(field, int(array.max()), f"token ids must be below {vocab_size}")
+        return array
+
+    def _check_length(self, ids: Int32Array, field: str) -> None:
+        if not len(ids):
+            raise bad_value(field, "", "must have at least one token")
+        if len(ids) >= self.info.max_seq_len:
+            raise self._too_long(len(ids), field)
+
+    def _too_long(self, count: int, field: str, *, at_least: bool = False) -> ApiError:
+        """It begins as OpenAI's error does: clients such as LiteLLM know it by these words. `at_least`: there may be
+        more than `count`."""
+        limit = self.info.max_seq_len
+        tokens = f"at least {count}" if at_least else str(count)
+        text = (
+            f"This model's maximum context length is {limit} tokens. However, {field} has {tokens} tokens and the "
+            f"answer needs at least one: shorten {field}."
+        )
+        return ApiError(400, text, param=field, code="context_length_exceeded")
+
+    def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
+        """What only the model knows."""
+        _check_stop(sampling.stop, written.get("stop", "stop"))
+        if self.info.simulated:
+            for name in ("logprobs", "prompt_logprobs"):
+                if (asked := getattr(sampling, name)) is not None:
+                    raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
+        vocab_size = self.info.vocab_size
+        if found := sampling.beyond(vocab_size):
+            name, token = found
+            raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+
+
+def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+    """How many bytes a template shows of them; not counted to the end when it is clear that they are long."""
+    found = chars_of(tools) if tools else 0
+    for message in messages:
+        if found > ENOUGH_CHARS:
+            break
+        found += message.num_chars()
+    return found
+
+
+def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
+    if keep is None or len(ids) <= keep:
+        return ids
+    return (ids[:keep] if side == "right" else ids[-keep:]).copy()
+
+
+def _check_stop(stop: tuple[str, ...], name: str) -> None:
+    for text in stop:
+        if len(text) > BOUNDS.max_stop_chars:
+            raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
