@@ -194,6 +194,28 @@ def num_lines(file: Path, function: str) -> int:
     return max(body.count("\n") + 1 for _, body in bodies)
 
 
+def functions_of(text: str) -> list[tuple[str, list[str]]]:
+    """Each linked file with the names in backticks that come after it."""
+    parts = re.split(r"\[[^\]]+\]\(([^)#]+)\)", text)
+    return [(file, re.findall(r"`(\w+)`", names)) for file, names in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def test_the_trace_of_a_request_names_what_is_there() -> None:
+    page = text_of(ROOT / "docs" / "request.md")
+    steps = re.findall(r"^\d+\. (.+(?:\n +.+)*)$", page, re.M)
+    assert len(steps) == 10
+    for file, names in (found for step in steps for found in functions_of(step)):
+        source = (ROOT / "docs" / file).read_text(encoding="utf-8")
+        for name in names:  # a type may stand elsewhere: the file uses it
+            is_type = name[0].isupper()
+            assert re.search(rf"\b{name}\b" if is_type else rf"\b(?:def|fn) {name}\b", source), f"{file}: {name}"
+    in_python = "".join(re.findall(r"Python: (.+)", page))
+    files = {re.sub(r"(tokenizer)/.*", r"\1", file) for file, _ in functions_of(in_python)}
+    assert len(files) <= 10, sorted(files)
+    types = re.findall(r"`(\w+)`", page.partition("The types that mean the request")[2].partition("(")[0])
+    assert 0 < len(types) <= 6 and all(one in in_python for one in types)
+
+
 def test_the_way_of_a_request_is_short() -> None:
     """The README names functions: after a link its file's, a linked one that file's own."""
     section = text_of(ROOT / "README.md").partition("## Read this code")[2].partition("\n## ")[0]

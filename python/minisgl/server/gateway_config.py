@@ -144,7 +144,7 @@ def gateway_config(
     callers = Callers.of(config)
     return GatewayConfig(
         model_name=config.model_name,
-        aliases=sorted(app.context.aliases),
+        aliases=sorted(app.context.served.aliases),
         any_model_name=config.any_model_name,
         models=bytes(model_list(app.context, config.engine.shown_model).body).decode(),
         max_seq_len=info.max_seq_len,
