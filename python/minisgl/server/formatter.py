@@ -21,8 +21,6 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation
-from minisgl.server.sampling_fields import Sampling
-from minisgl.server.turn import Turn
 from minisgl.step import Int32Array
 from minisgl.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -112,22 +110,6 @@ class Formatter(ABC):
     def error(self, error: ApiError) -> bytes:
         """The last part instead, if a choice fails."""
         return sse(error.body) + SSE_DONE
-
-
-class TurnFormatter(Formatter):
-    """Formats the answer to one call of the model with a conversation."""
-
-    def __init__(self, asked: Sampling, turn: Turn) -> None:
-        super().__init__(
-            turn.prompts,
-            turn.sampling,
-            stream=asked.stream,
-            priority=asked.priority,
-            names_length=turn.names_length,
-            shown=turn.shown,
-            only_prompt=turn.only_prompt,
-            ignored=turn.ignored,
-        )
 
 
 # --------------------------------------------------------------------------------------------------- log probabilities

@@ -14,10 +14,10 @@ import msgspec
 
 from minisgl.sampling_params import ParamError
 from minisgl.server.bodies import ChatRequest
+from minisgl.server.chat import of_allowed_tools
 from minisgl.server.errors import ApiError
 from minisgl.server.request import parse
 from minisgl.server.tools import Parsing, needs_grammar, tool_use
-from minisgl.server.turn import of_allowed_tools
 
 IS_OPEN = {"untold": None, "open": True, "closed": False}
 

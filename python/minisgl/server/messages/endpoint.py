@@ -16,9 +16,10 @@ from starlette.responses import Response
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
+from minisgl.server.chat import Turn, TurnFormatter, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import MESSAGES, ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import TurnFormatter, json_bytes, json_response
+from minisgl.server.formatter import json_bytes, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
     AnthropicConversation,
@@ -32,7 +33,7 @@ from minisgl.server.messages.body import (
 )
 from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import shared_fields
-from minisgl.server.turn import Change, Closed, Grown, Opened, Section, Sections, Turn, chat_turn
+from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Fields of the sampling that mean something else here, or nothing."""

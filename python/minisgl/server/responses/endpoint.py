@@ -19,9 +19,10 @@ from fastapi.responses import Response
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
+from minisgl.server.chat import Turn, TurnFormatter, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import TurnFormatter, chat_entries, json_bytes, json_response
+from minisgl.server.formatter import chat_entries, json_bytes, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.request import REQUEST, HttpRequest, checked
 from minisgl.server.responses.body import (
@@ -36,7 +37,7 @@ from minisgl.server.responses.body import (
     ResponseTool,
 )
 from minisgl.server.sampling_fields import shared_fields
-from minisgl.server.turn import Change, Closed, Grown, Opened, Section, Sections, Turn, chat_turn
+from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
 from minisgl.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"

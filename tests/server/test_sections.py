@@ -12,7 +12,8 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.parsers.choice import new_parser, thinking
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.turn import Closed, Grown, JoinedText, Opened, Sections, Turn, TurnChoice
+from minisgl.server.chat import Turn, TurnChoice
+from minisgl.server.sections import Closed, Grown, JoinedText, Opened, Sections
 from minisgl.tokenizer import Tokenizer
 
 END = 7  # the token that ends what is thought

@@ -1,0 +1,128 @@
+"""An answer's parts as sections, for the APIs that show lists of items or blocks.
+
+Invariants: one section is open at a time; whatever pieces the parts come in, the sections are the same; blank text
+before, between and after other sections is none, but an answer of nothing else is a section of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
+
+
+class JoinedText:
+    """False while it is empty."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def __str__(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True)
+class Section:
+    index: int
+    kind: Kind
+    call_id: str = ""
+    name: str = ""
+    grown: JoinedText = field(default_factory=JoinedText)
+
+    @property
+    def text(self) -> str:
+        """As far as it has come; of a call, its arguments."""
+        return str(self.grown)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    section: Section
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    section: Section
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    section: Section
+
+
+Change = Opened | Grown | Closed
+
+
+class Sections:
+    """Turns the parts of one answer into sections."""
+
+    def __init__(self) -> None:
+        self.all: list[Section] = []
+        self._open: Section | None = None
+        self._blank = JoinedText()  # text that may turn out to be none
+
+    def take(self, parts: list[Part]) -> list[Change]:
+        changes: list[Change] = []
+        for part in parts:
+            match part:
+                case Text(text):
+                    self._text(text, changes)
+                case Reasoning(text):
+                    self._grow("reasoning", text, changes)
+                case CallBegun(_, call_id, name):
+                    self._begin(Section(len(self.all), "call", call_id, name), changes)
+                case CallArguments(_, text):
+                    self._grow("call", text, changes)
+        return changes
+
+    def finish(self) -> list[Change]:
+        """At the end of the answer. Idempotent."""
+        changes: list[Change] = []
+        if self._blank and not self.all:
+            self._grow("text", str(self._blank), changes)
+        self._close(changes)
+        return changes
+
+    def _text(self, text: str, changes: list[Change]) -> None:
+        if self._open is None or self._open.kind != "text":
+            self._blank.add(text)
+            if not text.strip():
+                return
+            text = str(self._blank)  # `_begin` drops it
+        self._grow("text", text, changes)
+
+    def _grow(self, kind: Kind, text: str, changes: list[Change]) -> None:
+        if self._open is None or self._open.kind != kind:
+            self._begin(Section(len(self.all), kind), changes)
+        section = self._open
+        assert section is not None
+        section.grown.add(text)
+        changes.append(Grown(section, text))
+
+    def _begin(self, section: Section, changes: list[Change]) -> None:
+        self._close(changes)
+        self._blank = JoinedText()
+        self.all.append(section)
+        self._open = section
+        changes.append(Opened(section))
+
+    def _close(self, changes: list[Change]) -> None:
+        if self._open is not None:
+            changes.append(Closed(self._open))
+            self._open = None
