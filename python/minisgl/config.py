@@ -236,6 +236,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     max_priority: int = MAX_PRIORITY
     lora: bool = False  # it may load adapters, and unload them
+    cache: bool = False  # it may list, store and release prefixes, and empty the prefix cache
     own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
 
     def __repr__(self) -> str:

@@ -238,7 +238,10 @@ def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
 
             for path in (LOAD, UNLOAD):
                 code, text = status("sk-other", path)
-                assert (code, ("other: may not load" if folder else "lora_folder, a key of --config") in text) == (
+                assert (
+                    code,
+                    ("API key other: not without `lora: true`" if folder else "lora_folder, a key of --config") in text,
+                ) == (
                     403,
                     True,
                 )

@@ -3,6 +3,7 @@ prefix cache."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine
@@ -109,6 +111,21 @@ def test_a_prefix_is_found_by_its_own_adapter_alone(world: World, engine: str) -
     for n in (0, 1, 2):
         assert collector.tokens[n] == collector.tokens[10 + n]
         assert_greedy(world.references[n], prompt, collector.tokens[n])
+
+
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
+def test_one_with_a_number_that_is_none_is_refused(world: World, engine: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(world.paths[1], tmp_path / "broken")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(iter(tensors))
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    made, config = load(engine, world.folder)
+    collector = started(world, made, config)
+    collector.loop.step([LoadAdapter(9, "broken", str(folder))])
+    assert collector.adapters[9] == "refused"
+    assert collector.reasons_of_adapters[9] == f"adapter_model.safetensors: {name}: a number is not finite"
+    made.close()
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)

@@ -30,6 +30,7 @@ KEYS = (
     ApiKey(name="other.slow", key="sk-other-slow", tokens_per_minute=60),
     ApiKey(name="urgent", key="sk-urgent", max_priority=20),
     ApiKey(name="calm", key="sk-calm", max_priority=0),
+    ApiKey(name="keeper", key="sk-keeper", cache=True),
 )
 
 
@@ -145,6 +146,25 @@ def test_a_priority_lies_in_the_range_of_its_key(server: Frontend, key: str, mos
     assert not server.engine.requests("beyond ")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/cache/prefixes"),
+        ("POST", "/v1/cache/prefixes"),
+        ("GET", "/v1/cache/prefixes/prefix-1"),
+        ("DELETE", "/v1/cache/prefixes/prefix-1"),
+        ("DELETE", "/v1/cache"),
+    ],
+)
+def test_the_cache_is_for_keys_that_may_see_what_others_keep(server: Frontend, method: str, path: str) -> None:
+    body = {"text": "kept"} if method == "POST" else None
+    with server.http() as http:
+        error = check_error(http.request(method, path, json=body, headers=bearer("sk-plain")), 403)
+        assert error["message"].startswith(f"{path}: API key plain: not without `cache: true`")
+        if method == "GET":
+            assert http.get(path, headers=bearer("sk-keeper")).status_code == (404 if "prefix-1" in path else 200)
+
+
 # -------------------------------------------------------------------------------------------------------------- counts
 
 
@@ -217,4 +237,4 @@ def test_a_key_that_used_nothing_waits_for_nothing() -> None:
     assert error.value.headers["retry-after"] == "1"
     clock[0] = 1.0
     use.check(3)
-    assert use.here() == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0)]
+    assert use.here() == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (0, 0)]

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     ).check()
     config = engine_config(args)
     say(aliases.said(args), "generate")  # `LLM` tells of variables
+    on_text = None if config.log_level == "debug" else _show  # the log tells each step meanwhile
     try:
         args.prompt.encode()
     except UnicodeEncodeError as error:
@@ -61,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
                 say(["this model has no chat template: the text is completed, as with --raw"], "generate")
                 args.raw = True
             if args.raw:
-                output = llm.generate(args.prompt, params, progress=False, on_text=_show)[0]
+                output = llm.generate(args.prompt, params, progress=False, on_text=on_text)[0]
             else:
                 message = {"role": "user", "content": args.prompt}
-                output = llm.chat([message], params, progress=False, on_text=_show)[0]
+                output = llm.chat([message], params, progress=False, on_text=on_text)[0]
             if failure := output.outputs[0].error:
                 raise ConfigError(failure)
-            print(flush=True)
+            print(output.text if on_text is None else "", flush=True)
         except ChatTemplateError as error:
             raise ConfigError(f"{error}: --raw completes the text without it") from error
     return 0

@@ -83,6 +83,22 @@ class Timing:
         return [self.step_time.budget]
 
 
+@dataclass(slots=True)
+class Admitted:
+    """Prompts of all requests at their first admission: not again after a late mask, or at another scheduler."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+
+    def add(self, num_tokens: int, cached_len: int) -> None:
+        self.num_prompt_tokens += num_tokens
+        self.num_cached_tokens += cached_len
+        self.num_hits += cached_len > 0
+        self.num_misses += cached_len == 0
+
+
 class StepLoop:
     """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`. `fallback` makes
     the scheduler that goes on when `control_plane` breaks."""
@@ -120,6 +136,7 @@ class StepLoop:
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
+        self.admitted = Admitted()
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self._watching: Watching | None = None  # while somebody looks
@@ -232,6 +249,7 @@ class StepLoop:
             self._owners[slot] = req_id
             if not request.admitted:
                 request.admitted = True
+                self.admitted.add(len(request.tokens), cached_len)
                 if req_id >= 0:
                     self.prefixes.admitted(request, cached_len)
                     self._new_ids.append(req_id)

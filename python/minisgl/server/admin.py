@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from minisgl.frontend.adapters import Adapter
@@ -28,7 +29,7 @@ from minisgl.server.bodies import Conversation, LoadAdapterRequest, PrefixReques
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, too_late
 from minisgl.server.formatter import json_response
-from minisgl.server.request import HttpRequest
+from minisgl.server.request import REQUEST, HttpRequest
 from minisgl.step import Int32Array
 
 CACHE = "/v1/cache"
@@ -43,7 +44,8 @@ class Later:
     answer: Callable[[], Awaitable[Response]]
 
 
-async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest) -> Later:
+async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Later:
+    context.keys.check_may(request.key, "cache", request.path)
     if context.served.check(asked.model) != context.served.name:
         raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
     tokens = await _tokens(context, asked)
@@ -133,20 +135,24 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
     """A POST never comes here: it reads its body elsewhere."""
     book = context.client.prefixes
 
-    @app.api_route(PREFIXES, methods=["GET", "POST"])
-    async def prefixes() -> Response:
+    def check(request: Request) -> None:
+        context.keys.check_may(request.scope[REQUEST].key, "cache", request.url.path)
         _ = context.info
+
+    @app.api_route(PREFIXES, methods=["GET", "POST"])
+    async def prefixes(request: Request) -> Response:
+        check(request)
         cards = [_card(context, prefix) for prefix in book.prefixes.values()]
         return json_response({"object": "list", "data": cards})
 
     @app.get(PREFIXES + "/{prefix_id}")
-    async def prefix(prefix_id: str) -> Response:
-        _ = context.info
+    async def prefix(request: Request, prefix_id: str) -> Response:
+        check(request)
         return json_response(_card(context, _found(context, prefix_id)))
 
     @app.delete(PREFIXES + "/{prefix_id}")
-    async def remove(prefix_id: str) -> Response:
-        _ = context.info
+    async def remove(request: Request, prefix_id: str) -> Response:
+        check(request)
         found = _found(context, prefix_id)
         async with _in_time(context):
             book.remove(found)
@@ -154,8 +160,8 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
         return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
 
     @app.delete(CACHE)
-    async def clear() -> Response:
-        _ = context.info
+    async def clear(request: Request) -> Response:
+        check(request)
         async with _in_time(context):
             clearing = book.clear()
             await context.client.until(lambda: book.is_cleared(clearing))
@@ -192,11 +198,9 @@ def _check_may(context: ServerContext, request: HttpRequest) -> str:
     """The folder of adapters. Raises `ApiError` 403."""
     if context.config.lora_folder is None:
         reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
-    elif not context.keys.may_load(request.key):
-        reason = f"API key {request.key_name}: may not load adapters (lora in its entry of the key file)"
-    else:
-        return context.config.lora_folder
-    raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
+        raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
+    context.keys.check_may(request.key, "lora", request.path)
+    return context.config.lora_folder
 
 
 def _below(root: str, path: str) -> str:

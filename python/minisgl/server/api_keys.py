@@ -14,6 +14,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from minisgl.config import MAX_PRIORITY, ApiKey, ServerConfig
 from minisgl.metrics.keys import KeyCounts, KeyReading
@@ -128,9 +129,11 @@ class KeyUse:
                 reason = f"it has used its {key.tokens_per_minute} tokens per minute"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
-    def may_load(self, number: int) -> bool:
-        """Adapters, where that is done over HTTP."""
-        return not number or self._keys[number - 1].lora
+    def check_may(self, number: int, what: Literal["lora", "cache"], path: str) -> None:
+        """Raise `ApiError` 403 for a route that an entry of the key file must allow."""
+        if number and not getattr(self._keys[number - 1], what):
+            reason = f"API key {self._keys[number - 1].name}: not without `{what}: true` in its entry of the key file"
+            raise ApiError(403, f"{path}: {reason}", code="not_allowed")
 
     def check_priority(self, number: int, priority: int) -> None:
         """Raise `ApiError` 400 for one that the key may not ask for."""

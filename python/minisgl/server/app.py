@@ -86,12 +86,12 @@ TOLD: dict[str, tuple[type[Any], Endpoint]] = {
     "/abort_request": (AbortGenerate, abort_endpoint),
     LOAD: (LoadAdapterRequest, load_adapter_endpoint),
     UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
+    PREFIXES: (PrefixRequest, insert_prefix_endpoint),
 }
 """Those that are told of the request itself."""
 OTHER: dict[str, tuple[type[Any], PlainEndpoint]] = {
     "/tokenize": (TokenizeRequest, tokenize_endpoint),
     "/detokenize": (DetokenizeRequest, detokenize_endpoint),
-    PREFIXES: (PrefixRequest, insert_prefix_endpoint),
 }
 
 

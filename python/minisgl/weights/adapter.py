@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ class Adapter:
         """A and scale * B of each layer. Raises `ConfigError`."""
         with opened(self.file) as file:
             return {
-                name: (pair.a.numbers(file), pair.b.numbers(file) * np.float32(pair.scale))
+                name: (_finite(pair.a, file), _finite(pair.b, file) * np.float32(pair.scale))
                 for name, pair in self.pairs.items()
             }
 
@@ -139,6 +139,14 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
     if rank > MAX_RANK:
         raise ConfigError(f"{WEIGHTS}: {module}: rank {rank}: at most {MAX_RANK}")
     return Pair(a, b, config.scale(rank))
+
+
+def _finite(stored: Stored, file: BinaryIO) -> Float32Array:
+    """Its numbers. One that is none would end every request that uses the adapter."""
+    found = stored.numbers(file)
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{WEIGHTS}: {stored.name}: a number is not finite")
+    return found
 
 
 def _tensors(path: Path) -> list[Stored]:
