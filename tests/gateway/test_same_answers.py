@@ -22,7 +22,7 @@ from minisgl.config import ApiKey
 from minisgl.message import AdapterChanged, AddRequest
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.answers import Answer, Client, differ
-from tests.helpers.api_bodies import EMBEDDINGS, embedding_bodies
+from tests.helpers.api_bodies import EMBEDDINGS, MESSAGES, embedding_bodies, message_bodies
 from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, agent_bodies, scored_completions, usual_bodies, written
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.fill_in import MARKERS, with_markers
@@ -204,7 +204,12 @@ def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
 
 @st.composite
 def of_agents(draw: st.DrawFn) -> Request:
-    kinds = {CHAT: agent_bodies(), COMPLETION: scored_completions(), EMBEDDINGS: embedding_bodies()}
+    kinds = {
+        CHAT: agent_bodies(),
+        COMPLETION: scored_completions(),
+        EMBEDDINGS: embedding_bodies(),
+        MESSAGES: message_bodies(),
+    }
     path = draw(st.sampled_from([CHAT, CHAT, *kinds]))
     body = draw(kinds[path])
     return usual(path, body)

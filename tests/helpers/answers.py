@@ -15,8 +15,9 @@ from typing import Any
 from tests.helpers.http_requests import Request
 from tests.helpers.seconds import WAIT_S
 
-_ID = re.compile(r"\b(chatcmpl-|cmpl-|gen-|req-|call_)[0-9a-f]{24,32}\b")
+_ID = re.compile(r"\b(msg_|resp_|rs_|fc_|fco_|chatcmpl-|cmpl-|gen-|req-|call_)[0-9a-f]{24,32}\b")
 TIMES = ("date",)
+CLOCKS = ("created", "created_at", "completed_at")
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")  # of log probabilities
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")  # with the first event of a choice
 RANDOM = (
@@ -177,7 +178,9 @@ class Said:
         self.parts |= {"status": answer.status, "headers": sorted(headers)}
         self.parts |= {"closed": answer.closed, "interim": answer.num_interim}
         kind = answer.header("content-type")
-        if kind.startswith("text/event-stream"):
+        if kind.startswith("text/event-stream") and answer.body.startswith(b"event: "):
+            self.parts["named"] = _named(answer.body)
+        elif kind.startswith("text/event-stream"):
             self._take_stream([_event(block) for block in _blocks(answer.body, b"\n\n")])
         elif kind.startswith("application/x-ndjson"):
             self._take_stream([_plain(json.loads(line)) for line in _blocks(answer.body, b"\n")])
@@ -214,7 +217,7 @@ class Said:
 
 
 def _known(name: str, value: str, given: set[str]) -> str:
-    if name == "x-request-id" and value not in given:
+    if name in ("x-request-id", "request-id") and value not in given:
         return _ID.sub(r"\1", value)
     return ", ".join(sorted(value.split(", "))) if name == "allow" else value
 
@@ -225,6 +228,37 @@ def _blocks(body: bytes, mark: bytes) -> list[bytes]:
     return blocks
 
 
+def _named(body: bytes) -> list[Any]:
+    """Events with names; pieces that came one after the other are one."""
+    found: list[Any] = []
+    for at, block in enumerate(_blocks(body, b"\n\n")):
+        name, data = block.split(b"\n")
+        event = _plain(json.loads(data.removeprefix(b"data: ")))
+        assert name == b"event: " + event["type"].encode()
+        assert event.pop("sequence_number", at) == at
+        last = found[-1] if found else {}
+        if event["type"].endswith("delta") and "delta" in last and _head(event) == _head(last):
+            for key, more in _pieces(event).items():
+                _place(last)[key] += more
+        else:
+            found.append(event)
+    return [_ordered(event) for event in found]
+
+
+def _place(event: Any) -> Any:
+    """Where the pieces of an event stand."""
+    return event["delta"] if isinstance(event["delta"], dict) else event
+
+
+def _pieces(event: Any) -> dict[str, Any]:
+    return {key: one for key, one in _place(event).items() if key in ("text", "thinking", "partial_json", "delta")}
+
+
+def _head(event: Any) -> Any:
+    pieces = _pieces(event)
+    return [event["type"], event.get("index", event.get("output_index")), sorted(pieces)] if pieces else event
+
+
 def _event(block: bytes) -> Any:
     assert block.startswith(b"data: ") and b"\n" not in block, block
     return "[DONE]" if block == b"data: [DONE]" else _plain(json.loads(block[6:]))
@@ -233,7 +267,7 @@ def _event(block: bytes) -> Any:
 def _plain(value: Any) -> Any:
     """Without ids and times."""
     if isinstance(value, dict):
-        return {key: "TIME" if key == "created" and type(one) is int else _plain(one) for key, one in value.items()}
+        return {key: "TIME" if key in CLOCKS and type(one) is int else _plain(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return _ID.sub(r"\1", value) if isinstance(value, str) else value

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.helpers.bodies import odd_prompts, plain_texts
+from tests.helpers.bodies import FUNCTIONS, answers, fails_alike, odd_prompts, plain_texts, seeds
 
-EMBEDDINGS = "/v1/embeddings"
+EMBEDDINGS, MESSAGES = "/v1/embeddings", "/v1/messages"
 
 _ids = st.lists(st.integers(0, 255), min_size=1, max_size=9)
 inputs = st.one_of(
@@ -52,4 +52,132 @@ def embedding_bodies(draw: st.DrawFn) -> dict[str, Any]:
         )
     if draw(st.integers(0, 9)) == 0:
         body["input"] = draw(odd_prompts)
+    return body
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+_block = st.one_of(
+    plain_texts.map(lambda text: {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}),
+    st.just({"type": "text", "text": "a"}),
+)
+_of_user = st.one_of(
+    plain_texts,
+    st.lists(_block, min_size=1, max_size=3),
+    st.sampled_from(
+        [
+            [{"type": "tool_result", "tool_use_id": "c", "content": "5"}],
+            [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c",
+                    "content": [{"type": "text", "text": "é"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "so"},
+            ],
+            [{"type": "tool_result", "tool_use_id": "c"}],
+        ]
+    ),
+)
+_of_assistant = st.one_of(
+    plain_texts,
+    st.sampled_from(
+        [
+            [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "thinking", "thinking": "é"},
+                {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "c", "name": "get", "input": {"a": 1.0, "b": [1e5, None, "é\n"], "c": {}}},
+            ],
+            [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "b"}],
+            [{"type": "tool_use", "id": "c", "name": "now", "input": {}}, {"type": "text", "text": "x"}],
+            [],
+        ]
+    ),
+)
+_tools = st.lists(st.sampled_from(FUNCTIONS), min_size=1, max_size=3, unique_by=lambda one: str(one["name"])).map(
+    lambda found: [
+        {"input_schema": {"type": "object"}, **{k: v for k, v in one.items() if k != "parameters"}}
+        | ({"input_schema": one["parameters"]} if "parameters" in one else {})
+        for one in found
+    ]
+)
+_schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OF_MESSAGES: dict[str, st.SearchStrategy[Any]] = {
+    "system": st.one_of(plain_texts, st.lists(_block, max_size=3)),
+    "tools": _tools,
+    "thinking": st.sampled_from(
+        [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}]
+    ),
+    "stream": st.booleans(),
+    "stop_sequences": st.sampled_from([["}"], ["hm", "\n\n"], ["k"], []]),
+    "stop": st.sampled_from(["o", ["v"]]),
+    "temperature": st.sampled_from([0, 0.5, 1]),
+    "top_k": st.sampled_from([0, 5]),
+    "top_p": st.sampled_from([0.9, 1]),
+    "metadata": st.just({"user_id": "u"}),
+    "output_config": st.sampled_from([{"effort": "low"}, {"format": {"type": "json_schema", "schema": _schema}}, {}]),
+    "output_format": st.just({"type": "json_schema", "schema": _schema}),
+    "service_tier": st.sampled_from(["auto", "standard_only"]),
+    "model": st.sampled_from(["adapter", "scripted", None]),
+    "priority": st.sampled_from([-3, 0]),
+    "stop_token_ids": st.just([107]),
+    "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"x": [1, 2.5]}]),
+}
+_odd_messages = st.sampled_from(
+    [
+        {"max_tokens": 0},
+        {"max_tokens": None},
+        {"n": 2},
+        {"n": 1},
+        {"system": 5},
+        {"system": [{"type": "image"}]},
+        {"tool_choice": {"type": "any"}, "tools": []},
+        {"tool_choice": {"type": "tool", "name": "nobody"}},
+        {"tools": [{"name": "a b", "input_schema": {}}]},
+        {"tools": [{"name": "a", "input_schema": {"maximum": 10**30}}]},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"stop_sequences": [""]},
+        {"stop_sequences": ["a"] * 65},
+        {"response_format": {"type": "text"}},
+        {"thinking": {"type": "often"}},
+        {"output_format": {"type": "text"}},
+        {"stream_options": {"include_usage": True}},
+        {"container": "x"},
+        {"logprobs": True},
+        {"unknown": 1},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "robot", "content": "a"}]},
+        {"messages": [{"role": "assistant", "content": "say:a"}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "c", "name": "n", "input": {}}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "c"}]}]},
+        {"messages": [{"role": "user", "content": [["text", "a"]]}]},
+        {"messages": [["user", "a"]]},
+    ]
+)
+
+
+@st.composite
+def message_bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """As Anthropic's clients send them; the engine's answer is in the last message."""
+    body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": draw(st.sampled_from([100, 100, 20])), "messages": []}
+    for _ in range(draw(st.integers(0, 2))):
+        body["messages"].append({"role": "user", "content": draw(_of_user)})
+        body["messages"].append({"role": "assistant", "content": draw(_of_assistant)})
+    last = draw(answers)
+    for name, values in OF_MESSAGES.items():
+        if draw(st.integers(0, 2)) == 0:
+            body[name] = draw(values)
+    if "tools" in body and draw(st.booleans()):
+        choice = draw(st.sampled_from(["auto", "any", "none", "tool"]))
+        body["tool_choice"] = {"type": choice, **({"name": body["tools"][0]["name"]} if choice == "tool" else {})}
+        if draw(st.booleans()):
+            body["tool_choice"]["disable_parallel_tool_use"] = draw(st.booleans())
+    if not fails_alike(body) or body.get("stop_sequences"):
+        last = last.replace("fail:", "say:", 1)
+    body["messages"].append({"role": "user", "content": last})
+    if draw(st.integers(0, 7)) == 0:
+        body |= draw(_odd_messages)
     return body

@@ -29,8 +29,11 @@ pub fn may_ask(head: &Head, config: &GatewayConfig, needs_key: bool) -> Option<u
         return Some(0);
     }
     // several are no question where no key is asked for
-    let given = head.header("authorization").ok().flatten();
-    number_of(given.and_then(|text| text.strip_prefix(b"Bearer ")), config)
+    let given = match head.header("authorization") {
+        Ok(None) => head.header("x-api-key").ok().flatten(), // as Anthropic's clients send it
+        found => found.ok().flatten().and_then(|text| text.strip_prefix(b"Bearer ")),
+    };
+    number_of(given, config)
 }
 
 /// Whether it asks for a name that any server answers to.

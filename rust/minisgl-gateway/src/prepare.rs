@@ -130,7 +130,9 @@ impl From<Reason> for Stop {
 pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Stop> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
     let fields = plan.form.take();
-    let thinking = loaded.thinking.filter(|_| endpoint == Endpoint::Chat);
+    let thinking = loaded
+        .thinking
+        .filter(|_| matches!(plan.input, Input::Conversation { .. }));
     let first = if thinking.is_some() { "later" } else { "none" };
     let form = fields.as_ref().map(|fields| known(loaded, fields, first)).transpose()?;
     if form.as_ref().is_some_and(|form| !form.tools.is_empty()) && loaded.tools.is_none() {

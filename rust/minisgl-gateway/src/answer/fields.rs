@@ -157,6 +157,26 @@ pub enum Part {
     Refusal { refusal: String },
 }
 
+impl Part {
+    /// Its text.
+    pub fn into_text(self) -> String {
+        match self {
+            Part::Text { text } => text,
+            Part::Refusal { refusal } => refusal,
+        }
+    }
+}
+
+/// A text, or a list of objects.
+#[derive(Debug, serde::Deserialize)]
+#[serde(untagged, bound = "T: Deserialize<'de>")]
+pub enum Given<T> {
+    /// A text.
+    Text(String),
+    /// A list.
+    List(Vec<Object<T>>),
+}
+
 /// The content of a message: a text, or parts.
 #[derive(Debug)]
 pub enum Content {
@@ -433,6 +453,132 @@ body! {
         tools: Raw,
         tool_choice: Raw,
         parallel_tool_calls: Raw,
+    }
+}
+
+/// A text, as blocks have it.
+#[derive(Debug, serde::Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum TextBlock {
+    Text { text: String },
+}
+
+/// A block of a message.
+#[derive(Debug, serde::Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Block {
+    Text {
+        text: String,
+    },
+    Thinking {
+        thinking: String,
+    },
+    /// Says nothing to this model.
+    RedactedThinking {},
+    ToolUse {
+        id: String,
+        name: String,
+        input: Map<String, Value>,
+    },
+    ToolResult {
+        tool_use_id: String,
+        content: Option<Given<TextBlock>>,
+        is_error: Option<bool>,
+    },
+}
+
+/// A message.
+#[derive(Debug, serde::Deserialize)]
+pub struct AnthropicMessage {
+    pub role: AnthropicRole,
+    pub content: Given<Block>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AnthropicRole {
+    User,
+    Assistant,
+    System,
+}
+
+/// A tool.
+#[derive(Debug, serde::Deserialize)]
+pub struct AnthropicTool {
+    pub r#type: Option<Custom>,
+    pub name: String,
+    pub description: Option<String>,
+    pub input_schema: Map<String, Value>,
+    pub strict: Option<bool>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Custom {
+    Custom,
+}
+
+/// `tool_choice`.
+#[derive(Debug, serde::Deserialize)]
+pub struct AnthropicToolChoice {
+    pub r#type: ChoiceKind,
+    pub name: Option<String>,
+    pub disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChoiceKind {
+    Auto,
+    Any,
+    Tool,
+    None,
+}
+
+/// `thinking`.
+#[derive(Debug, serde::Deserialize)]
+pub struct AnthropicThinking {
+    pub r#type: ThinkingKind,
+    pub budget_tokens: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ThinkingKind {
+    Enabled,
+    Disabled,
+    Adaptive,
+}
+
+/// `output_format`.
+#[derive(Debug, serde::Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum AnthropicFormat {
+    JsonSchema { schema: Map<String, Value> },
+}
+
+/// `output_config`.
+#[derive(Debug, serde::Deserialize)]
+pub struct AnthropicOutputConfig {
+    pub format: Option<Object<AnthropicFormat>>,
+    pub effort: Option<String>,
+}
+
+body! {
+    /// POST /v1/messages.
+    MessagesBody "messages" {
+        system: Option<Given<TextBlock>>,
+        messages: Vec<Object<AnthropicMessage>>,
+        stop_sequences: Option<Vec<String>>,
+        tools: Option<Vec<Object<AnthropicTool>>>,
+        tool_choice: Option<Object<AnthropicToolChoice>>,
+        thinking: Option<Object<AnthropicThinking>>,
+        output_config: Option<Object<AnthropicOutputConfig>>,
+        output_format: Option<Object<AnthropicFormat>>,
+        chat_template_kwargs: Option<Map<String, Value>>,
     }
 }
 

@@ -18,7 +18,8 @@ use crate::metrics::Metrics;
 
 use super::choice::{Choice, Finish};
 use super::errors::{Errors, Failure};
-use super::shape::{Shape, Shown, Usage};
+use super::json::Usage;
+use super::shape::{Shape, Shown};
 
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 /// Names fields that have no effect on this model; errors have it not.
@@ -292,6 +293,12 @@ impl Inner {
     /// In a stream, what has come.
     fn show(&mut self, at: usize, out: &mut Vec<u8>) {
         let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
+        if self.shape.tells() {
+            if !shown.text.is_empty() || finish.is_some() {
+                self.shape.tell(shown, finish, Usage::of(&self.choices, self.n), out);
+            }
+            return;
+        }
         if !self.shape.streams() {
             if let Some(parsed) = &mut shown.parsed {
                 parsed.take(&shown.text, finish);
@@ -357,7 +364,8 @@ impl Inner {
     fn finish(&mut self, out: &mut Vec<u8>) {
         let usage = Usage::of(&self.choices, self.n).with_thoughts(&self.choices, &self.shown);
         if self.shape.streams() {
-            self.shape.end(usage, out);
+            let end = self.choices.first().map(Choice::end).unwrap_or_default();
+            self.shape.end(usage, end, out);
             self.send(out, true);
         } else {
             let body = match self.shape.whole(&self.choices, &mut self.shown, usage) {
@@ -376,7 +384,7 @@ impl Inner {
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
         let status = self.errors.of(&failure).status;
-        let body = self.errors.body(&failure, false).to_string().into_bytes();
+        let body = self.errors.body(&failure, self.shape.is_anthropic());
         if self.status.is_some() {
             self.shape.error(&body, out);
             self.writer.end_with(out);
@@ -384,7 +392,8 @@ impl Inner {
             self.status = Some(status);
             let mut headers = self.headers();
             headers.retain(|(name, _)| *name != IGNORED);
-            self.writer.whole(status, "application/json", &headers, &body);
+            self.writer
+                .whole(status, "application/json", &headers, body.to_string().as_bytes());
         }
         self.outcome = Some(Err(failure));
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::config::LogConfig;
 
-use super::shape::json_text;
+use super::json::json_text;
 
 /// What the line of one request tells.
 #[derive(Debug)]

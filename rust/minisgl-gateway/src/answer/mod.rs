@@ -12,10 +12,14 @@ pub mod errors;
 #[allow(missing_docs)] // the names of fields are OpenAI's
 pub mod fields;
 pub mod generation;
+pub mod json;
 pub mod log;
 pub mod logprobs;
+pub mod message_shape;
+pub mod messages;
 pub mod parsed;
 pub mod plan;
+pub mod sections;
 pub mod shape;
 
 #[cfg(test)]

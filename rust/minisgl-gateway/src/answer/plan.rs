@@ -14,9 +14,10 @@ use crate::metrics::Reason;
 
 use super::embedding::Vectors;
 use super::fields::{
-    Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message, Object,
-    Part, Pooling, Prompt, Role, Verbosity, Written, given,
+    Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message,
+    MessagesBody, Object, Part, Pooling, Prompt, Role, Verbosity, Written, given,
 };
+use super::messages::{self, Asked};
 use super::parsed::Parsing;
 
 /// The endpoints.
@@ -30,6 +31,8 @@ pub enum Endpoint {
     Generate,
     /// /v1/embeddings
     Embedding,
+    /// /v1/messages
+    Messages,
 }
 
 impl Endpoint {
@@ -40,6 +43,7 @@ impl Endpoint {
             "/v1/completions" | "/completions" => Some(Endpoint::Completion),
             "/generate" => Some(Endpoint::Generate),
             "/v1/embeddings" | "/embeddings" => Some(Endpoint::Embedding),
+            "/v1/messages" => Some(Endpoint::Messages),
             _ => None,
         }
     }
@@ -51,6 +55,7 @@ impl Endpoint {
             Endpoint::Completion => "/v1/completions",
             Endpoint::Generate => "/generate",
             Endpoint::Embedding => "/v1/embeddings",
+            Endpoint::Messages => "/v1/messages",
         }
     }
 }
@@ -120,6 +125,7 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Endpoint::Completion => completion(parsed(body, config)?, config),
         Endpoint::Generate => generate(parsed(body, config)?, config),
         Endpoint::Embedding => embedding(parsed(body, config)?, config),
+        Endpoint::Messages => messages(parsed(body, config)?, config),
     }?;
     let most = match endpoint {
         Endpoint::Embedding => config.bounds.max_inputs,
@@ -163,31 +169,99 @@ fn does(condition: bool) -> Result<(), Reason> {
     if condition { Ok(()) } else { Err(Reason::Field) }
 }
 
+/// A call of the model with a conversation, whichever API asks for it (`server/turn.py`).
+struct Turn {
+    limit: Option<i64>,
+    messages: Vec<Message>,
+    kwargs: Option<Map<String, Value>>,
+    effort: Option<String>,
+    enable_thinking: Option<bool>,
+    verbosity: Option<Verbosity>,
+    add_generation_prompt: bool,
+    /// See [`Plan`].
+    reasoning: (bool, bool),
+}
+
 fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    config.chat_templates.get("default").ok_or(Reason::Template)?;
     let mut common = body.common();
     common.logprobs = chat_logprobs(&body)?;
     common.form.append(&mut tools(&mut body)?);
-    let limit = body.max_completion_tokens.or(common.max_tokens);
+    let turn = Turn {
+        limit: body.max_completion_tokens.or(common.max_tokens),
+        messages: body.messages.into_iter().map(|Object(message)| message).collect(),
+        kwargs: body.chat_template_kwargs,
+        effort: body.reasoning_effort,
+        enable_thinking: body.enable_thinking,
+        verbosity: body.verbosity,
+        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
+        reasoning: (
+            body.separate_reasoning != Some(false),
+            body.include_reasoning != Some(false),
+        ),
+    };
+    conversation(Endpoint::Chat, common, turn, config)
+}
+
+fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+    let mut common = body.common();
+    let mut stop = body.stop_sequences.take().unwrap_or_default();
+    stop.append(&mut common.stop);
+    common.stop = stop;
+    let asked = messages::to_chat(&mut body, config.bounds.max_parts).ok_or(Reason::Error)?;
+    one_answer(Endpoint::Messages, common, asked, body.chat_template_kwargs, config)
+}
+
+/// Of an API whose fields are others than those of chats.
+fn one_answer(
+    endpoint: Endpoint,
+    mut common: Common,
+    asked: Asked,
+    kwargs: Option<Map<String, Value>>,
+    config: &GatewayConfig,
+) -> Result<Plan, Reason> {
+    sure(common.n.is_none_or(|n| n == 1) && common.max_tokens.is_some_and(|most| most >= 1))?;
+    sure(common.form.iter().all(|(name, _)| *name != "response_format"))?;
+    (common.n, common.stream_options) = (None, None); // which have no meaning here
+    for (name, value) in asked.form {
+        let value = RawValue::from_string(value.to_string()).map_err(|_| Reason::Error)?;
+        common.form.push((name, value));
+    }
+    let turn = Turn {
+        limit: common.max_tokens,
+        messages: asked.messages,
+        kwargs,
+        effort: asked.effort,
+        enable_thinking: None,
+        verbosity: None,
+        add_generation_prompt: true,
+        reasoning: (true, true),
+    };
+    let found = conversation(endpoint, common, turn, config)?;
+    sure(found.n == 1)?;
+    Ok(found)
+}
+
+fn conversation(endpoint: Endpoint, common: Common, mut turn: Turn, config: &GatewayConfig) -> Result<Plan, Reason> {
+    config.chat_templates.get("default").ok_or(Reason::Template)?;
+    let limit = turn.limit;
     sure(limit.is_none_or(|limit| limit >= 1))?;
     let names_length = limit.is_some();
     let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
-    let (variables, ignored) = variables(&mut body, config)?;
-    let (separate, include) = (body.separate_reasoning, body.include_reasoning);
-    sure(!body.messages.is_empty() && body.messages.len() <= config.bounds.max_messages)?;
-    let messages = body
+    let (variables, ignored) = variables(&mut turn, config)?;
+    sure(!turn.messages.is_empty() && turn.messages.len() <= config.bounds.max_messages)?;
+    let messages = turn
         .messages
         .into_iter()
-        .map(|message| for_template(message.0, &config.bounds))
+        .map(|message| for_template(message, &config.bounds))
         .collect::<Result<_, _>>()?;
     let input = Input::Conversation {
         messages,
         variables,
-        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
+        add_generation_prompt: turn.add_generation_prompt,
     };
-    let mut found = finished(Endpoint::Chat, common, (limit, names_length), input, config)?;
+    let mut found = finished(endpoint, common, (limit, names_length), input, config)?;
     found.ignored = ignored;
-    found.reasoning = (separate != Some(false), include != Some(false));
+    found.reasoning = turn.reasoning;
     Ok(found)
 }
 
@@ -228,11 +302,11 @@ fn chat_logprobs(body: &ChatBody) -> Result<Option<i64>, Reason> {
 }
 
 /// `ChatRequest.template_variables`, and the fields that ask for what the model does not know.
-fn variables(body: &mut ChatBody, config: &GatewayConfig) -> Result<(Map<String, Value>, Vec<&'static str>), Reason> {
+fn variables(turn: &mut Turn, config: &GatewayConfig) -> Result<(Map<String, Value>, Vec<&'static str>), Reason> {
     let knows = |name| config.template_variables.iter().any(|one| one == name);
-    sure(body.enable_thinking != Some(true) || knows("enable_thinking"))?;
+    sure(turn.enable_thinking != Some(true) || knows("enable_thinking"))?;
     let (mut found, mut ignored) = (Map::new(), Vec::new());
-    if let Some(effort) = body.reasoning_effort.take() {
+    if let Some(effort) = turn.effort.take() {
         found.insert("enable_thinking".into(), (effort != "none").into());
         if effort != "none" {
             found.insert("reasoning_effort".into(), effort.into());
@@ -241,12 +315,12 @@ fn variables(body: &mut ChatBody, config: &GatewayConfig) -> Result<(Map<String,
             }
         }
     }
-    if let Some(thinks) = body.enable_thinking {
+    if let Some(thinks) = turn.enable_thinking {
         found.insert("enable_thinking".into(), thinks.into());
     }
-    found.extend(body.chat_template_kwargs.take().unwrap_or_default());
+    found.extend(turn.kwargs.take().unwrap_or_default());
     sure(found.keys().all(|name| !config.template_names.contains(name)))?;
-    if !matches!(body.verbosity, None | Some(Verbosity::Medium)) {
+    if !matches!(turn.verbosity, None | Some(Verbosity::Medium)) {
         ignored.push("verbosity");
     }
     Ok((found, ignored))
@@ -270,10 +344,7 @@ fn for_template(message: Message, bounds: &Bounds) -> Result<Value, Reason> {
     let content = match message.content {
         Some(Content::Parts(parts)) => {
             sure(parts.len() <= bounds.max_parts)?;
-            let texts = parts.into_iter().map(|part| match part {
-                Part::Text { text } => text,
-                Part::Refusal { refusal } => refusal,
-            });
+            let texts = parts.into_iter().map(Part::into_text);
             let texts = texts.chain((!refusal.is_empty()).then_some(refusal));
             texts.map(|text| json!({"type": "text", "text": text})).collect()
         }

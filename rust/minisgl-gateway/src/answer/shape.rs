@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
 use minisgl_text::answer::Part;
+use serde_json::Value;
 
 use super::choice::{Choice, End, Finish};
 use super::embedding::Vectors;
 use super::errors::Failure;
+use super::json::{Usage, json_text, write_text};
 use super::logprobs::Logprobs;
+use super::message_shape::MessageShape;
 use super::parsed::Parsed;
 use super::plan::{Endpoint, Plan};
 
@@ -20,31 +23,7 @@ use super::plan::{Endpoint, Plan};
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Tokens of a request: each prompt counts once, however many choices it has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompts.
-    pub prompt: usize,
-    /// Tokens of the answers.
-    pub completion: usize,
-    /// Tokens of the prompts that were in the cache.
-    pub cached: i64,
-    /// Tokens of what models thought; None: that is not told.
-    pub reasoning: Option<usize>,
-}
-
 impl Usage {
-    /// The usage of choices in order, `n` of each prompt.
-    pub fn of(choices: &[Choice], n: usize) -> Usage {
-        let prompts = || choices.iter().step_by(n);
-        Usage {
-            prompt: prompts().map(|one| one.num_prompt).sum(),
-            completion: choices.iter().map(|one| one.num_generated).sum(),
-            cached: prompts().map(|one| i64::from(one.cached_len.unwrap_or(0))).sum(),
-            reasoning: None,
-        }
-    }
-
     /// With what was thought, once all has come.
     pub fn with_thoughts(mut self, choices: &[Choice], shown: &[Shown]) -> Usage {
         let parsed = choices.iter().zip(shown).filter_map(|(choice, shown)| {
@@ -53,19 +32,6 @@ impl Usage {
         });
         self.reasoning = parsed.reduce(|sum, one| sum + one);
         self
-    }
-
-    fn write(&self, out: &mut Vec<u8>) {
-        let total = self.prompt + self.completion;
-        let _ = write!(
-            out,
-            r#"{{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{total},"prompt_tokens_details":{{"cached_tokens":{}}}"#,
-            self.prompt, self.completion, self.cached
-        );
-        if let Some(count) = self.reasoning {
-            let _ = write!(out, r#","completion_tokens_details":{{"reasoning_tokens":{count}}}"#);
-        }
-        out.push(b'}');
     }
 }
 
@@ -83,6 +49,7 @@ impl Shown {
     /// Of a choice of which nothing has come.
     pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
         let parsed = plan.parsing.as_ref();
+        let keeps = !plan.stream && plan.endpoint != Endpoint::Messages;
         let logprobs = plan.sampling.logprobs.map(|_| match plan.endpoint {
             Endpoint::Completion => Logprobs::of_completion(tokenizer),
             _ => Logprobs::of_chat(tokenizer),
@@ -90,7 +57,7 @@ impl Shown {
         Shown {
             text: String::new(),
             logprobs,
-            parsed: parsed.map(|parsing| Parsed::new(parsing, tokenizer, !plan.stream)),
+            parsed: parsed.map(|parsing| Parsed::new(parsing, tokenizer, keeps)),
         }
     }
 }
@@ -102,6 +69,7 @@ pub struct Shape {
     include_usage: bool,
     has_begun: bool,
     vectors: Vectors,
+    story: Option<MessageShape>,
     /// The model's name, as JSON.
     model: String,
     /// Up to the choices of an event, or of the whole answer.
@@ -132,6 +100,7 @@ impl Shape {
                 r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{model},"choices":["#
             ),
             Endpoint::Generate => Ok(()),
+            Endpoint::Messages => Ok(()),
             Endpoint::Embedding => write!(head, r#"{{"object":"list","data":["#),
         };
         let tail: &[u8] = if include_usage {
@@ -145,6 +114,7 @@ impl Shape {
             include_usage,
             has_begun: false,
             vectors: Vectors::default(),
+            story: (endpoint == Endpoint::Messages).then(|| MessageShape::new(&model)),
             model,
             head: head.into_bytes(),
             tail,
@@ -175,6 +145,31 @@ impl Shape {
     }
 
     // ------------------------------------------------------------------------------------------------- as a stream
+
+    /// The answer is a list of sections.
+    pub fn tells(&self) -> bool {
+        self.story.is_some()
+    }
+
+    /// Errors have Anthropic's shape.
+    pub fn is_anthropic(&self) -> bool {
+        self.endpoint == Endpoint::Messages
+    }
+
+    /// What has come of an answer that is a list of sections.
+    pub fn tell(&mut self, shown: &mut Shown, finish: Option<Finish>, usage: Usage, out: &mut Vec<u8>) {
+        let Some(story) = &mut self.story else { return };
+        let text = std::mem::take(&mut shown.text);
+        let parts = match &mut shown.parsed {
+            Some(parsed) => parsed.take(&text, finish),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Part::Text(text)],
+        };
+        if self.stream {
+            story.begin(usage, out);
+        }
+        story.take(parts, finish, self.stream, out);
+    }
 
     /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
     pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
@@ -229,7 +224,7 @@ impl Shape {
                     out.extend_from_slice(b"}\n");
                 }
             }
-            Endpoint::Embedding => {} // it comes whole
+            Endpoint::Embedding | Endpoint::Messages => {} // they are shown elsewhere
         }
     }
 
@@ -298,7 +293,11 @@ impl Shape {
     }
 
     /// What comes after every choice has ended.
-    pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
+    pub fn end(&self, usage: Usage, end: End<'_>, out: &mut Vec<u8>) {
+        if let Some(story) = &self.story {
+            story.end(end, usage, out);
+            return;
+        }
         if self.endpoint == Endpoint::Generate {
             return;
         }
@@ -313,14 +312,19 @@ impl Shape {
     }
 
     /// The last part instead, if a choice fails.
-    pub fn error(&self, body: &[u8], out: &mut Vec<u8>) {
+    pub fn error(&self, body: &Value, out: &mut Vec<u8>) {
+        if self.tells() {
+            MessageShape::error(body, out);
+            return;
+        }
+        let body = body.to_string();
         if self.endpoint == Endpoint::Generate {
-            out.extend_from_slice(body);
+            out.extend_from_slice(body.as_bytes());
             out.push(b'\n');
             return;
         }
         out.extend_from_slice(b"data: ");
-        out.extend_from_slice(body);
+        out.extend_from_slice(body.as_bytes());
         out.extend_from_slice(b"\n\n");
         out.extend_from_slice(DONE);
     }
@@ -329,6 +333,9 @@ impl Shape {
 
     /// The whole answer; `shown` by choice.
     pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
+        if let (Some(story), Some(choice)) = (&self.story, choices.first()) {
+            return Ok(story.whole(choice.end(), usage));
+        }
         let mut out = self.head.clone();
         if self.endpoint == Endpoint::Embedding {
             self.vectors.write(choices, &mut out)?;
@@ -460,13 +467,4 @@ fn write_logprobs(out: &mut Vec<u8>, logprobs: Option<&mut Logprobs>) {
         Some(logprobs) => logprobs.write(out),
         None => out.extend_from_slice(b"null"),
     }
-}
-
-fn write_text(out: &mut Vec<u8>, text: &str) {
-    let _ = serde_json::to_writer(out, text); // writing to memory does not fail
-}
-
-/// A text as JSON.
-pub fn json_text(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }

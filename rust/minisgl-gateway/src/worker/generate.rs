@@ -177,6 +177,9 @@ impl Worker {
             counts.num_prompt.fetch_add(tokens as u64, Relaxed);
         }
         let request_id = headers[0].1.clone();
+        if endpoint == Endpoint::Messages {
+            headers.push(("request-id", request_id.clone())); // as Anthropic's clients look for it
+        }
         writer.set_name(&request_id);
         writer.commit();
         if !prepared.plan.ignored.is_empty() {
