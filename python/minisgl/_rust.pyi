@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, TypedDict, final, type_check_only
 
 import numpy as np
@@ -42,6 +43,7 @@ __all__ = [
     "encode_blocks",
     "gguf_head_bytes",
     "gguf_header",
+    "gguf_parts",
     "quantize_weights",
     "recode_from_engine",
     "recode_to_engine",
@@ -111,11 +113,15 @@ def run_load(
 class GgufHeader(TypedDict):
     metadata: dict[str, Any]  # int, float, bool, str, or a list of one of them
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # ggml's name of the type; shape, outermost first
-    places: dict[str, tuple[int, int]]  # first byte in the file, and the first after it
-    head_bytes: int  # where the tensors begin
+    places: dict[str, tuple[Path, int, int]]  # the file, the first byte in it, and the first after it
+    head_bytes: int  # where the first file's tensors begin
 
 def gguf_header(path: str | PathLike[str]) -> GgufHeader:
-    """What a GGUF file says before its tensors, all checked against its size. `ValueError` names what is wrong."""
+    """What a GGUF file, or the parts of which it is the first, says before its tensors, all checked against its size.
+    `ValueError` names what is wrong."""
+
+def gguf_parts(path: str | PathLike[str]) -> list[Path]:
+    """The files of the model that begins in `path`. `ValueError` names what is missing."""
 
 def gguf_head_bytes(path: str | PathLike[str]) -> int:
     """The same checks, and only where the tensors begin: ten times as fast."""

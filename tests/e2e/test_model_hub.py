@@ -25,29 +25,33 @@ def answer(name: str, env: dict[str, str]) -> tuple[list[int], list[str]]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repo]:
-    """One model as a file and as a folder."""
+    """One model as a file, in parts and as a folder."""
     base, model = tmp_path_factory.mktemp("models"), written_model("qwen3-tied")
     file = write_gguf(base / "tiny-F32.gguf", model, "qwen3")
+    (base / "parts").mkdir()
+    write_gguf(base / "parts" / "tiny-F32.gguf", model, "qwen3", tensors_a_part=12)
     folder = save(model, base / "folder", shards=True)
     from minisgl.weights.gguf_folder import gguf_folder
 
     texts = [one for one in gguf_folder(file).iterdir() if one.name.startswith("tokenizer")]
     return {
         "owner/tiny-GGUF": Repo({file.name: file.read_bytes(), "README.md": b"#"}),
+        "owner/tiny-parts-GGUF": Repo({one.name: one.read_bytes() for one in (base / "parts").iterdir()}),
         "owner/tiny": Repo({one.name: one.read_bytes() for one in [*folder.iterdir(), *texts]}),
     }
 
 
 def test_a_file_and_a_folder(models: dict[str, Repo], tmp_path: Path) -> None:
-    """The same tokens from both; then with the hub gone, from the cache."""
+    """The same tokens from all; then with the hub gone, from the cache."""
     with model_hub() as hub:
         hub.repos = models
         env = hub.environment(tmp_path)
         tokens, lines = answer("owner/tiny-GGUF:F32", env)
         assert len(tokens) == 8 and any("downloading owner/tiny-GGUF" in line for line in lines), lines
         assert answer("owner/tiny", env)[0] == tokens
+        assert answer("owner/tiny-parts-GGUF", env)[0] == tokens
         _check_second_start(hub, env, tokens)
-    for name in ("owner/tiny-GGUF", "owner/tiny"):
+    for name in models:
         again, lines = answer(name, env)
         assert again == tokens and any("as it is in the cache" in line for line in lines), lines
 

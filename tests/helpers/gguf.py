@@ -137,10 +137,12 @@ def write_gguf(
     kind: str = "gpt2",
     quantise: GGMLQuantizationType = GGMLQuantizationType.F32,
     edit: Edit | None = None,
+    tensors_a_part: int = 0,
 ) -> Path:
-    """`model` of transformers, with a vocabulary of `TOKENS`, as a GGUF file; matrices in `quantise`, but no router."""
+    """`model` of transformers, with a vocabulary of `TOKENS`, as a GGUF file; matrices in `quantise`, but no router.
+    `tensors_a_part`: in parts, the first of which is returned."""
     config = model.config
-    writer = GGUFWriter(file, arch)
+    writer = GGUFWriter(file, arch, split_max_tensors=tensors_a_part)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -182,7 +184,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return next(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if tensors_a_part else file
 
 
 def quiet(text: str, done: int = 0, total: int = 0) -> None:

@@ -176,10 +176,10 @@ def _part(writer: GGUFWriter) -> None:
         (_partly_rotated, "rope.dimension_count: 8 is not imported: only the 16 of a head"),
         (_other_factors, "rope_freqs.weight: these factors are not those of Llama 3.1"),
         (_half_factors, "tensor rope_freqs.weight: .* in F16 is not imported"),
-        (_part, "split.count: one of 3 parts of a model"),
+        (_part, r"part 0 \(from 0\) of 3: its name has to end in -00001-of-00003.gguf"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(edit: Any, message: str, tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ConfigError, match=rf"m\.gguf: .*{message}"):
         gguf_folder(_write(tmp_path / "m.gguf", edit=edit))
-    assert not any(path.is_dir() for path in (cache / "gguf-text").iterdir())
+    assert not any(path.is_dir() for path in (cache / "gguf-text").glob("*"))

@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _folders(cache: Path) -> list[Path]:
-    return [path for path in cache.iterdir() if path.is_dir()]
+    return [path for path in cache.glob("*") if path.is_dir()]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def _compare(file: Path) -> None:
         kind, shape = header["tensors"][tensor.name]
         assert (kind, list(shape)) == (tensor.tensor_type.name, tensor.shape[::-1].tolist())
         start = int(tensor.data_offset)
-        assert header["places"][tensor.name] == (start, start + int(tensor.n_bytes))
+        assert header["places"][tensor.name] == (file, start, start + int(tensor.n_bytes))
     assert header["head_bytes"] == reader.data_offset == _rust.gguf_head_bytes(file)
 
 

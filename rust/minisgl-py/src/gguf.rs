@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use minisgl_cpu::files::gguf::{Header, List, Value};
+use minisgl_cpu::files::gguf::{self, Header, List, Value};
 use minisgl_cpu::files::quantize::{self, Quantization};
 use minisgl_cpu::files::{self, Kind, Mapping, blocks, cache};
 use pyo3::exceptions::PyValueError;
@@ -17,27 +17,37 @@ use crate::cpu_engine::to_python as to_python_error;
 /// See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
-    let mapping = Mapping::open(&path).map_err(value_error)?;
-    let header = Header::parse(mapping.bytes()).map_err(|error| {
-        let file = mapping.name();
-        value_error(error.within(file))
-    })?;
-    let metadata = PyDict::new(py);
-    for (key, value) in &header.metadata {
-        metadata.set_item(key, to_python(py, value)?)?;
-    }
-    let (tensors, places) = (PyDict::new(py), PyDict::new(py));
-    for tensor in &header.tensors {
-        let shape = PyTuple::new(py, tensor.shape())?;
-        tensors.set_item(tensor.name, (tensor.type_name, shape))?;
-        places.set_item(tensor.name, (tensor.bytes.start, tensor.bytes.end))?;
-    }
+    let (metadata, tensors, places) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
     let out = PyDict::new(py);
+    for (i, (path, mapping)) in gguf::parts(&path).map_err(value_error)?.iter().enumerate() {
+        let header = Header::parse(mapping.bytes()).map_err(|error| value_error(error.within(mapping.name())))?;
+        for tensor in &header.tensors {
+            if tensors.contains(tensor.name)? {
+                let error = minisgl_cpu::Error::file(format!("tensor {}: in another part, too", tensor.name));
+                return Err(value_error(error.within(mapping.name())));
+            }
+            let shape = PyTuple::new(py, tensor.shape())?;
+            tensors.set_item(tensor.name, (tensor.type_name, shape))?;
+            places.set_item(tensor.name, (path, tensor.bytes.start, tensor.bytes.end))?;
+        }
+        if i == 0 {
+            for (key, value) in &header.metadata {
+                metadata.set_item(key, to_python(py, value)?)?;
+            }
+            out.set_item("head_bytes", header.head_bytes)?;
+        }
+    }
     out.set_item("metadata", metadata)?;
     out.set_item("tensors", tensors)?;
     out.set_item("places", places)?;
-    out.set_item("head_bytes", header.head_bytes)?;
     Ok(out)
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn gguf_parts(path: PathBuf) -> PyResult<Vec<PathBuf>> {
+    let parts = gguf::parts(&path).map_err(value_error)?;
+    Ok(parts.into_iter().map(|(path, _)| path).collect())
 }
 
 /// See `_rust.pyi`.

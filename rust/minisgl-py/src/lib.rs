@@ -40,6 +40,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<answer::ToolFormat>()?;
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_header, module)?)?;
+    module.add_function(wrap_pyfunction!(gguf::gguf_parts, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::encode_blocks, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::quantize_weights, module)?)?;

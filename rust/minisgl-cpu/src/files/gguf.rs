@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Entry, Kind, Mapping, Source, TensorView};
 use crate::{Error, Result};
@@ -278,58 +278,104 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
     Ok(())
 }
 
-/// A GGUF file as a source of tensors. Every one of them has a decoder.
+/// The files of the model that begins in `path`, in order: that one alone, or all its parts, which lie beside it and are
+/// known by their names, `NAME-00001-of-00003.gguf`.
+pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
+    let first = Mapping::open(path)?;
+    let (number, count) = first.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+    if count <= 1 {
+        return Ok(vec![(path.to_owned(), first)]);
+    }
+    let bad = |what: String| Error::file(what).within(first.name());
+    let end = format!("-{:05}-of-{count:05}.gguf", number.saturating_add(1));
+    let Some(stem) = first.name().strip_suffix(&end).filter(|_| count < 100_000) else {
+        return Err(bad(format!(
+            "part {number} (from 0) of {count}: its name has to end in {end}"
+        )));
+    };
+    let named = |i: u64| format!("{stem}-{:05}-of-{count:05}.gguf", i + 1);
+    if number != 0 {
+        return Err(bad(format!("a later part of a model: name the first, {}", named(0))));
+    }
+    let mut found = Vec::new();
+    for i in 1..count {
+        let path = path.with_file_name(named(i));
+        if !path.exists() {
+            return Err(bad(format!("one of {count} parts: {} is missing beside it", named(i))));
+        }
+        let part = Mapping::open(&path)?;
+        let (number, parts) = part.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+        if (number, parts) != (i, count) {
+            let text = format!("split.no {number} and split.count {parts}: its name says {i} and {count}");
+            return Err(Error::file(text).within(part.name()));
+        }
+        found.push((path, part));
+    }
+    found.insert(0, (path.to_owned(), first));
+    Ok(found)
+}
+
+/// Which part of a model this is, from 0, and of how many.
+fn split(header: &Header<'_>) -> (u64, u64) {
+    let whole = |key, default| match header.get(key) {
+        Some(Value::Unsigned(n)) => *n,
+        Some(Value::Signed(n)) => u64::try_from(*n).unwrap_or(default),
+        _ => default,
+    };
+    (whole("split.no", 0), whole("split.count", 1))
+}
+
+/// A model in a GGUF file, or in several, as a source of tensors. Every one of them has a decoder.
 #[derive(Debug)]
 pub struct File {
-    mapping: Mapping,
+    mappings: Vec<Mapping>,
     entries: Vec<Entry>,
     by_name: HashMap<String, usize>,
     architecture: Option<String>,
 }
 
 impl File {
-    /// Maps the file and checks its header.
+    /// Maps the file, or the parts of which it is the first, and checks their headers.
     pub fn open(path: &Path) -> Result<Self> {
-        let mapping = Mapping::open(path)?;
-        let (entries, architecture) = mapping.named(|bytes| {
-            let header = Header::parse(bytes)?;
-            let architecture = match header.get(ARCHITECTURE) {
-                Some(Value::Text(name)) => Some((*name).to_owned()),
-                _ => None,
-            };
-            Ok((entries(&header)?, architecture))
-        })?;
-        let names = entries.iter().enumerate();
-        let by_name = names.map(|(i, entry)| (entry.name.clone(), i)).collect();
+        let mappings: Vec<Mapping> = parts(path)?.into_iter().map(|(_, mapping)| mapping).collect();
+        let (mut all, mut by_name, mut architecture) = (Vec::new(), HashMap::new(), None);
+        for (i, mapping) in mappings.iter().enumerate() {
+            mapping.named(|bytes| {
+                let header = Header::parse(bytes)?;
+                if let (0, Some(Value::Text(name))) = (i, header.get(ARCHITECTURE)) {
+                    architecture = Some((*name).to_owned());
+                }
+                for entry in entries(&header, i)? {
+                    if by_name.insert(entry.name.clone(), all.len()).is_some() {
+                        return Err(Error::file(format!("tensor {}: in another part, too", entry.name)));
+                    }
+                    all.push(entry);
+                }
+                Ok(())
+            })?;
+        }
         Ok(Self {
-            mapping,
-            entries,
+            mappings,
+            entries: all,
             by_name,
             architecture,
         })
     }
 
-    /// The mapped file; its header can be parsed again for the metadata.
+    /// The mapped first file; its header can be parsed again for the metadata.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
-        &self.mapping
+        &self.mappings[0]
     }
 }
 
-fn entries(header: &Header<'_>) -> Result<Vec<Entry>> {
-    if let Some(Value::Unsigned(parts)) = header.get("split.count")
-        && *parts > 1
-    {
-        return Err(Error::unsupported(format!(
-            "one of {parts} parts of a model: merge them with llama-gguf-split"
-        )));
-    }
+fn entries(header: &Header<'_>, file: usize) -> Result<Vec<Entry>> {
     let entry = |tensor: &TensorInfo<'_>| match tensor.kind {
         Some(kind) => Ok(Entry {
             name: tensor.name.into(),
             kind,
             shape: tensor.shape().into(),
-            file: 0,
+            file,
             bytes: tensor.bytes.clone(),
         }),
         None => Err(Error::unsupported(format!(
@@ -349,7 +395,7 @@ impl Source for File {
 
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let entry = &self.entries[*self.by_name.get(name)?];
-        entry.view(self.mapping.bytes()).ok()
+        entry.view(self.mappings[entry.file].bytes()).ok()
     }
 
     fn names(&self) -> Vec<&str> {
