@@ -37,6 +37,7 @@ __all__ = [
     "StepPlan",
     "Thinking",
     "ToolFormat",
+    "answer_rules",
     "build_info",
     "check_grammar",
     "decode_blocks",
@@ -486,6 +487,12 @@ class ToolFormat:
     def markers(self) -> list[str]:
         """All that its parser looks for."""
 
+    def explained(self) -> str:
+        """How to call a tool, for a model whose template does not say it."""
+
+    def written(self, name: str, arguments: str) -> str:
+        """A call as the model writes it."""
+
     @staticmethod
     def names() -> list[str]:
         """Of all formats, those of other servers among them."""
@@ -538,3 +545,16 @@ class AnswerParser:
     ) -> AnswerParser: ...
     def push(self, text: str) -> list[Part]: ...
     def finish(self, cut: bool = False) -> list[Part]: ...
+
+def answer_rules(
+    format: ToolFormat | None,
+    thinking: Thinking | None,
+    token_id: Callable[[str], int | None],
+    body: str | None,
+    tools: Sequence[tuple[str, str, str | None]] | None,
+    required: bool,
+    many: bool,
+) -> str:
+    """Lark's rules of an answer (`rust/minisgl-text/src/tools.rs`). `body`: the form of one that is no call; `tools`:
+    those that may be called, with a rule for the arguments and their schema if they are bound to it; `required`: it
+    must call; `many`: several times. Raises `ValueError`."""

@@ -170,8 +170,8 @@ def test_a_template_without_tools_has_them_explained(http: httpx.Client, server:
     assert system.startswith("<system>Hm\n\n") and "<tool_call>" in system
     assert json.dumps(WEATHER["function"]["parameters"]) in system and '"name": "get_weather"' in system
     assert rest == (
-        '<user>explained</user>\n<assistant><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}'
-        "</tool_call></assistant>\n<user>Result of the call: Sunny.</user>\n<user>say:ok</user>\n<assistant>"
+        '<user>explained</user>\n<assistant><tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'
+        "\n</tool_call></assistant>\n<user>Result of the call: Sunny.</user>\n<user>say:ok</user>\n<assistant>"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from minisgl._rust import Thinking
+from minisgl._rust import Thinking, ToolFormat
 from minisgl.grammar.check import validate
 from minisgl.grammar.sources import GrammarSource
 from minisgl.parsers.api import CallArguments, CallBegun
@@ -33,12 +33,20 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
 NOW = '{"name": "now", "arguments": {}}'
 BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
+
+
+def python(call: str) -> str:
+    found = json.loads(call)
+    fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in found["arguments"].items())
+    return f"{found['name']}({fields})"
+
+
 TEXTS: dict[str, Callable[..., str]] = {
     "hermes": lambda *calls: "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls),
     "mistral": lambda *calls: f"[TOOL_CALLS][{', '.join(calls)}]",
     "json": lambda *calls: calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]",
     "llama3_json": lambda *calls: "; ".join(calls).replace("arguments", "parameters"),
-    "pythonic": lambda *calls: "; ".join(calls).replace("arguments", "parameters"),
+    "pythonic": lambda *calls: f"[{', '.join(map(python, calls))}]",
 }
 
 
@@ -94,13 +102,13 @@ KINDS = [("bytes", tools) for tools in TOOL_FORMATS] + [("qwen3", "hermes"), ("m
 @pytest.mark.parametrize(("name", "tools"), KINDS)
 def test_calls_that_are_required(name: str, tools: str) -> None:
     text = TEXTS[tools]
-    required = grammar(name, tools, asked("required"))
+    required = grammar(name, tools, asked("required", True))
     for accepted in (text(PARIS), text(NOW), text(PARIS, NOW), text(NOW, NOW, PARIS)):
         assert accepts(name, required, accepted)
-        assert len(calls(tools, accepted)) == accepted.count('"name"')
+        assert len(calls(tools, accepted)) == accepted.count("now") + accepted.count("weather")
     for refused in ("Hello", "", text(BAD), text(PARIS) + " bye", text('{"name": "x", "arguments": {}}')):
         assert not accepts(name, required, refused)
-    one = grammar(name, tools, asked("required", False))
+    one = grammar(name, tools, asked("required"))  # unless several are asked for
     assert accepts(name, one, text(NOW)) and not accepts(name, one, text(NOW, NOW))
     named = grammar(name, tools, asked(NAMED))
     assert accepts(name, named, text(PARIS))
@@ -188,3 +196,43 @@ def test_arguments_are_those_that_are_named() -> None:
         tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
         text = grammar("bytes", "json", tool_use([tool], "required", None))
         assert accepts("bytes", text, '{"name": "f", "arguments": {"city": "x", "b": 1}}') is allowed
+
+
+OTHERS = [name for name in ToolFormat.names() if name not in TOOL_FORMATS]
+
+
+@pytest.mark.parametrize("tools", sorted({tool_format(name, "", {}.get).name for name in OTHERS} - set(TOOL_FORMATS)))
+def test_calls_in_the_form_of_a_model(tools: str) -> None:
+    """What the grammar lets a model write, the parser reads; what breaks the schema is refused."""
+
+    def written(name: str, arguments: str) -> str:
+        return tool_format(tools, "", {}.get).written(name, arguments).removesuffix("<|call|>")
+
+    paris, now, bad = written("weather", '{"city": "Paris"}'), written("now", "{}"), written("weather", '{"town": "x"}')
+    assert calls(tools, paris) == [("weather", {"city": "Paris"})] and calls(tools, now) == [("now", {})]
+    required, named = grammar("bytes", tools, asked("required")), grammar("bytes", tools, asked(NAMED))
+    free = grammar("bytes", tools, asked("auto"))
+    for text, by_required, by_named, by_free in (
+        (paris, True, True, True),
+        (now, True, False, True),
+        (bad, False, False, False),
+        (written("nobody", "{}"), False, False, False),
+    ):
+        found = [accepts("bytes", one, text) for one in (required, named, free)]
+        assert found == [by_required, by_named, by_free], text
+    assert not accepts("bytes", required, "Hello") and not accepts("bytes", required, f"{now}\n{now}")
+    text = "<|channel|>final<|message|>Hello" if tools == "harmony" else "Hello {} [x]"
+    assert accepts("bytes", free, text)
+    answer = "<|start|>assistant" * (tools == "harmony") + paris
+    kind = Thinking.find("harmony" if tools == "harmony" else "qwen3", "")
+    assert kind is not None
+    thinks = grammar("bytes", tools, asked("required"), kind)
+    assert accepts("bytes", thinks, f"{kind.begin}hm {{{kind.end}{answer}") and accepts("bytes", thinks, paris)
+
+
+def test_a_model_too_small_for_its_marker_calls_in_a_block_of_code() -> None:
+    free = grammar("bytes", "hermes", asked("auto"))
+    for text in (PARIS, f"```json\n{PARIS}\n```"):
+        assert accepts("bytes", free, text) and calls("hermes", text) == [("weather", {"city": "Paris"})]
+        assert not accepts("bytes", free, text.replace("city", "town"))
+    assert accepts("bytes", free, "```json\n[1]\n```")

@@ -163,7 +163,7 @@ class Prompts:
         def shaped() -> list[dict[str, Any]]:
             found = [message.for_template() for message in messages]
             parsing = self.parsing
-            return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format.name)
+            return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format)
 
         if tools:
             variables = {**variables, "tools": tools}

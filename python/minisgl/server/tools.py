@@ -9,8 +9,7 @@ are what the tool's schema says; of tools that are not strict only where a call 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,8 +29,6 @@ from minisgl.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minisgl._rust import Thinking, ToolFormat
 
-TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
 NUM_LAST = 16  # ids of a prompt in which a marker is looked for
 
 
@@ -153,15 +150,19 @@ def tool_use(
         if function.name in names:
             raise bad_value(f"tools.{i}.function.name", function.name, "there is a tool of this name already")
         names.add(function.name)
-    more: dict[str, Any] = {"parallel": parallel is not False}
     if isinstance(choice, Mapping):
         name = _named(choice)
         if name not in names:
             raise bad_value("tool_choice.function.name", name, "must be the name of one of the tools")
-        return ToolUse(functions, required=True, named=name, **more)
+        return ToolUse(functions, required=True, named=name, parallel=False)
     if choice not in (None, "none", "auto", "required"):
         raise bad_value("tool_choice", choice, "must be none, auto, required or an object that names a function")
-    return None if choice == "none" else ToolUse(functions, required=choice == "required", **more)
+    if choice == "none":
+        return None
+    # a model that must call goes on calling: it does so once where nobody asks for more
+    if choice == "required":
+        return ToolUse(functions, required=True, parallel=parallel is True)
+    return ToolUse(functions, parallel=parallel is not False)
 
 
 def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[frozenset[str], str]:
@@ -192,23 +193,14 @@ def _named(choice: Mapping[str, Any]) -> str:
 
 # ------------------------------------------------------------------------------------- templates that know no tools
 
-_HOW = {
-    "hermes": 'answer with <tool_call>{"name": ..., "arguments": {...}}</tool_call>',
-    "pythonic": "answer with a list of Python calls and nothing else: [name(argument=value)]",
-    "mistral": 'answer with [TOOL_CALLS] and a list of the calls: [TOOL_CALLS][{"name": ..., "arguments": {...}}]',
-    "llama3_json": 'answer with an object and nothing else: {"name": ..., "parameters": {...}}',
-    "json": 'answer with an object and nothing else: {"name": ..., "arguments": {...}}; for several calls, with a list '
-    "of such objects",
-}
-
 
 def explained(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tool_format: str
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
     """A conversation for a template that shows messages with texts, and nothing else: what the tools are stands in its
     system text, calls and results in texts."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    text = f"You may call functions. To call one, {_HOW[tool_format]}. The functions, a line for each:\n{listed}"
+    text = f"You may call functions. To call one, {tool_format.explained()}. The functions, a line for each:\n{listed}"
     found = [_as_text(message, tool_format) for message in messages]
     if found and found[0]["role"] == "system":
         return [{**found[0], "content": f"{_text(found[0].get('content'))}\n\n{text}"}, *found[1:]]
@@ -221,7 +213,7 @@ def _text(content: Any) -> str:
     return content or ""
 
 
-def _as_text(message: Mapping[str, Any], tool_format: str) -> dict[str, Any]:
+def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
     found = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
     if message["role"] == "tool":
         return {"role": "user", "content": f"Result of the call: {_text(message.get('content'))}"}
@@ -231,28 +223,17 @@ def _as_text(message: Mapping[str, Any], tool_format: str) -> dict[str, Any]:
     return found
 
 
-def _written(call: Any, tool_format: str) -> str:
+def _written(call: Any, tool_format: ToolFormat) -> str:
     """As the model is told to write it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    name = json.dumps(function.get("name"))
-    key = "parameters" if tool_format == "llama3_json" else "arguments"
-    body = f'{{"name": {name}, "{key}": {text}}}'
-    if tool_format == "hermes":
-        return f"<tool_call>{body}</tool_call>"
-    return f"[TOOL_CALLS][{body}]" if tool_format == "mistral" else body
+    return tool_format.written(str(function.get("name")), text)
 
 
 MAX_BYTES = 1 << 17  # of all schemas of tools
-ANY = "/(.|\\n)*/"
-SPACE = "/\\s{0,4}/"
-NEW_LINE = "\n"
-MARKED = ("hermes", "mistral")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-# what an answer that is no call does not begin with, where calls have no marker
-_LIKE_A_CALL = r"\s*\[?\s*\{\s*\x22(name|function|type|id|arguments|parameters)\x22(.|\n)*"
 
 
 def needs_grammar(use: ToolUse | None) -> bool:
@@ -283,109 +264,28 @@ class TurnGrammar:
             validate(sources.grammar(body), self.source.field, self.source.value)
         if self.use is not None:
             check_arguments(self.use)
-        rules = [*self._calls(body), *self._thought(thinking)]
-        found = sources.grammar("\n".join(rules), [] if body is None else [body])
+        from minisgl._rust import answer_rules
+
+        use = self.use
+        rules = answer_rules(
+            None if use is None else self.tools,
+            thinking,
+            self.token_id,
+            None if body is None else body.body,
+            None if use is None else [self._callable(use, tool) for tool in use.callable],
+            use is not None and use.required,
+            use is not None and use.parallel and use.named is None,
+        )
+        found = sources.grammar(rules, [] if body is None else [body])
         validate(found, "tools" if self.source is None else self.source.field)
         return found
 
-    def _marker(self, text: str) -> str:
-        found = self.token_id(text)
-        return sources.literal(text) if found is None else f"<[{found}]>"
-
-    def _thought(self, thinking: Thinking | None) -> Iterator[str]:
-        if thinking is None:
-            yield "start: answer"
-            return
-        begin, end = self._marker(thinking.begin), self._marker(thinking.end)
-        thought = f"thought {end}"
-        yield f"thought: {ANY}"
-        if end.startswith('"'):
-            thought = "thought_end"
-            yield f"thought_end[stop={end}]: {ANY}"
-        yield f"start: {thought} space answer" if thinking.is_open else f"start: ({begin} {thought} space)? answer"
-        yield f"space: {SPACE}"
-
-    # ----------------------------------------------------------------------------------------------------------- calls
-
-    def _calls(self, body: sources.Piece | None) -> Iterator[str]:
-        """Rules of `answer`."""
-        if self.use is None or self.tools is None:
-            yield f"answer: {'' if body is None else body.body}"
-            return
-        use = self.use
-        if use.required:
-            yield "answer: calls"
-        elif body is not None:
-            yield f"answer: calls | {body.body}"
-        else:
-            yield from self._free(use, self.tools)
-        yield from getattr(self, f"_{self.tools.name}")(use)
-
-    def _free(self, use: ToolUse, tools: ToolFormat) -> Iterator[str]:
-        """Text, and calls from their marker on. A marker that is spelled out ends a text by itself: a longer text would
-        be preferred to it."""
-        if tools.name not in MARKED:
-            yield f"TEXT: {ANY} & ~/{_LIKE_A_CALL}/"
-            yield "answer: calls | TEXT"
-            return
-        begin = tools.markers[0]
-        if self.token_id(begin) is not None:
-            yield f"TEXT: {ANY}"
-            yield f"answer: TEXT (call TEXT){'*' if use.parallel else '?'}"
-            return
-        yield f"TEXT: {ANY} & ~/(.|\\n)*{re.escape(begin)}(.|\\n)*/"
-        yield f"before[stop={sources.literal(begin)}]: {ANY}"
-        yield f"answer: TEXT | before called{' answer' if use.parallel else ''}"
-
-    def _hermes(self, use: ToolUse) -> Iterator[str]:
-        yield f"calls: call{more(use, NEW_LINE)}"
-        yield f"call: {self._marker(TOOL_CALL)} called"
-        yield f'called: "\\n" object "\\n" {self._marker(TOOL_CALL_END)}'
-        yield from self._objects(use, "arguments")
-
-    def _mistral(self, use: ToolUse) -> Iterator[str]:
-        yield f"call: {self._marker(TOOL_CALLS)} called"
-        if self.token_id(ARGS) is None:
-            yield "calls: call"
-            yield f'called: "[" object{more(use, ", ", "object")} "]"'
-            yield from self._objects(use, "arguments")
-            return
-        yield f"calls: call{more(use, '')}"
-        yield "called: object"
-        yield from self._named(use, lambda name: f"{sources.literal(name)} {self._marker(ARGS)}", "")
-
-    def _llama3_json(self, use: ToolUse) -> Iterator[str]:
-        yield f"calls: object{more(use, '; ', 'object')}"
-        yield from self._objects(use, "parameters")
-
-    def _pythonic(self, use: ToolUse) -> Iterator[str]:
-        """Objects, which the parser takes too: the order and the commas of what may be left out need a rule for each
-        way to leave something out."""
-        yield from self._llama3_json(use)
-
-    def _json(self, use: ToolUse) -> Iterator[str]:
-        if use.parallel and use.named is None:
-            yield 'calls: object | first (", " object)+ "]"'
-            yield from self._objects(use, "arguments", "first", "[")
-        else:
-            yield "calls: object"
-        yield from self._objects(use, "arguments")
-
-    def _objects(self, use: ToolUse, key: str, rule: str = "object", before: str = "") -> Iterator[str]:
-        def begin(name: str) -> str:
-            return sources.literal(f'{before}{{"name": {json.dumps(name)}, "{key}": ')
-
-        yield from self._named(use, begin, ' "}"', rule)
-
-    def _named(self, use: ToolUse, begin: Callable[[str], str], end: str, rule: str = "object") -> Iterator[str]:
-        tools = use.callable
-        yield f"{rule}: {' | '.join(f'{rule}_{i}' for i in range(len(tools)))}"
-        for i, tool in enumerate(tools):
-            yield f"{rule}_{i}: {begin(tool.name)} {self._arguments(use, tool)}{end}"
-
-    def _arguments(self, use: ToolUse, tool: FunctionTool) -> str:
+    def _callable(self, use: ToolUse, tool: FunctionTool) -> tuple[str, str, str | None]:
+        """Its name, a rule for its arguments, and their schema if they are bound to it."""
         source = bound_arguments(use, tool)
-        return sources.schema(ANY_OBJECT if source is None else source.value)
+        if source is None:
+            return tool.name, sources.schema(ANY_OBJECT), None
+        return tool.name, sources.schema(source.value), json.dumps(source.value)
 
 
 def bound_arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
@@ -425,8 +325,3 @@ def check_arguments(use: ToolUse) -> None:
                 bound = bound[:half]
         validate(sources.grammar(sources.piece(bound[0])), bound[0].field, bound[0].value)
         raise
-
-
-def more(use: ToolUse, separator: str, rule: str = "call") -> str:
-    """Calls behind the first. A call that is asked for by name is one."""
-    return f" ({sources.literal(separator)} {rule})*" if use.parallel and use.named is None else ""

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minisgl_text::answer::{self, AnswerParser as Parser, End, Part, THINKING, TOOL_FORMATS, Tools};
+use minisgl_text::tools::{Answers, Callable};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -36,6 +37,14 @@ impl ToolFormat {
     #[getter]
     fn markers(&self) -> Vec<&'static str> {
         self.inner.markers()
+    }
+
+    fn explained(&self) -> String {
+        self.inner.explained()
+    }
+
+    fn written(&self, name: &str, arguments: &str) -> String {
+        self.inner.written(name, arguments)
     }
 
     #[staticmethod]
@@ -210,4 +219,38 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
         Part::CallArguments(index, text) => arguments.call1((index, text)),
     });
     made.collect()
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // what Python gives
+pub(crate) fn answer_rules(
+    format: Option<&ToolFormat>,
+    thinking: Option<&Thinking>,
+    token_id: &Bound<'_, PyAny>,
+    body: Option<&str>,
+    tools: Option<Vec<(String, String, Option<String>)>>,
+    required: bool,
+    many: bool,
+) -> PyResult<String> {
+    let mut callable = Vec::new();
+    for (name, arguments, schema) in tools.iter().flatten() {
+        let schema = schema.as_deref().map(serde_json::from_str).transpose();
+        callable.push(Callable {
+            name: name.clone(),
+            arguments: arguments.clone(),
+            schema: schema.map_err(|error| PyValueError::new_err(format!("{name}: {error}")))?,
+        });
+    }
+    let number = |text: &str| token_id.call1((text,)).ok()?.extract::<Option<u32>>().ok()?;
+    let answers = Answers {
+        format: format.map(|one| one.inner),
+        thinking: thinking.map(|one| (one.inner, one.is_open)),
+        token_id: &number,
+        body,
+        tools: tools.is_some().then_some(callable.as_slice()),
+        required,
+        many,
+    };
+    Ok(answers.rules())
 }

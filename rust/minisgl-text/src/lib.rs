@@ -14,6 +14,7 @@ mod pieces;
 mod stop;
 mod template;
 mod tokenizer;
+pub mod tools;
 
 pub use cache::CacheStats;
 pub use decode::{Decoder, TextStream};

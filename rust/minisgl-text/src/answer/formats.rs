@@ -167,7 +167,7 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
         aliases: &["glm", "glm47"],
         detected_by: &[&["<arg_key>"]],
         begin: "<tool_call>",
-        end: "</tool_call>",
+        end: "\n</tool_call>",
         call: Call::Pattern(&[
             Piece::Name,
             Piece::Parameters(Parameter {
@@ -177,7 +177,6 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
                 end: "</arg_value>",
                 in_lines: false,
             }),
-            Piece::Opt("\n"),
         ]),
         many: Many::Apart("\n"),
         ..PLAIN

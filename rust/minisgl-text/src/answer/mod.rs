@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-pub use formats::{Call, CallId, Many, Parameter, Piece, THINKING, TOOL_FORMATS, Thinking, ToolFormat};
+pub use formats::{Call, CallId, HARMONY, Many, Parameter, Piece, THINKING, TOOL_FORMATS, Thinking, ToolFormat};
 pub use growing::End;
 pub use parts::{Part, Tools};
 

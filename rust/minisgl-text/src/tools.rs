@@ -1,0 +1,573 @@
+//! What tools are in texts and grammars: the grammar of an answer that must call tools, or may not break a call once it
+//! begins; how a model is told to call where its template knows no tools.
+//!
+//! Rules are in llguidance's dialect of Lark. They follow from the rows of `answer`'s formats, so that what a grammar
+//! lets a model write is what the parser reads.
+//!
+//! Invariants: where a marker is a token of the tokenizer it is that token, else text; no text of a client ends the literal
+//! that it stands in.
+
+use serde_json::{Map, Value};
+
+use crate::answer::{Call, Many, Parameter, Piece, Thinking, ToolFormat};
+
+const ANY: &str = "/(.|\\n)*/";
+const SPACE: &str = "/\\s{0,4}/";
+const WORD: &str = "/[A-Za-z0-9_.-]+/";
+/// What an answer that is no call does not begin with.
+const LIKE_A_CALL: &str =
+    r"\s*(```\w*\s*)?\[?\s*\{\s*\x22(name|function|type|id|arguments|parameters|tool_name|tool_call_id)\x22(.|\n)*";
+
+/// A tool that may be called.
+pub struct Callable {
+    /// Its name.
+    pub name: String,
+    /// A rule's body for the JSON text of its arguments.
+    pub arguments: String,
+    /// The schema of its arguments, if they are bound to it.
+    pub schema: Option<Value>,
+}
+
+/// The answers that a grammar lets a model give.
+pub struct Answers<'a> {
+    /// How it calls tools.
+    pub format: Option<&'static ToolFormat>,
+    /// How it thinks, and whether the answer begins within that.
+    pub thinking: Option<(&'static Thinking, Option<bool>)>,
+    /// The number of a token.
+    pub token_id: &'a dyn Fn(&str) -> Option<u32>,
+    /// The form of an answer that is no call.
+    pub body: Option<&'a str>,
+    /// None: no tool may be called.
+    pub tools: Option<&'a [Callable]>,
+    /// It must call.
+    pub required: bool,
+    /// It may call several times.
+    pub many: bool,
+}
+
+/// In an expression.
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::new(), |all, one| match one {
+        'a'..='z' | 'A'..='Z' | '0'..='9' => format!("{all}{one}"),
+        one => format!("{all}\\x{{{:x}}}", u32::from(one)),
+    })
+}
+
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+impl Answers<'_> {
+    /// Rules, the first of which is `start`.
+    pub fn rules(&self) -> String {
+        let mut rules = Vec::new();
+        match (self.tools, self.format) {
+            (Some(tools), Some(format)) => self.calling(format, tools, &mut rules),
+            _ => rules.push(format!(
+                "answer: {}{}",
+                self.final_head(),
+                self.body.unwrap_or_default()
+            )),
+        }
+        self.thought(&mut rules);
+        rules.join("\n")
+    }
+
+    /// `text` with those of its markers that are tokens as such. Nothing: nothing.
+    fn spelled(&self, text: &str, tokens: &[&str]) -> String {
+        let known = tokens
+            .iter()
+            .filter(|token| token.starts_with(['<', '[']))
+            .filter_map(|token| {
+                let at = text.find(token)?;
+                Some((at, std::cmp::Reverse(token.len()), *token, (self.token_id)(token)?))
+            });
+        let Some((at, _, token, id)) = known.min() else {
+            return if text.is_empty() { String::new() } else { literal(text) };
+        };
+        let parts = [
+            self.spelled(&text[..at], tokens),
+            format!("<[{id}]>"),
+            self.spelled(&text[at + token.len()..], tokens),
+        ];
+        parts
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    fn is_harmony(&self) -> bool {
+        self.thinking.is_some_and(|(thinking, _)| thinking.name == "harmony")
+            || self.format.is_some_and(|format| matches!(format.call, Call::Harmony))
+    }
+
+    /// Of content, where content has a head.
+    fn final_head(&self) -> String {
+        if !self.is_harmony() {
+            return String::new();
+        }
+        self.spelled("<|channel|>final<|message|>", crate::answer::HARMONY) + " "
+    }
+
+    fn thought(&self, rules: &mut Vec<String>) {
+        let open = match self.thinking {
+            None | Some((_, Some(false))) => {
+                rules.push("start: answer".to_owned());
+                return;
+            }
+            Some((_, is_open)) => is_open == Some(true),
+        };
+        let Some((thinking, _)) = self.thinking else { return };
+        let begin = self.spelled(thinking.begin, thinking.tokens);
+        let end = self.spelled(thinking.end, thinking.tokens);
+        rules.push(format!("thought: {ANY}"));
+        let mut thought = format!("thought {end}");
+        if end.starts_with('"') {
+            rules.push(format!("thought_end[stop={end}]: {ANY}"));
+            "thought_end".clone_into(&mut thought);
+        }
+        let mut space = "space".to_owned();
+        if self.is_harmony() {
+            space = self.spelled("<|start|>assistant", crate::answer::HARMONY);
+        }
+        rules.push(if open {
+            format!("start: {thought} {space} answer")
+        } else {
+            format!("start: ({begin} {thought} {space})? answer")
+        });
+        rules.push(format!("space: {SPACE}"));
+    }
+
+    // -------------------------------------------------------------------------------------------------------- calls
+
+    fn calling(&self, format: &'static ToolFormat, tools: &[Callable], rules: &mut Vec<String>) {
+        // a model that is trained on a marker, but too small to write it, writes an object in a block of code
+        let is_bare = matches!(format.call, Call::Object(..)) && !format.begin.is_empty() && self.body.is_none();
+        let bare = if is_bare { " | bare" } else { "" };
+        if self.required {
+            rules.push(format!("answer: calls{bare}"));
+        } else if let Some(body) = self.body {
+            rules.push(format!("answer: calls{bare} | {}{body}", self.final_head()));
+        } else {
+            self.free(format, bare, rules);
+        }
+        if is_bare {
+            rules.push("bare: object | fenced \"\\n```\"".to_owned());
+        }
+        self.calls(format, rules);
+        // what comes before an object is one literal with it: a text would be preferred to a shorter one
+        let mut helpers = Helpers::default();
+        self.objects(format, tools, ("object", ""), &mut helpers, rules);
+        if is_bare {
+            self.objects(format, tools, ("fenced", "```json\n"), &mut helpers, rules);
+        }
+        if format.begin.is_empty() && format.many == Many::Listed {
+            self.objects(format, tools, ("listed", "["), &mut helpers, rules);
+        }
+        rules.append(&mut helpers.rules);
+    }
+
+    /// Text, and calls from their marker on. A marker that is spelled out ends a text by itself: a longer text would be
+    /// preferred to it.
+    fn free(&self, format: &ToolFormat, bare: &str, rules: &mut Vec<String>) {
+        let mut text = format!("{ANY} & ~/{LIKE_A_CALL}/");
+        if format.python {
+            let names: Vec<String> = self
+                .tools
+                .into_iter()
+                .flatten()
+                .map(|tool| escaped(&tool.name))
+                .collect();
+            text += &format!(" & ~/\\s*\\[\\s*({})\\((.|\\n)*/", names.join("|"));
+        }
+        if self.is_harmony() {
+            rules.push(format!("TEXT: {ANY}"));
+            rules.push(format!("answer: calls | {}TEXT", self.final_head()));
+            return;
+        }
+        let begin = format.begin.trim();
+        if begin.is_empty() {
+            rules.push(format!("TEXT: {text}"));
+            rules.push("answer: calls | TEXT".to_owned());
+        } else if (self.token_id)(begin).is_some() {
+            rules.push(format!("TEXT: {ANY}"));
+            rules.push(format!("FIRST: {text}"));
+            let times = if self.many { "*" } else { "?" };
+            rules.push(format!("answer: FIRST (unit TEXT){times}{bare}"));
+        } else {
+            let marker = escaped(begin);
+            rules.push(format!("TEXT: {text} & ~/(.|\\n)*{marker}(.|\\n)*/"));
+            rules.push(format!("BEFORE: {text}"));
+            rules.push(format!("before[stop={}]: BEFORE", literal(begin)));
+            let again = if self.many { " answer" } else { "" };
+            rules.push(format!("answer: TEXT | before inside{again}{bare}"));
+        }
+    }
+
+    /// Rules of `calls`, of a `unit` with its markers, and of what is `inside`.
+    fn calls(&self, format: &ToolFormat, rules: &mut Vec<String>) {
+        let markers = format.markers();
+        let spelled = |text: &str| self.spelled(text, &markers);
+        let begin = format.begin.trim_end();
+        let (space, end) = (spelled(&format.begin[begin.len()..]), spelled(format.end));
+        let times = |separator: &str, rule: &str| {
+            if self.many {
+                format!(" ({} {rule})*", spelled(separator))
+            } else {
+                String::new()
+            }
+        };
+        let (mut apart, mut together) = (String::new(), String::new());
+        match format.many {
+            Many::Apart(separator) if !matches!(format.call, Call::Harmony) => apart = times(separator, "unit"),
+            Many::Apart(_) => {}
+            Many::Together(separator) => together = times(separator, "object"),
+            Many::Listed => together = times(", ", "object"),
+        }
+        let objects = match (&format.many, begin.is_empty()) {
+            (Many::Listed, false) => format!("\"[\" object{together} \"]\""),
+            (Many::Listed, true) if matches!(format.call, Call::Python) => format!("listed{together} \"]\""),
+            (Many::Listed, true) if self.many => "object | listed (\", \" object)+ \"]\"".to_owned(),
+            _ => format!("object{together}"),
+        };
+        rules.push(format!("calls: unit{apart}"));
+        rules.push(format!("unit: {} inside", spelled(begin)));
+        rules.push(format!("inside: {space} ({objects}) {end}"));
+    }
+
+    /// A rule for the call of each tool, with its name and what it begins with.
+    fn objects(
+        &self,
+        format: &ToolFormat,
+        tools: &[Callable],
+        (rule, before): (&str, &str),
+        helpers: &mut Helpers,
+        rules: &mut Vec<String>,
+    ) {
+        let numbers: Vec<String> = (0..tools.len()).map(|number| format!("{rule}_{number}")).collect();
+        rules.push(format!("{rule}: {}", numbers.join(" | ")));
+        let markers = format.markers();
+        for (number, tool) in tools.iter().enumerate() {
+            let name = Value::from(tool.name.as_str());
+            let body = match &format.call {
+                Call::Object(named, arguments) => {
+                    let begin = literal(&format!("{before}{{\"{named}\": {name}, \"{arguments}\": "));
+                    format!("{begin} {} \"}}\"", tool.arguments)
+                }
+                Call::Python => {
+                    let fields = helpers.listed(tool, |key, value| format!("{} {value}", literal(&format!("{key}="))));
+                    format!("{} {fields} \")\"", literal(&format!("{before}{}(", tool.name)))
+                }
+                Call::Harmony => {
+                    let head = format!(
+                        "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
+                        tool.name
+                    );
+                    format!("{} {}", self.spelled(&head, crate::answer::HARMONY), tool.arguments)
+                }
+                Call::Pattern(pieces) => {
+                    let parts = pieces.iter().map(|piece| match piece {
+                        Piece::Lit(text) | Piece::Opt(text) => self.spelled(text, &markers),
+                        Piece::Skip(_) => String::new(),
+                        Piece::Name => literal(&tool.name),
+                        Piece::Index => "/[0-9]+/".to_owned(),
+                        Piece::Arguments => tool.arguments.clone(),
+                        Piece::Parameters(one) => {
+                            helpers.parameters(tool, one, &|text: &str| self.spelled(text, &markers))
+                        }
+                        Piece::Unquoted(quote) => {
+                            let quote = self.spelled(quote, &markers);
+                            let fields = helpers.unquoted(tool, &quote);
+                            format!("\"{{\" {fields} \"}}\"")
+                        }
+                    });
+                    parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+                }
+            };
+            rules.push(format!("{rule}_{number}: {body}"));
+        }
+    }
+}
+
+/// Rules that several tools may need.
+#[derive(Default)]
+struct Helpers {
+    rules: Vec<String>,
+}
+
+/// One argument: its name, its schema with the definitions of the whole, whether it must be there.
+fn properties(tool: &Callable) -> Option<Vec<(&str, Value, bool)>> {
+    let schema = tool.schema.as_ref()?;
+    let all = schema.get("properties")?.as_object()?;
+    let required: Vec<&str> = schema
+        .get("required")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let with_definitions = |one: &Value| {
+        let mut one = one.as_object().cloned().unwrap_or_else(Map::new);
+        for name in ["$defs", "definitions"] {
+            if let Some(found) = schema.get(name) {
+                one.insert(name.to_owned(), found.clone());
+            }
+        }
+        Value::Object(one)
+    };
+    let found = all
+        .iter()
+        .map(|(name, one)| (name.as_str(), with_definitions(one), required.contains(&name.as_str())));
+    Some(found.collect())
+}
+
+/// White space as `grammar/sources.py` bounds it.
+fn json(schema: &Value) -> String {
+    let mut schema = schema.as_object().cloned().unwrap_or_default();
+    schema.insert(
+        "x-guidance".to_owned(),
+        serde_json::json!({"whitespace_pattern": "[ \\n\\t]{1,32}"}),
+    );
+    format!("%json {}", Value::Object(schema))
+}
+
+fn is_text(schema: &Value) -> bool {
+    schema.get("type").and_then(Value::as_str) == Some("string") && schema.get("enum").is_none()
+}
+
+/// What may be spelled, of a schema with an enum of texts.
+fn options(schema: &Value) -> Option<Vec<&str>> {
+    schema.get("enum")?.as_array()?.iter().map(Value::as_str).collect()
+}
+
+impl Helpers {
+    fn add(&mut self, rule: &str) {
+        if !self.rules.iter().any(|one| one == rule) {
+            self.rules.push(rule.to_owned());
+        }
+    }
+
+    /// Arguments with commas in between: those that must be there first, in the order of the schema.
+    fn comma_separated(fields: &[(String, bool)]) -> String {
+        let (must, may): (Vec<_>, Vec<_>) = fields.iter().partition(|(_, required)| *required);
+        let behind = |some: &[&(String, bool)]| {
+            some.iter()
+                .map(|(one, _)| format!(" (\",\" /\\s?/ {one})?"))
+                .collect::<String>()
+        };
+        if must.is_empty() {
+            let starts = (0..may.len()).map(|first| format!("{}{}", may[first].0, behind(&may[first + 1..])));
+            let starts: Vec<String> = starts.collect();
+            return if starts.is_empty() {
+                String::new()
+            } else {
+                format!("({})?", starts.join(" | "))
+            };
+        }
+        let must: Vec<&str> = must.iter().map(|(one, _)| one.as_str()).collect();
+        format!("{}{}", must.join(" \",\" /\\s?/ "), behind(&may))
+    }
+
+    /// `name=value`, values as in JSON.
+    fn listed(&mut self, tool: &Callable, field: impl Fn(&str, &str) -> String) -> String {
+        if let Some(all) = properties(tool) {
+            let fields: Vec<(String, bool)> = all
+                .iter()
+                .map(|(name, schema, required)| (field(name, &json(schema)), *required))
+                .collect();
+            return Self::comma_separated(&fields);
+        }
+        self.add("any_field: /[A-Za-z_][A-Za-z0-9_]*/ \"=\" %json {}");
+        "(any_field (\", \" any_field)*)?".to_owned()
+    }
+
+    /// Each with its own markers.
+    fn parameters(&mut self, tool: &Callable, one: &Parameter, spelled: &dyn Fn(&str) -> String) -> String {
+        let line = if one.in_lines { "\n" } else { "" };
+        let end = spelled(&format!("{line}{}", one.end));
+        let ending = if end.starts_with('"') {
+            end.clone()
+        } else {
+            format!("any_text {end}")
+        };
+        if ending.starts_with('"') {
+            // the first end marker ends a text
+            self.add(&format!("text[stop={end}]: {ANY}"));
+        } else {
+            self.add(&format!("any_text: {ANY}"));
+            self.add(&format!("text: {ending}"));
+        }
+        let next = if one.in_lines { "\"\\n\"" } else { "" };
+        let begun = |name: &str| {
+            let parts = [
+                spelled(one.begin),
+                name.to_owned(),
+                spelled(one.named),
+                spelled(one.value),
+                spelled(line),
+            ];
+            parts
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let Some(all) = properties(tool) else {
+            return format!("({} text {next})*", begun(WORD));
+        };
+        let fields = all.iter().map(|(name, schema, required)| {
+            let begin = begun(&literal(name));
+            let value = if let Some(some) = options(schema) {
+                let some: Vec<String> = some.into_iter().map(literal).collect();
+                format!("({}) {end}", some.join(" | "))
+            } else if is_text(schema) {
+                "text".to_owned()
+            } else {
+                format!("{} {end}", json(schema))
+            };
+            let times = if *required { "" } else { "?" };
+            format!("({begin} {value} {next}){times}")
+        });
+        fields.collect::<Vec<_>>().join(" ")
+    }
+
+    /// `name:value`, strings with `quote` around them.
+    fn unquoted(&mut self, tool: &Callable, quote: &str) -> String {
+        if quote.starts_with('"') {
+            self.add(&format!("quoted_end[stop={quote}]: {ANY}"));
+            self.add(&format!("quoted: {quote} quoted_end"));
+        } else {
+            self.add(&format!("quoted_text: {ANY}"));
+            self.add(&format!("quoted: {quote} quoted_text {quote}"));
+        }
+        self.add("unquoted: quoted | %json {\"type\": [\"number\", \"boolean\", \"null\"]} | unquoted_list | unquoted_object");
+        self.add("unquoted_list: \"[\" (unquoted (\",\" unquoted)*)? \"]\"");
+        self.add("unquoted_object: \"{\" (unquoted_field (\",\" unquoted_field)*)? \"}\"");
+        self.add(&format!("unquoted_field: {WORD} \":\" unquoted"));
+        let Some(all) = properties(tool) else {
+            return "(unquoted_field (\",\" unquoted_field)*)?".to_owned();
+        };
+        let fields: Vec<(String, bool)> = all
+            .iter()
+            .map(|(name, schema, required)| {
+                let value = if let Some(some) = options(schema) {
+                    let some: Vec<String> = some.into_iter().map(literal).collect();
+                    format!("{quote} ({}) {quote}", some.join(" | "))
+                } else {
+                    match schema.get("type").and_then(Value::as_str) {
+                        Some("string") => "quoted".to_owned(),
+                        Some("number" | "integer" | "boolean" | "null") => json(schema),
+                        Some("array") => "unquoted_list".to_owned(),
+                        Some("object") => "unquoted_object".to_owned(),
+                        _ => "unquoted".to_owned(),
+                    }
+                };
+                (format!("{} {value}", literal(&format!("{name}:"))), *required)
+            })
+            .collect();
+        Self::comma_separated(&fields)
+    }
+}
+
+// ------------------------------------------------------------------------------------ templates that know no tools
+
+impl ToolFormat {
+    /// How to call a tool, for a model whose template does not say it.
+    pub fn explained(&self) -> String {
+        let (alone, several) = match (self.begin.is_empty(), &self.call, &self.many) {
+            (true, Call::Object(..), Many::Listed) => {
+                (" and nothing else", "; for several calls, with a list of such objects")
+            }
+            (true, ..) => (" and nothing else", ""),
+            _ => ("", ""),
+        };
+        let what = match (&self.call, self.begin.is_empty()) {
+            (Call::Python, true) => "a list of Python calls",
+            (Call::Object(..), true) => "an object",
+            _ => "",
+        };
+        let example = match &self.call {
+            Call::Python => "[name(argument=value)]".to_owned(),
+            Call::Object(name, arguments) => self.in_list(format!("{{\"{name}\": ..., \"{arguments}\": {{...}}}}")),
+            _ => return format!("answer with {}", self.written("name", "{\"argument\": \"value\"}")),
+        };
+        let example = format!("{}{example}{}", self.begin.trim(), self.end.trim());
+        if what.is_empty() {
+            format!("answer with {example}")
+        } else {
+            format!("answer with {what}{alone}: {example}{several}")
+        }
+    }
+
+    fn in_list(&self, object: String) -> String {
+        if self.many == Many::Listed && !self.begin.is_empty() {
+            format!("[{object}]")
+        } else {
+            object
+        }
+    }
+
+    /// A call as the model is told to write it. `arguments`: JSON text.
+    pub fn written(&self, name: &str, arguments: &str) -> String {
+        let fields: Map<String, Value> = serde_json::from_str(arguments).unwrap_or_default();
+        let call = match &self.call {
+            Call::Object(named, argued) => self.in_list(format!(
+                "{{\"{named}\": {}, \"{argued}\": {arguments}}}",
+                Value::from(name)
+            )),
+            Call::Python => {
+                let fields: Vec<String> = fields.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                format!("[{name}({})]", fields.join(", "))
+            }
+            Call::Harmony => {
+                format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>")
+            }
+            Call::Pattern(pieces) => pieces
+                .iter()
+                .map(|piece| match piece {
+                    Piece::Lit(text) | Piece::Opt(text) => (*text).to_owned(),
+                    Piece::Skip(_) => String::new(),
+                    Piece::Name => name.to_owned(),
+                    Piece::Index => "0".to_owned(),
+                    Piece::Arguments => arguments.to_owned(),
+                    Piece::Parameters(one) => {
+                        let line = if one.in_lines { "\n" } else { "" };
+                        let fields = fields.iter().map(|(key, value)| {
+                            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                            let (begin, named, before, end) = (one.begin, one.named, one.value, one.end);
+                            format!("{begin}{key}{named}{before}{line}{value}{line}{end}{line}")
+                        });
+                        fields.collect()
+                    }
+                    Piece::Unquoted(quote) => unquoted(&Value::Object(fields.clone()), quote),
+                })
+                .collect(),
+        };
+        format!("{}{call}{}", self.begin, self.end)
+    }
+}
+
+fn unquoted(value: &Value, quote: &str) -> String {
+    match value {
+        Value::String(text) => format!("{quote}{text}{quote}"),
+        Value::Array(items) => {
+            format!(
+                "[{}]",
+                items
+                    .iter()
+                    .map(|one| unquoted(one, quote))
+                    .collect::<Vec<_>>()
+                    .join(",")
+            )
+        }
+        Value::Object(fields) => {
+            let fields = fields
+                .iter()
+                .map(|(key, one)| format!("{key}:{}", unquoted(one, quote)));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+        }
+        other => other.to_string(),
+    }
+}
