@@ -68,6 +68,7 @@ class Bounds(msgspec.Struct, frozen=True):
     max_messages: int = 4096
     max_parts: int = 4096  # of one message
     max_prompts: int = 256
+    max_metadata: int = 16  # pairs
     max_inputs: int = 1024  # of embeddings
     max_choices: int = 1024  # answers of one request: prompts times n
     max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its answer

@@ -22,7 +22,7 @@ from minisgl.config import ApiKey
 from minisgl.message import AdapterChanged, AddRequest
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.answers import Answer, Client, differ
-from tests.helpers.api_bodies import EMBEDDINGS, MESSAGES, embedding_bodies, message_bodies
+from tests.helpers.api_bodies import EMBEDDINGS, MESSAGES, RESPONSES, embedding_bodies, message_bodies, response_bodies
 from tests.helpers.bodies import CHAT, COMPLETION, GENERATE, agent_bodies, scored_completions, usual_bodies, written
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.fill_in import MARKERS, with_markers
@@ -147,6 +147,7 @@ def test_usual_requests_are_answered_by_the_gateway(pair: Pair, path: str) -> No
 
 ADAPTER = "adapter"
 LIMITED = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key=KEY, max_priority=4),))
+KEPT = (b'"store":true', b'"top_logprobs"', b"output_text.logprobs")  # of responses: only Python has them
 KINDS = ("tokens", "texts", "plain")
 
 
@@ -209,6 +210,7 @@ def of_agents(draw: st.DrawFn) -> Request:
         COMPLETION: scored_completions(),
         EMBEDDINGS: embedding_bodies(),
         MESSAGES: message_bodies(),
+        RESPONSES: response_bodies(),
     }
     path = draw(st.sampled_from([CHAT, CHAT, *kinds]))
     body = draw(kinds[path])
@@ -227,6 +229,7 @@ def test_what_agents_ask(kind: str) -> None:
             nonlocal num_good
             answer = found.check(request)
             needs_python = kind == "plain" and b'"tools"' in request.body
+            needs_python |= request.target == RESPONSES and any(one in request.body for one in KEPT)
             num_good += answer is not None and answer.status in (200, 500) and not needs_python
 
         run()

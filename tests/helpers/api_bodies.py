@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.bodies import FUNCTIONS, answers, fails_alike, odd_prompts, plain_texts, seeds
 
-EMBEDDINGS, MESSAGES = "/v1/embeddings", "/v1/messages"
+EMBEDDINGS, MESSAGES, RESPONSES = "/v1/embeddings", "/v1/messages", "/v1/responses"
 
 _ids = st.lists(st.integers(0, 255), min_size=1, max_size=9)
 inputs = st.one_of(
@@ -180,4 +180,117 @@ def message_bodies(draw: st.DrawFn) -> dict[str, Any]:
     body["messages"].append({"role": "user", "content": last})
     if draw(st.integers(0, 7)) == 0:
         body |= draw(_odd_messages)
+    return body
+
+
+# --------------------------------------------------------------------------------------------------------- responses
+
+_items = st.lists(
+    st.sampled_from(
+        [
+            {"role": "user", "content": "hi"},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "é"}], "id": "msg_1"},
+            {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "so"}, {"type": "refusal", "refusal": "n"}],
+            },
+            {"role": "assistant", "content": "well"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "é"}], "encrypted_content": None},
+            {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "c", "name": "get", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c", "output": "5"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "é"}]},
+            {"role": "user", "content": []},
+        ]
+    ),
+    max_size=5,
+)
+_response_tools = st.lists(
+    st.sampled_from(FUNCTIONS), min_size=1, max_size=3, unique_by=lambda one: str(one["name"])
+).map(lambda found: [{"type": "function", **one} for one in found])
+_format = {"type": "json_schema", "name": "a", "schema": _schema, "strict": None}
+OF_RESPONSES: dict[str, st.SearchStrategy[Any]] = {
+    "instructions": plain_texts,
+    "tools": _response_tools,
+    "parallel_tool_calls": st.booleans(),
+    "text": st.sampled_from(
+        [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}, {"format": _format}, {}]
+    ),
+    "reasoning": st.sampled_from([{"effort": "none"}, {"effort": "low", "summary": "auto"}, {"summary": None}]),
+    "max_output_tokens": st.sampled_from([100, 20, 1]),
+    "max_tool_calls": st.just(3),
+    "include": st.sampled_from([["reasoning.encrypted_content"], []]),
+    "truncation": st.sampled_from(["auto", "disabled"]),
+    "metadata": st.sampled_from([{"a": "b"}, {}]),
+    "user": st.just("u"),
+    "safety_identifier": st.just("s"),
+    "prompt_cache_key": st.just("k"),
+    "stream": st.booleans(),
+    "stop": st.sampled_from(["o", ["v"]]),
+    "temperature": st.sampled_from([0, 0.5, 1]),
+    "top_p": st.sampled_from([0.9, 1]),
+    "service_tier": st.just("auto"),
+    "background": st.just(False),
+    "model": st.sampled_from(["adapter", "scripted", None]),
+    "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"x": [1, 2.5]}]),
+}
+_odd_responses = st.sampled_from(
+    [
+        {"store": True},
+        {"previous_response_id": "resp_1"},
+        {"top_logprobs": 2},
+        {"include": ["message.output_text.logprobs"]},
+        {"max_output_tokens": 0},
+        {"max_tokens": 5},
+        {"n": 2},
+        {"background": True},
+        {"text": {"format": {"type": "json_schema"}}},
+        {"text": {"format": {"type": "xml"}}},
+        {"text": {"verbosity": "low"}},
+        {"reasoning": {"summary": "detailed"}},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": {"type": "function"}},
+        {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "nobody"}]}},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function", "name": "a b"}]},
+        {"metadata": {"a": 1}},
+        {"metadata": {str(i): "x" for i in range(17)}},
+        {"response_format": {"type": "text"}},
+        {"conversation": "c"},
+        {"truncation": "often"},
+        {"input": []},
+        {"input": None},
+        {"input": 5},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"input": [{"id": "msg_1"}]},
+        {"input": [{"role": "tool", "content": "a"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        {"input": [{"type": "function_call", "call_id": "c"}]},
+        {"input": [{"type": "reasoning", "content": "a"}]},
+        {"input": [["user", "a"]]},
+        {"unknown": 1},
+    ]
+)
+
+
+@st.composite
+def response_bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """As OpenAI's clients send them that keep the conversation themselves; the engine's answer is in the last item."""
+    body: dict[str, Any] = {"seed": draw(seeds), "store": False}
+    last = draw(answers)
+    for name, values in OF_RESPONSES.items():
+        if draw(st.integers(0, 2)) == 0:
+            body[name] = draw(values)
+    if "tools" in body and draw(st.booleans()):
+        name = {"type": "function", "name": body["tools"][0]["name"]}
+        allowed = [{"type": "allowed_tools", "mode": mode, "tools": [name]} for mode in ("auto", "required")]
+        body["tool_choice"] = draw(st.sampled_from(["auto", "none", "required", name, *allowed]))
+    if not fails_alike(body):
+        last = last.replace("fail:", "say:", 1)
+    body["input"] = draw(st.sampled_from([last, [*draw(_items), {"role": "user", "content": last}]]))
+    if draw(st.integers(0, 7)) == 0:
+        body |= draw(_odd_responses)
     return body

@@ -38,6 +38,7 @@ from minisgl.server.errors import (
 from minisgl.server.fields import Body
 from minisgl.server.log import shows_access
 from minisgl.server.messages.body import MessagesRequest
+from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
@@ -55,6 +56,7 @@ BODIES: dict[str, type[Body]] = {
     "generate": GenerateRequest,
     "generate_sampling": GenerateSampling,
     "messages": MessagesRequest,
+    "responses": ResponsesRequest,
 }
 
 

@@ -195,6 +195,7 @@ pub struct Bounds {
     pub max_messages: usize,
     pub max_parts: usize,
     pub max_prompts: usize,
+    pub max_metadata: usize,
     pub max_inputs: usize,
     pub max_choices: usize,
     pub max_logprob_entries: i64,

@@ -15,8 +15,6 @@ from minisgl.server.answers import ContentLogprob, _Answer
 from minisgl.server.fields import Body, Int64, TextOrParts, described, ranged, text_or_list
 from minisgl.server.sampling_fields import Sampling
 
-MAX_METADATA = 16  # pairs
-
 
 class ResponsePart(Body):
     """A part of a message or of a function's output."""
@@ -174,8 +172,8 @@ class ResponsesRequest(Sampling):
     )
     store: StrictBool | None = described("Keep the answer for `previous_response_id` and `GET`; true by default.")
     background: StrictBool | None = described("Only false: there is no background mode.")
-    metadata: Annotated[dict[StrictStr, StrictStr], Field(max_length=MAX_METADATA)] | None = described(
-        "Up to 16 texts by name, returned in the answer."
+    metadata: Annotated[dict[StrictStr, StrictStr], Field(max_length=BOUNDS.max_metadata)] | None = described(
+        f"Up to {BOUNDS.max_metadata} texts by name, returned in the answer."
     )
     user: StrictStr | None = described("Returned in the answer, without effect.")
     safety_identifier: StrictStr | None = described("Returned in the answer, without effect.")

@@ -582,6 +582,216 @@ body! {
     }
 }
 
+/// A part of an item.
+#[derive(Debug, serde::Deserialize)]
+pub struct ItemPart {
+    pub r#type: ItemPartKind,
+    pub text: Option<String>,
+    pub refusal: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ItemPartKind {
+    InputText,
+    OutputText,
+    Text,
+    Refusal,
+    ReasoningText,
+    SummaryText,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ItemKind {
+    Message,
+    FunctionCall,
+    FunctionCallOutput,
+    Reasoning,
+}
+
+/// An item of a conversation, of any kind but references.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseItem {
+    pub r#type: Option<ItemKind>,
+    pub id: Option<String>,
+    pub role: Option<Role>,
+    pub content: Option<Given<ItemPart>>,
+    pub call_id: Option<String>,
+    pub name: Option<String>,
+    pub arguments: Option<String>,
+    pub output: Option<Given<ItemPart>>,
+    pub summary: Option<Vec<Object<ItemPart>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FunctionKind {
+    Function,
+}
+
+/// A tool.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseTool {
+    pub r#type: FunctionKind,
+    pub name: String,
+    pub description: Option<String>,
+    pub parameters: Option<Map<String, Value>>,
+    pub strict: Option<bool>,
+}
+
+/// One of those that are allowed.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseToolName {
+    pub r#type: FunctionKind,
+    pub name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ResponseChoiceKind {
+    Function,
+    AllowedTools,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ResponseMode {
+    Auto,
+    Required,
+}
+
+/// `tool_choice`, if it is an object.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseChoice {
+    r#type: ResponseChoiceKind,
+    pub name: Option<String>,
+    mode: Option<ResponseMode>,
+    tools: Option<Vec<Object<ResponseToolName>>>,
+}
+
+impl ResponseChoice {
+    pub fn is_allowed_tools(&self) -> bool {
+        self.r#type == ResponseChoiceKind::AllowedTools
+    }
+
+    pub fn tool_names(&self) -> Vec<&str> {
+        let tools = self.tools.iter().flatten();
+        tools.map(|Object(tool)| tool.name.as_str()).collect()
+    }
+
+    pub fn mode(&self) -> Option<&'static str> {
+        self.mode.map(|mode| match mode {
+            ResponseMode::Auto => "auto",
+            ResponseMode::Required => "required",
+        })
+    }
+
+    /// As the answer has it.
+    pub fn shown(&self) -> Value {
+        let kind = if self.is_allowed_tools() {
+            "allowed_tools"
+        } else {
+            "function"
+        };
+        let mut found = Map::new();
+        found.insert("type".into(), kind.into());
+        found.extend(self.name.as_ref().map(|name| ("name".to_owned(), name.as_str().into())));
+        found.extend(self.mode().map(|mode| ("mode".to_owned(), mode.into())));
+        if self.tools.is_some() {
+            let names = self.tool_names().into_iter();
+            let tools: Vec<_> = names
+                .map(|name| serde_json::json!({"type": "function", "name": name}))
+                .collect();
+            found.insert("tools".into(), tools.into());
+        }
+        found.into()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResponseFormatKind {
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+/// `text.format`.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseFormat {
+    pub r#type: ResponseFormatKind,
+    pub name: Option<String>,
+    pub schema: Option<Map<String, Value>>,
+    pub strict: Option<bool>,
+    pub description: Option<String>,
+}
+
+/// `text`.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseText {
+    pub format: Option<Map<String, Value>>,
+    pub verbosity: Option<MediumKind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MediumKind {
+    Medium,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AutoKind {
+    Auto,
+}
+
+/// `reasoning`.
+#[derive(Debug, serde::Deserialize)]
+pub struct ResponseReasoning {
+    pub effort: Option<String>,
+    pub summary: Option<AutoKind>,
+    pub generate_summary: Option<AutoKind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    Auto,
+    Disabled,
+}
+
+impl Truncation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Truncation::Auto => "auto",
+            Truncation::Disabled => "disabled",
+        }
+    }
+}
+
+body! {
+    /// POST /v1/responses.
+    ResponsesBody "responses" {
+        input: Option<Given<ResponseItem>>,
+        instructions: Option<String>,
+        previous_response_id: Option<String>,
+        tools: Option<Vec<Object<ResponseTool>>>,
+        tool_choice: Option<Value>,
+        parallel_tool_calls: Option<bool>,
+        text: Option<Object<ResponseText>>,
+        reasoning: Option<Object<ResponseReasoning>>,
+        max_output_tokens: Option<i64>,
+        max_tool_calls: Option<i64>,
+        top_logprobs: Option<i64>,
+        include: Option<Vec<String>>,
+        truncation: Option<Truncation>,
+        safety_identifier: Option<String>,
+        prompt_cache_key: Option<String>,
+        chat_template_kwargs: Option<Map<String, Value>>,
+    }
+}
+
 body! {
     /// POST /v1/completions.
     CompletionBody "completion" {

@@ -19,6 +19,8 @@ pub mod message_shape;
 pub mod messages;
 pub mod parsed;
 pub mod plan;
+pub mod response_shape;
+pub mod responses;
 pub mod sections;
 pub mod shape;
 

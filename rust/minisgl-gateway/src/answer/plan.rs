@@ -15,10 +15,11 @@ use crate::metrics::Reason;
 use super::embedding::Vectors;
 use super::fields::{
     Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message,
-    MessagesBody, Object, Part, Pooling, Prompt, Role, Verbosity, Written, given,
+    MessagesBody, Object, Part, Pooling, Prompt, ResponsesBody, Role, Verbosity, Written, given,
 };
 use super::messages::{self, Asked};
 use super::parsed::Parsing;
+use super::responses;
 
 /// The endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Endpoint {
     Embedding,
     /// /v1/messages
     Messages,
+    /// /v1/responses
+    Responses,
 }
 
 impl Endpoint {
@@ -44,6 +47,7 @@ impl Endpoint {
             "/generate" => Some(Endpoint::Generate),
             "/v1/embeddings" | "/embeddings" => Some(Endpoint::Embedding),
             "/v1/messages" => Some(Endpoint::Messages),
+            "/v1/responses" => Some(Endpoint::Responses),
             _ => None,
         }
     }
@@ -56,6 +60,7 @@ impl Endpoint {
             Endpoint::Generate => "/generate",
             Endpoint::Embedding => "/v1/embeddings",
             Endpoint::Messages => "/v1/messages",
+            Endpoint::Responses => "/v1/responses",
         }
     }
 }
@@ -107,6 +112,8 @@ pub struct Plan {
     pub include_usage: bool,
     /// How embeddings are shown.
     pub vectors: Vectors,
+    /// What the answer of [`Endpoint::Responses`] says from its beginning on.
+    pub head: Option<Map<String, Value>>,
 }
 
 impl Plan {
@@ -126,6 +133,7 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Endpoint::Generate => generate(parsed(body, config)?, config),
         Endpoint::Embedding => embedding(parsed(body, config)?, config),
         Endpoint::Messages => messages(parsed(body, config)?, config),
+        Endpoint::Responses => responses(parsed(body, config)?, config),
     }?;
     let most = match endpoint {
         Endpoint::Embedding => config.bounds.max_inputs,
@@ -204,11 +212,25 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
 
 fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut common = body.common();
+    sure(common.max_tokens.is_some())?;
     let mut stop = body.stop_sequences.take().unwrap_or_default();
     stop.append(&mut common.stop);
     common.stop = stop;
     let asked = messages::to_chat(&mut body, config.bounds.max_parts).ok_or(Reason::Error)?;
     one_answer(Endpoint::Messages, common, asked, body.chat_template_kwargs, config)
+}
+
+fn responses(mut body: ResponsesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+    does(!responses::is_for_python(&body))?;
+    let mut common = body.common();
+    sure(common.max_tokens.is_none())?;
+    common.max_tokens = body.max_output_tokens;
+    let (asked, mut head) = responses::to_chat(&mut body, &config.bounds).ok_or(Reason::Error)?;
+    let mut found = one_answer(Endpoint::Responses, common, asked, body.chat_template_kwargs, config)?;
+    head.insert("temperature".into(), found.sampling.temperature.into());
+    head.insert("top_p".into(), found.sampling.top_p.into());
+    found.head = Some(head);
+    Ok(found)
 }
 
 /// Of an API whose fields are others than those of chats.
@@ -219,7 +241,7 @@ fn one_answer(
     kwargs: Option<Map<String, Value>>,
     config: &GatewayConfig,
 ) -> Result<Plan, Reason> {
-    sure(common.n.is_none_or(|n| n == 1) && common.max_tokens.is_some_and(|most| most >= 1))?;
+    sure(common.n.is_none_or(|n| n == 1))?;
     sure(common.form.iter().all(|(name, _)| *name != "response_format"))?;
     (common.n, common.stream_options) = (None, None); // which have no meaning here
     for (name, value) in asked.form {
@@ -459,6 +481,7 @@ fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason
             encoding: body.encoding_format.unwrap_or_default(),
             dimensions: body.dimensions,
         },
+        head: None,
     })
 }
 
@@ -521,6 +544,7 @@ fn finished(
         stream,
         include_usage,
         vectors: Vectors::default(),
+        head: None,
     })
 }
 

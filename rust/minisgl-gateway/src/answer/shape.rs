@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
 use minisgl_text::answer::Part;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::choice::{Choice, End, Finish};
 use super::embedding::Vectors;
@@ -18,6 +18,7 @@ use super::logprobs::Logprobs;
 use super::message_shape::MessageShape;
 use super::parsed::Parsed;
 use super::plan::{Endpoint, Plan};
+use super::response_shape::ResponseShape;
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
@@ -49,7 +50,7 @@ impl Shown {
     /// Of a choice of which nothing has come.
     pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
         let parsed = plan.parsing.as_ref();
-        let keeps = !plan.stream && plan.endpoint != Endpoint::Messages;
+        let keeps = !plan.stream && !matches!(plan.endpoint, Endpoint::Messages | Endpoint::Responses);
         let logprobs = plan.sampling.logprobs.map(|_| match plan.endpoint {
             Endpoint::Completion => Logprobs::of_completion(tokenizer),
             _ => Logprobs::of_chat(tokenizer),
@@ -62,6 +63,12 @@ impl Shown {
     }
 }
 
+/// An answer that is a list of sections.
+enum Story {
+    Message(MessageShape),
+    Response(ResponseShape),
+}
+
 /// How one request is shown.
 pub struct Shape {
     endpoint: Endpoint,
@@ -69,7 +76,7 @@ pub struct Shape {
     include_usage: bool,
     has_begun: bool,
     vectors: Vectors,
-    story: Option<MessageShape>,
+    story: Option<Story>,
     /// The model's name, as JSON.
     model: String,
     /// Up to the choices of an event, or of the whole answer.
@@ -100,7 +107,7 @@ impl Shape {
                 r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{model},"choices":["#
             ),
             Endpoint::Generate => Ok(()),
-            Endpoint::Messages => Ok(()),
+            Endpoint::Messages | Endpoint::Responses => Ok(()),
             Endpoint::Embedding => write!(head, r#"{{"object":"list","data":["#),
         };
         let tail: &[u8] = if include_usage {
@@ -114,11 +121,17 @@ impl Shape {
             include_usage,
             has_begun: false,
             vectors: Vectors::default(),
-            story: (endpoint == Endpoint::Messages).then(|| MessageShape::new(&model)),
+            story: (endpoint == Endpoint::Messages).then(|| Story::Message(MessageShape::new(&model))),
             model,
             head: head.into_bytes(),
             tail,
         }
+    }
+
+    /// The same, of an answer that says this from its beginning on.
+    pub fn with_head(mut self, head: Map<String, Value>, created: u64, model: &str) -> Shape {
+        self.story = Some(Story::Response(ResponseShape::new(head, created, model.into())));
+        self
     }
 
     /// The same, with embeddings shown so.
@@ -165,10 +178,19 @@ impl Shape {
             None if text.is_empty() => Vec::new(),
             None => vec![Part::Text(text)],
         };
-        if self.stream {
-            story.begin(usage, out);
+        match story {
+            Story::Message(message) => {
+                if self.stream {
+                    message.begin(usage, out);
+                }
+                message.take(parts, finish, self.stream, out);
+            }
+            Story::Response(response) if self.stream => {
+                response.begin(out);
+                response.take(parts, finish, out);
+            }
+            Story::Response(response) => response.take(parts, finish, &mut Vec::new()),
         }
-        story.take(parts, finish, self.stream, out);
     }
 
     /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
@@ -224,7 +246,7 @@ impl Shape {
                     out.extend_from_slice(b"}\n");
                 }
             }
-            Endpoint::Embedding | Endpoint::Messages => {} // they are shown elsewhere
+            Endpoint::Embedding | Endpoint::Messages | Endpoint::Responses => {} // they are shown elsewhere
         }
     }
 
@@ -293,10 +315,11 @@ impl Shape {
     }
 
     /// What comes after every choice has ended.
-    pub fn end(&self, usage: Usage, end: End<'_>, out: &mut Vec<u8>) {
-        if let Some(story) = &self.story {
-            story.end(end, usage, out);
-            return;
+    pub fn end(&mut self, usage: Usage, end: End<'_>, out: &mut Vec<u8>) {
+        match &mut self.story {
+            Some(Story::Message(message)) => return message.end(end, usage, out),
+            Some(Story::Response(response)) => return response.end(end, usage, out),
+            None => {}
         }
         if self.endpoint == Endpoint::Generate {
             return;
@@ -312,10 +335,11 @@ impl Shape {
     }
 
     /// The last part instead, if a choice fails.
-    pub fn error(&self, body: &Value, out: &mut Vec<u8>) {
-        if self.tells() {
-            MessageShape::error(body, out);
-            return;
+    pub fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
+        match &mut self.story {
+            Some(Story::Message(_)) => return MessageShape::error(body, out),
+            Some(Story::Response(response)) => return response.error(body, out),
+            None => {}
         }
         let body = body.to_string();
         if self.endpoint == Endpoint::Generate {
@@ -334,7 +358,10 @@ impl Shape {
     /// The whole answer; `shown` by choice.
     pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
         if let (Some(story), Some(choice)) = (&self.story, choices.first()) {
-            return Ok(story.whole(choice.end(), usage));
+            return Ok(match story {
+                Story::Message(message) => message.whole(choice.end(), usage),
+                Story::Response(response) => response.whole(choice.end(), usage).to_string().into_bytes(),
+            });
         }
         let mut out = self.head.clone();
         if self.endpoint == Endpoint::Embedding {

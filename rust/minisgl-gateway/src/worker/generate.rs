@@ -282,15 +282,12 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
         .map_or(0, |since| since.as_secs());
     let shown = choices.iter().map(|_| Shown::new(plan, &loaded.tokenizer)).collect();
     let (stream, usage) = (plan.stream, plan.include_usage);
-    let shape = Shape::new(
-        plan.endpoint,
-        stream,
-        usage,
-        &callers::random_uuid(),
-        created,
-        plan.model.as_deref().unwrap_or(&loaded.config.model_name),
-    )
-    .with_vectors(plan.vectors);
+    let model = plan.model.as_deref().unwrap_or(&loaded.config.model_name);
+    let id = callers::random_uuid();
+    let mut shape = Shape::new(plan.endpoint, stream, usage, &id, created, model).with_vectors(plan.vectors);
+    if let Some(head) = &plan.head {
+        shape = shape.with_head(head.clone(), created, model);
+    }
     Generation::new(choices, shown, plan.n, shape, writer, heading)
 }
 

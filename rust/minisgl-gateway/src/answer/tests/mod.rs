@@ -55,7 +55,7 @@ fn bounds() -> Value {
     json!({
         "max_stop_strings": 64, "max_stop_chars": 4096, "max_stop_token_ids": 256, "max_logit_bias": 1024,
         "max_bad_words": 256, "max_bad_word_chars": 256, "max_allowed_token_ids": 16384, "max_messages": 4096,
-        "max_parts": 4096, "max_prompts": 256, "max_inputs": 1024, "max_choices": 1024, "max_logprob_entries": 1000,
+        "max_parts": 4096, "max_prompts": 256, "max_inputs": 1024, "max_metadata": 16, "max_choices": 1024, "max_logprob_entries": 1000,
         "completion_tokens": 16, "generate_tokens": 128,
     })
 }

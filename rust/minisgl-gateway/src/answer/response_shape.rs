@@ -1,0 +1,233 @@
+//! Answers to POST /v1/responses: an object with a list of items, or the events that tell how it grows
+//! (`server/responses`).
+//!
+//! Invariants: each event has the next `sequence_number`; deltas of an item joined are its text when it is done; the
+//! object that ends a stream is the one that would have come whole.
+
+use std::io::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minisgl_text::answer::Part;
+use serde_json::{Map, Value, json};
+
+use super::choice::{End, Finish};
+use super::json::{Usage, write_text};
+use super::sections::{Change, Kind, Sections};
+use crate::callers;
+
+/// An answer as it grows.
+pub struct ResponseShape {
+    head: Map<String, Value>,
+    sections: Sections,
+    items: Vec<Value>, // by section
+    num_events: usize,
+    has_begun: bool,
+}
+
+impl ResponseShape {
+    /// `head`: what the object says from its beginning on, but for id, time and the model's name.
+    pub fn new(mut head: Map<String, Value>, created: u64, model: Value) -> ResponseShape {
+        head.insert("id".into(), format!("resp_{}", callers::random_hex()).into());
+        head.insert("created_at".into(), created.into());
+        head.insert("model".into(), model);
+        ResponseShape {
+            head,
+            sections: Sections::default(),
+            items: Vec::new(),
+            num_events: 0,
+            has_begun: false,
+        }
+    }
+
+    fn object<const N: usize>(&self, more: [(&str, Value); N]) -> Value {
+        let mut found = self.head.clone();
+        found.insert("output".into(), self.items.clone().into());
+        found.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        found.into()
+    }
+
+    /// Its fields follow.
+    fn begin_event(&mut self, kind: &str, out: &mut Vec<u8>) {
+        let number = self.num_events;
+        self.num_events += 1;
+        let _ = write!(
+            out,
+            "event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{number}"
+        );
+    }
+
+    fn event(&mut self, kind: &str, fields: &str, out: &mut Vec<u8>) {
+        self.begin_event(kind, out);
+        let _ = write!(out, ",{fields}}}\n\n");
+    }
+
+    /// What comes before the first item of a stream.
+    pub fn begin(&mut self, out: &mut Vec<u8>) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        let object = self.object([("status", "in_progress".into())]);
+        for kind in ["response.created", "response.in_progress"] {
+            self.event(kind, &format!(r#""response":{object}"#), out);
+        }
+    }
+
+    /// What has come, and whether it is all.
+    pub fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, out: &mut Vec<u8>) {
+        let changes = self.sections.take(parts, finish.is_some());
+        for change in changes {
+            match change {
+                Change::Opened(at) => self.open(at, out),
+                Change::Grown(at, text) => self.grow(at, &text, out),
+                Change::Closed(at) => self.close(at, finish == Some(Finish::Length), out),
+            }
+        }
+    }
+
+    /// As far as it has come; what is in progress is shown empty.
+    fn item(&self, at: usize, status: &str) -> Value {
+        let (section, begins) = (&self.sections.all[at], status == "in_progress");
+        let id = if begins {
+            let prefix = match section.kind {
+                Kind::Reasoning => "rs",
+                Kind::Text => "msg",
+                Kind::Call => "fc",
+            };
+            format!("{prefix}_{}", callers::random_hex()).into()
+        } else {
+            self.items[at]["id"].clone()
+        };
+        let content = || {
+            if begins {
+                json!([])
+            } else {
+                json!([part(section.kind, &section.text)])
+            }
+        };
+        match section.kind {
+            Kind::Call => {
+                let arguments = match &section.text {
+                    _ if begins => "",
+                    text if text.is_empty() => "{}",
+                    text => text,
+                };
+                json!({"id": id, "status": status, "type": "function_call", "call_id": section.call_id,
+                    "name": section.name, "arguments": arguments})
+            }
+            Kind::Reasoning => {
+                json!({"id": id, "status": status, "type": "reasoning", "summary": [], "content": content()})
+            }
+            Kind::Text => {
+                json!({"id": id, "status": status, "type": "message", "role": "assistant", "content": content()})
+            }
+        }
+    }
+
+    /// Where an item is, as events say it.
+    fn place(&self, at: usize) -> String {
+        let id = &self.items[at]["id"];
+        let content = match self.sections.all[at].kind {
+            Kind::Call => "",
+            _ => r#","content_index":0"#,
+        };
+        format!(r#""item_id":{id},"output_index":{at}{content}"#)
+    }
+
+    fn open(&mut self, at: usize, out: &mut Vec<u8>) {
+        let item = self.item(at, "in_progress");
+        self.event(
+            "response.output_item.added",
+            &format!(r#""output_index":{at},"item":{item}"#),
+            out,
+        );
+        self.items.push(item);
+        let kind = self.sections.all[at].kind;
+        if kind != Kind::Call {
+            let fields = format!(r#"{},"part":{}"#, self.place(at), part(kind, ""));
+            self.event("response.content_part.added", &fields, out);
+        }
+    }
+
+    fn grow(&mut self, at: usize, text: &str, out: &mut Vec<u8>) {
+        let (kind, place) = (self.sections.all[at].kind, self.place(at));
+        let name = match kind {
+            Kind::Call => "response.function_call_arguments.delta",
+            Kind::Reasoning => "response.reasoning_text.delta",
+            Kind::Text => "response.output_text.delta",
+        };
+        self.begin_event(name, out);
+        let _ = write!(out, r#",{place},"delta":"#);
+        write_text(out, text);
+        out.extend_from_slice(if kind == Kind::Text { br#","logprobs":[]"# } else { b"" });
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// `is_cut`: the answer is, and so its last item.
+    fn close(&mut self, at: usize, is_cut: bool, out: &mut Vec<u8>) {
+        let is_last = at + 1 == self.sections.all.len();
+        let item = self.item(at, if is_cut && is_last { "incomplete" } else { "completed" });
+        self.items[at] = item.clone();
+        let (place, section) = (self.place(at), &self.sections.all[at]);
+        let text = Value::from(section.text.as_str());
+        match section.kind {
+            Kind::Call => {
+                let fields = format!(r#"{place},"name":{},"arguments":{}"#, item["name"], item["arguments"]);
+                self.event("response.function_call_arguments.done", &fields, out);
+            }
+            Kind::Reasoning => {
+                let fields = format!(r#"{place},"text":{text}"#);
+                self.event("response.reasoning_text.done", &fields, out);
+            }
+            Kind::Text => {
+                let fields = format!(r#"{place},"text":{text},"logprobs":[]"#);
+                self.event("response.output_text.done", &fields, out);
+            }
+        }
+        if self.sections.all[at].kind != Kind::Call {
+            let fields = format!(r#"{place},"part":{}"#, item["content"][0]);
+            self.event("response.content_part.done", &fields, out);
+        }
+        let fields = format!(r#""output_index":{at},"item":{item}"#);
+        self.event("response.output_item.done", &fields, out);
+    }
+
+    /// The end of a stream.
+    pub fn end(&mut self, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
+        let object = self.whole(end, usage);
+        let kind = format!("response.{}", object["status"].as_str().unwrap_or_default());
+        self.event(&kind, &format!(r#""response":{object}"#), out);
+    }
+
+    /// The end of a stream that fails; `body`: of the error.
+    pub fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
+        let error = json!({"code": "server_error", "message": body["error"]["message"]});
+        let object = self.object([("status", "failed".into()), ("error", error)]);
+        self.event("response.failed", &format!(r#""response":{object}"#), out);
+    }
+
+    /// The whole object.
+    pub fn whole(&self, end: End<'_>, usage: Usage) -> Value {
+        let usage = json!({
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning.unwrap_or(0)},
+            "total_tokens": usage.prompt + usage.completion,
+        });
+        if end.reason == Some("length") {
+            let why = json!({"reason": "max_output_tokens"});
+            let status = ("status", "incomplete".into());
+            return self.object([("usage", usage), status, ("incomplete_details", why)]);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs()).into();
+        self.object([("usage", usage), ("status", "completed".into()), ("completed_at", now)])
+    }
+}
+
+fn part(kind: Kind, text: &str) -> Value {
+    match kind {
+        Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+        _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+    }
+}
