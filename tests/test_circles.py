@@ -129,33 +129,3 @@ def test_no_circle_between_the_files_of_the_package() -> None:
 )
 def test_no_circle_between_the_files_of_a_crate(crate: str) -> None:
     assert circle(Crate(rust_sources(ROOT / "rust" / crate)).graph()) == []
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        "from m.a import A",
-        "def f() -> None:\n    import m.a",
-        "if TYPE_CHECKING:\n    from m import a",
-        "from . import a",
-    ],
-)
-def test_a_planted_circle_in_python_is_noticed(second: str) -> None:
-    assert circle(python_graph({"m.a": "import m.b", "m.b": "import m.c", "m.c": second}))
-    assert not circle(python_graph({"m.a": "import m.b", "m.b": "import m.c", "m.c": "import n.a"}))
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        "use crate::x::a::A;",
-        "use super::a::{A, B};",
-        "use super::{a::A, d};",
-        "fn f() { super::a::f() }",
-        "use crate::x::A;",
-    ],
-)
-def test_a_planted_circle_in_rust_is_noticed(second: str) -> None:
-    sources = {"": "mod x;", "x": "mod a; mod b; pub use a::A;", "x::a": "use super::b::B;", "x::b": second}
-    assert circle(Crate(sources).graph())
-    assert not circle(Crate(sources | {"x::b": "// use super::a::A;\nuse std::a::A;"}).graph())

@@ -278,24 +278,6 @@ def test_imports_follow_the_rules(name: str) -> None:
     assert [v for file in files for v in violations(file.read_text(), module_name(file))] == []
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("minisgl.engine.x", "from minisgl.scheduler.api import ControlPlane"),
-        ("minisgl.scheduler.x", "def f():\n    import minisgl.engine.api"),
-        ("minisgl.scheduler.reference.x", "from ...engine import api"),
-        ("minisgl.scheduler.__init__", "from ..engine import api"),
-        ("minisgl.server.x", "from minisgl import runner"),
-        ("minisgl.config", "from minisgl.scheduler.reference import ReferenceControlPlane"),
-        ("minisgl.supervisor.start", "from minisgl.runner import loop"),
-        ("minisgl.tokenizer.x", "import importlib\nimportlib.import_module('minisgl.models')"),
-        ("minisgl.engine.x", "from minisgl import LLM"),
-    ],
-)
-def test_a_planted_import_is_noticed(module: str, source: str) -> None:
-    assert len(violations(source, module)) == 1
-
-
 @pytest.mark.parametrize("name", NO_TORCH)
 def test_sources_without_tensors_name_no_torch(name: str) -> None:
     files = [PACKAGE / f"{name}.py"] if (PACKAGE / f"{name}.py").exists() else sorted((PACKAGE / name).rglob("*.py"))
@@ -334,10 +316,3 @@ def test_importing_the_package_brings_little() -> None:
 def test_the_environment_is_read_in_one_file() -> None:
     readers = {file.relative_to(PACKAGE).as_posix() for file in sources() if environment_reads(file.read_text())}
     assert readers == {"envs.py"}
-
-
-@pytest.mark.parametrize(
-    "source", ["import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ", "os.environb"]
-)
-def test_a_planted_environment_read_is_noticed(source: str) -> None:
-    assert environment_reads(source)

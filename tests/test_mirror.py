@@ -26,10 +26,8 @@ ACROSS = {
 }
 OF_THE_REPOSITORY = {
     "test_circles.py",
-    "test_conftest.py",
     "test_layering.py",
     "test_layering_rust.py",
-    "test_long_fuzz.py",
     "test_mirror.py",
     "test_namesakes.py",
     "test_pages.py",
@@ -122,11 +120,6 @@ def test_every_module_is_tested_by_its_name_or_where_the_table_says() -> None:
 def test_no_folder_of_tests_is_without_a_reason() -> None:
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("**/test_*.py"))}
     assert {name for name in folders - ACROSS.keys() - ELSEWHERE.keys() if not (PACKAGE / name).is_dir()} == set()
-
-
-def test_a_name_that_is_no_modules_is_noticed() -> None:
-    assert is_named_after("test_sampler_pairs", modules(PACKAGE / "engine"))
-    assert not is_named_after("test_odds_and_ends", modules(PACKAGE / "engine") | rust_modules())
 
 
 def test_files_that_pages_name_are_there() -> None:

@@ -89,16 +89,6 @@ def test_the_readme_is_short() -> None:
     assert readme.count("\n") < 200
 
 
-def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A `b`: c\n[x](gone.md) `[y](code.md)` [z](#a-b-c) [w](https://example.com/a)\n")
-    assert [(link, file.exists()) for link, file, _ in of_this_repository(page)] == [
-        ("gone.md", False),
-        ("#a-b-c", True),
-    ]
-    assert anchors(page) == {"a-b-c"}
-
-
 def test_every_note_is_listed() -> None:
     listed = {file for _, file, _ in of_this_repository(ROOT / "worklog" / "README.md")}
     assert {note.name for note in (ROOT / "worklog").glob("**/2*.md") if note not in listed} == set()

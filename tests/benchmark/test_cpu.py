@@ -46,6 +46,7 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert "30.0 (20.0 to 40.0)" in cpu.speeds_table(found, [Point(1, 4, 2)])
 
 
+@pytest.mark.slow
 def test_random_weights_are_a_model_that_gguf_reads(tmp_path: Path) -> None:
     files = {kind: cpu.random_weights(kind, tmp_path, TINY) for kind in ("q4_1", "q8_0", "bf16")}
     assert not list(tmp_path.glob("*.part"))

@@ -117,6 +117,7 @@ def rehearse(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_writes_all_that_a_run_writes(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--trace", "--repeats", "1")
     assert done.returncode == 0, done.stderr
@@ -132,6 +133,7 @@ def test_a_rehearsal_writes_all_that_a_run_writes(tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").stat().st_size < one_model.MAX_TRACE_BYTES
 
 
+@pytest.mark.slow
 def test_without_time_nothing_is_run(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--seconds", "0")
     assert done.returncode == 0, done.stderr

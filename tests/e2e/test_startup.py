@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.helpers.e2e import serving, until
-from tests.helpers.engines import MODEL_ENGINES
+from tests.helpers.engines import CPU
 from tests.helpers.seconds import WAIT_S
 
 SERVE = (sys.executable, "-m", "minisgl", "serve", "--port", "0")
@@ -103,7 +103,7 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     assert "tokenizer.json" in refused("--model", model_folder(tmp_path / "m"), "--load-format", "dummy")
 
 
-@pytest.mark.parametrize("engine", MODEL_ENGINES)
+@pytest.mark.parametrize("engine", [CPU, pytest.param("torch", marks=pytest.mark.slow)])
 def test_off_a_terminal_there_are_plain_lines_only(engine: str, tmp_path: Path) -> None:
     env = {"MINISGL_CACHE": str(tmp_path)}
     with serving("--engine", engine, "--model", "smollm2", "--num-pages", "64", env=env) as server:

@@ -31,7 +31,7 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("smollm2-hermes", marks=pytest.mark.slow), "echo"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with serving(*ENGINES[request.param]) as running:
         yield running

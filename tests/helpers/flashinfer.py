@@ -4,14 +4,13 @@ names, in float32, on the CPU.
 `module` stands in for all of it. `with_plain_kernels` takes the package itself, where it is installed, and puts plain
 softmax in the place of its compiled kernels: all of its Python runs, and what it hands to C++ is checked.
 
-Signatures are those of flashinfer 0.6.7 (`test_flashinfer_package.py` compares them with the package's);
-what a plan copies, checks and refuses is that, too; a plan under CUDA graphs copies into the buffers that it was made
-with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds in its buffers.
+Signatures have those parameters of flashinfer 0.6.7 that minisgl gives (`test_flashinfer_package.py` compares them with
+the package's). What a plan copies, checks and refuses is that, too; a plan under CUDA graphs copies into the buffers
+that it was made with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds there.
 """
 
 from __future__ import annotations
 
-import inspect
 from types import ModuleType
 from typing import Any
 
@@ -52,27 +51,20 @@ def attend_pages(
     return out
 
 
-def _only_defaults(function: Any, given: dict[str, Any], known: set[str]) -> None:
-    """What the stand-in knows nothing of must stay as it is."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in given and name not in known:
-            assert given[name] is parameter.default or given[name] == parameter.default, name
-
-
 class BatchDecodeWithPagedKVCacheWrapper:
     def __init__(
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
+        *,
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
         paged_kv_indptr_buffer: Tensor | None = None,
         paged_kv_indices_buffer: Tensor | None = None,
         paged_kv_last_page_len_buffer: Tensor | None = None,
         backend: str = "auto",
-        jit_args: list[Any] | None = None,
     ) -> None:
-        assert kv_layout == "NHD" and backend == "fa2" and jit_args is None
+        assert kv_layout == "NHD" and backend == "fa2"
         assert float_workspace_buffer.dtype == torch.uint8 and not float_workspace_buffer[:1024].any()
         self.device, self.graph, self.tensor_cores = float_workspace_buffer.device, use_cuda_graph, use_tensor_cores
         if use_cuda_graph:
@@ -91,24 +83,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
-        pos_encoding_mode: str = "NONE",
+        *,
         window_left: int = -1,
-        logits_soft_cap: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
-        o_data_type: Any = None,
-        data_type: Any = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-        non_blocking: bool = True,
-        block_tables: Tensor | None = None,
-        seq_lens: Tensor | None = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
     ) -> None:
-        known = {"self", "indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size"}
-        _only_defaults(type(self).plan, locals(), known | {"window_left", "q_data_type", "kv_data_type"})
         log.append(f"decode {len(last_page_len)} {'graph' if self.graph else 'eager'}")
         check_lists(indptr, indices, last_page_len)
         assert self.tensor_cores or num_qo_heads // num_kv_heads in GROUPS
@@ -129,22 +108,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self,
         q: Tensor,
         paged_kv_cache: tuple[Tensor, Tensor],
-        *args: Any,
-        q_scale: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
+        *,
         out: Tensor | None = None,
-        lse: Tensor | None = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: Tensor | None = None,
-        q_len_per_req: int | None = 1,
-        skip_softmax_threshold_scale_factor: float | None = None,
-        kv_block_scales: Any = None,
     ) -> Tensor:
-        assert not args
-        _only_defaults(type(self).run, locals(), {"self", "q", "paged_kv_cache", "args", "out"})
         check_run(q, paged_kv_cache, self._shape, self._dtypes, out, len(self._paged_kv_last_page_len_buf))
         pages = (self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf)
         attended = attend_pages(q, paged_kv_cache, torch.arange(len(q) + 1), pages, self._window_left)
@@ -156,19 +122,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        qo_indptr_buf: Tensor | None = None,
-        paged_kv_indptr_buf: Tensor | None = None,
-        paged_kv_indices_buf: Tensor | None = None,
-        paged_kv_last_page_len_buf: Tensor | None = None,
-        custom_mask_buf: Tensor | None = None,
-        mask_indptr_buf: Tensor | None = None,
+        *,
         backend: str = "auto",
-        jit_args: list[Any] | None = None,
-        jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        known = {"self", "float_workspace_buffer", "kv_layout", "backend"}
-        _only_defaults(type(self).__init__, locals(), known)
         assert kv_layout == "NHD" and backend in ("fa2", "fa3")
         self.device = float_workspace_buffer.device
 
@@ -182,36 +138,12 @@ class BatchPrefillWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        head_dim_vo: int | None = None,
-        custom_mask: Tensor | None = None,
-        packed_custom_mask: Tensor | None = None,
+        *,
         causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        sm_scale: float | None = None,
         window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
-        o_data_type: Any = None,
-        non_blocking: bool = True,
-        prefix_len_ptr: Tensor | None = None,
-        token_pos_in_items_ptr: Tensor | None = None,
-        token_pos_in_items_len: int = 0,
-        max_item_len_ptr: Tensor | None = None,
-        seq_lens: Tensor | None = None,
-        seq_lens_q: Tensor | None = None,
-        block_tables: Tensor | None = None,
-        max_token_per_sequence: int | None = None,
-        max_sequence_kv: int | None = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
     ) -> None:
-        known = {"self", "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads"}
-        known |= {"num_kv_heads", "head_dim_qk", "page_size", "causal", "window_left", "q_data_type", "kv_data_type"}
-        _only_defaults(type(self).plan, locals(), known)
         log.append(f"prefill {len(paged_kv_last_page_len)}")
         assert causal
         check_lists(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
@@ -226,21 +158,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self,
         q: Tensor,
         paged_kv_cache: tuple[Tensor, Tensor],
-        *args: Any,
-        q_scale: Any = None,
-        k_scale: Any = None,
-        v_scale: Any = None,
+        *,
         out: Tensor | None = None,
-        lse: Tensor | None = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: Tensor | None = None,
-        kv_block_scales: Any = None,
-        skip_softmax_threshold_scale_factor: float | None = None,
     ) -> Tensor:
-        assert not args
-        _only_defaults(type(self).run, locals(), {"self", "q", "paged_kv_cache", "args", "out"})
         check_run(q, paged_kv_cache, self._shape, self._dtypes, out, int(self._qo_indptr[-1]))
         attended = attend_pages(q, paged_kv_cache, self._qo_indptr, self._pages, self._window_left)
         return attended if out is None else out.copy_(attended)

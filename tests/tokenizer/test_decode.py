@@ -167,7 +167,7 @@ def test_a_flood_of_bytes_is_delivered_as_it_comes(name: str, flood: bytes) -> N
     counting = Counting(library(name))
     table = DecodeTable(counting)  # type: ignore[arg-type]
     counting.num_decoded = counting.num_looked_up = 0  # what kind it is has been found out
-    ids = [byte_id(name, byte) for byte in flood * 4000]
+    ids = [byte_id(name, byte) for byte in flood] * 4000
     decoder = table.new_stream(True)
     silent = 0
     for token_id in ids:
