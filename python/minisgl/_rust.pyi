@@ -49,6 +49,7 @@ __all__ = [
     "recode_from_engine",
     "recode_to_engine",
     "run_load",
+    "without_billing_header",
 ]
 
 @type_check_only
@@ -558,3 +559,6 @@ def answer_rules(
     """Lark's rules of an answer (`rust/minisgl-text/src/tools.rs`). `body`: the form of one that is no call; `tools`:
     those that may be called, with a rule for the arguments and their schema if they are bound to it; `required`: it
     must call; `many`: several times. Raises `ValueError`."""
+
+def without_billing_header(system: str) -> str:
+    """A system text without the lines at its beginning that agents write for a provider's accounts."""

@@ -212,7 +212,7 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
 def _thinking(parsing: Parsing) -> ThinkingConfig | None:
     if (found := parsing.thinking) is None:
         return None
-    return ThinkingConfig(found.name, parsing.token_id(found.end), sorted(parsing.shown((found.begin, found.end))))
+    return ThinkingConfig(found.name, parsing.token_id(found.end), sorted(parsing.shown(found.markers)))
 
 
 def _tools(parsing: Parsing) -> ToolsConfig | None:

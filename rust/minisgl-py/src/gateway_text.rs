@@ -15,6 +15,12 @@ fn to_python(error: TextError) -> PyErr {
 }
 
 /// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn without_billing_header(system: &str) -> &str {
+    minisgl_text::without_billing_header(system)
+}
+
+/// See `_rust.pyi`.
 #[pyclass(frozen)]
 pub(crate) struct GatewayText {
     tokenizer: Arc<Tokenizer>,

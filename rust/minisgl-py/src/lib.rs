@@ -35,6 +35,7 @@ mod step;
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
     module.add_function(wrap_pyfunction!(answer::answer_rules, module)?)?;
+    module.add_function(wrap_pyfunction!(gateway_text::without_billing_header, module)?)?;
     module.add_class::<answer::AnswerParser>()?;
     module.add_class::<answer::AnswerTools>()?;
     module.add_class::<answer::Thinking>()?;

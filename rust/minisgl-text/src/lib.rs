@@ -16,6 +16,19 @@ mod template;
 mod tokenizer;
 pub mod tools;
 
+/// A system text without the lines at its beginning that agents write for a provider's accounts. They say nothing to a
+/// model, and change with every request: no prefix of the conversation would be found in a cache.
+pub fn without_billing_header(mut system: &str) -> &str {
+    const HEADER: &str = "x-anthropic-billing-header:";
+    while system
+        .get(..HEADER.len())
+        .is_some_and(|begin| begin.eq_ignore_ascii_case(HEADER))
+    {
+        system = system.split_once('\n').map_or("", |(_, rest)| rest);
+    }
+    system
+}
+
 pub use cache::CacheStats;
 pub use decode::{Decoder, TextStream};
 pub use normalize::TextError;

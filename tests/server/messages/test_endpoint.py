@@ -126,6 +126,20 @@ def test_blocks_become_messages(client: anthropic.Anthropic, server: Frontend) -
     )
 
 
+@pytest.mark.parametrize("as_blocks", [False, True])
+def test_what_an_agent_writes_for_accounts_is_not_rendered(
+    client: anthropic.Anthropic, server: Frontend, as_blocks: bool
+) -> None:
+    """It changes with every request: no prefix would be cached."""
+    lines = ["x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=fa690;", "be", "x-anthropic: b"]
+    asked = f"billed{as_blocks}"
+    system: Any = [{"type": "text", "text": line} for line in lines] if as_blocks else "\n".join(lines)
+    create(client, user(asked), system=system)
+    assert prompt_text(server.engine.wait_for_request(asked)).startswith("<system>be\nx-anthropic: b</system>")
+    create(client, user(f"{asked} alone"), system=lines[0])
+    assert prompt_text(server.engine.wait_for_request(f"{asked} alone")).startswith("<user>")
+
+
 def test_an_answer_that_has_begun_goes_on(client: anthropic.Anthropic, server: Frontend) -> None:
     create(client, user("prefill"), {"role": "assistant", "content": "The answer is"})
     assert prompt_text(server.engine.wait_for_request("prefill")).endswith("<assistant>The answer is")

@@ -1,5 +1,6 @@
 //! Bodies of POST /v1/messages: Anthropic's become chats (`server/messages`).
 
+use minisgl_text::without_billing_header;
 use serde_json::{Map, Value, json};
 
 use super::fields::{
@@ -22,10 +23,13 @@ pub struct Asked {
 pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
     let mut found = Asked::default();
     if let Some(system) = body.system.take() {
-        found.messages.push(message(
-            Role::System,
-            Some(Content::Text(joined(system, "\n", most_parts)?)),
-        ));
+        let given = joined(system, "\n", most_parts)?;
+        let text = without_billing_header(&given);
+        if !text.is_empty() || given.is_empty() {
+            found
+                .messages
+                .push(message(Role::System, Some(Content::Text(text.to_owned()))));
+        }
     }
     let given = std::mem::take(&mut body.messages);
     let last = given.last()?.0.role;
