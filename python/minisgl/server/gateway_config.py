@@ -79,6 +79,7 @@ class ThinkingConfig(msgspec.Struct, frozen=True):
 
 class ToolsConfig(msgspec.Struct, frozen=True):
     name: str
+    explained: bool
     shown: list[int]
 
 
@@ -216,10 +217,12 @@ def _thinking(parsing: Parsing) -> ThinkingConfig | None:
 
 
 def _tools(parsing: Parsing) -> ToolsConfig | None:
-    """None: they are shown by another template than others, or by none."""
-    if not parsing.shows_tools or parsing.has_own_template:
+    """None: conversations with tools have a template of their own."""
+    if parsing.has_own_template:
         return None
-    return ToolsConfig(parsing.tool_format.name, sorted(parsing.shown(parsing.tool_format.markers)))
+    return ToolsConfig(
+        parsing.tool_format.name, not parsing.shows_tools, sorted(parsing.shown(parsing.tool_format.markers))
+    )
 
 
 def _fields(model: type[Body]) -> dict[str, list[Any] | None]:

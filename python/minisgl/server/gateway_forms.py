@@ -17,17 +17,19 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import of_allowed_tools
 from minisgl.server.errors import ApiError
 from minisgl.server.request import parse
-from minisgl.server.tools import Parsing, needs_grammar, tool_use
+from minisgl.server.tools import Parsing, explained, needs_grammar, tool_use
 
 IS_OPEN = {"untold": None, "open": True, "closed": False}
 
 
 class Question(msgspec.Struct):
     """`fields` of a body, as the client wrote them. `thinking`: where the answer begins, as `Thinking.is_open` has it;
-    `later`: that is not known yet, the grammar is asked for again."""
+    `later`: that is not known yet, the grammar is asked for again. `messages`: what is asked is how they are written for
+    a chat template that shows no tools."""
 
     thinking: Literal["none", "untold", "open", "closed", "later"]
     fields: msgspec.Raw
+    messages: list[dict[str, Any]] | None = None
 
 
 class Form(msgspec.Struct):
@@ -38,6 +40,10 @@ class Form(msgspec.Struct):
     named_call: bool
     needs_grammar: bool
     grammar: str | None
+
+
+class Explained(msgspec.Struct):
+    messages: list[dict[str, Any]]
 
 
 def form_of(parsing: Parsing) -> Callable[[str], str | None]:
@@ -52,8 +58,10 @@ def form_of(parsing: Parsing) -> Callable[[str], str | None]:
     return answer
 
 
-def _form(parsing: Parsing, question: Question) -> Form:
+def _form(parsing: Parsing, question: Question) -> Form | Explained:
     chat = of_allowed_tools(parse(bytes(question.fields), ChatRequest))
+    if question.messages is not None:
+        return Explained(explained(question.messages, chat.tools_for_template(), parsing.tool_format.name))
     use, source = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), chat.grammar_source()
     needs, grammar = source is not None or needs_grammar(use), None
     if needs and question.thinking != "later":

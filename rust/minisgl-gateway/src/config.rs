@@ -42,7 +42,7 @@ pub struct GatewayConfig {
     pub template_names: Vec<String>,
     /// What the model thinks is told from the content.
     pub thinking: Option<ThinkingConfig>,
-    /// How the model calls tools; None: its template does not show them, or it is another one then.
+    /// How the model calls tools; None: conversations with tools have a chat template of their own.
     pub tools: Option<ToolsConfig>,
     /// Named special tokens, variables of the templates.
     pub special_tokens: BTreeMap<String, String>,
@@ -94,6 +94,8 @@ pub struct ThinkingConfig {
 pub struct ToolsConfig {
     /// Of the format.
     pub name: String,
+    /// The template does not show them: conversations are written anew, and say in their texts what the tools are.
+    pub explained: bool,
     /// Special tokens that its markers are.
     pub shown: Vec<i32>,
 }

@@ -1,7 +1,8 @@
 //! What the Python server makes of a request's tools and of the form that its answer is to have: the tools as the chat
-//! template takes them, and a grammar (`server/gateway_forms.py`).
+//! template takes them, and a grammar; for templates that show no tools, a conversation that says what they are
+//! (`server/gateway_forms.py`).
 //!
-//! Invariants: it is asked once for all requests that ask for the same; never by a thread that answers clients; what is
+//! Invariants: of tools and forms it is asked once for all requests that ask for the same; never by a thread that answers clients; what is
 //! remembered is bounded.
 
 use std::collections::HashMap;
@@ -105,6 +106,18 @@ impl Forms {
         };
         lock(&self.known).put(question, Arc::new(form));
         true
+    }
+
+    /// What becomes of a conversation for a template that shows no tools. Nothing of it is remembered.
+    pub fn explain(&self, question: &str) -> Option<Vec<Value>> {
+        #[derive(Deserialize)]
+        struct Explained {
+            messages: Vec<Value>,
+        }
+        let text = lock(&self.ask).as_ref().and_then(|ask| ask(question))?;
+        serde_json::from_str::<Explained>(&text)
+            .ok()
+            .map(|found| found.messages)
     }
 
     /// Nothing is asked any more, when this returns.

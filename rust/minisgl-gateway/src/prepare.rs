@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use minisgl_text::answer::{Thinking, ToolFormat};
 use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
+use serde_json::Value;
 
 use crate::answer::fields::Prompt;
 use crate::answer::parsed::Parsing;
@@ -118,6 +119,8 @@ pub enum Stop {
     PassOn(Reason),
     /// Once the answer to this question is known, it can be.
     Ask(String),
+    /// The same, with the conversation that is the answer to this one.
+    Explain(String),
 }
 
 impl From<Reason> for Stop {
@@ -126,8 +129,13 @@ impl From<Reason> for Stop {
     }
 }
 
-/// Parses, renders and encodes.
-pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepared, Stop> {
+/// Parses, renders and encodes. `explained`: the conversation, if Python has said how it is to be written.
+pub fn prepare(
+    loaded: &Loaded,
+    endpoint: Endpoint,
+    body: &[u8],
+    explained: Option<Vec<Value>>,
+) -> Result<Prepared, Stop> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
     let fields = plan.form.take();
     let thinking = loaded
@@ -135,10 +143,21 @@ pub fn prepare(loaded: &Loaded, endpoint: Endpoint, body: &[u8]) -> Result<Prepa
         .filter(|_| matches!(plan.input, Input::Conversation { .. }));
     let first = if thinking.is_some() { "later" } else { "none" };
     let form = fields.as_ref().map(|fields| known(loaded, fields, first)).transpose()?;
-    if form.as_ref().is_some_and(|form| !form.tools.is_empty()) && loaded.tools.is_none() {
-        return Err(Reason::Tools.into());
+    let mut input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
+    if let (Some(form), Some(fields), Input::Conversation { messages, .. }) = (&form, &fields, &mut input)
+        && !form.tools.is_empty()
+    {
+        let tools = loaded.config.tools.as_ref().ok_or(Reason::Tools)?;
+        match explained {
+            Some(explained) => *messages = explained,
+            None if tools.explained => {
+                let messages = Value::from(std::mem::take(messages));
+                let question = format!(r#"{{"thinking":"none","fields":{fields},"messages":{messages}}}"#);
+                return Err(Stop::Explain(question));
+            }
+            None => {}
+        }
     }
-    let input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
     let prompts = encode(loaded, input, form.as_deref())?;
     for ids in &prompts {
         if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {

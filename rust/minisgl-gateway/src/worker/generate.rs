@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use serde_json::Value;
 
 use super::{Worker, line};
 use crate::answer::choice::Choice;
@@ -27,7 +28,7 @@ use crate::prepare::{Loaded, Prepared, Stop, choice_seed, prepare};
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
 const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
 const SHORT_BYTES: usize = 32 << 10;
-const MOST_QUESTIONS: usize = 2; // of one request: its tools, and the grammar of its answer
+const MOST_QUESTIONS: usize = 3; // of one request: its tools, its conversation, the grammar of its answer
 
 impl Worker {
     /// Whether as many more may wait, with those of the Python server.
@@ -64,8 +65,12 @@ impl Worker {
     async fn prepare(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Result<Prepared, Reason> {
         self.num_encoding.set(self.num_encoding.get() + 1);
         let _counted = OnDrop(|| self.num_encoding.set(self.num_encoding.get() - 1));
+        let mut explained = None;
         for _ in 0..=MOST_QUESTIONS {
-            match self.prepare_once(loaded, endpoint, body.clone()).await {
+            match self
+                .prepare_once(loaded, endpoint, body.clone(), explained.clone())
+                .await
+            {
                 Ok(found) => return Ok(found),
                 Err(Stop::PassOn(reason)) => return Err(reason),
                 Err(Stop::Ask(question)) => {
@@ -73,17 +78,28 @@ impl Worker {
                     let answer = self.pool.run(Lane::Ask, move || asked.forms.learn(question)).await;
                     (answer == Some(true)).then_some(()).ok_or(Reason::Error)?;
                 }
+                Err(Stop::Explain(question)) => {
+                    let asked = Arc::clone(loaded);
+                    let answer = self.pool.run(Lane::Ask, move || asked.forms.explain(&question)).await;
+                    explained = Some(answer.flatten().ok_or(Reason::Error)?);
+                }
             }
         }
         Err(Reason::Error) // what it learned was forgotten at once: it is too large
     }
 
-    async fn prepare_once(&self, loaded: &Arc<Loaded>, endpoint: Endpoint, body: Bytes) -> Result<Prepared, Stop> {
+    async fn prepare_once(
+        &self,
+        loaded: &Arc<Loaded>,
+        endpoint: Endpoint,
+        body: Bytes,
+        explained: Option<Vec<Value>>,
+    ) -> Result<Prepared, Stop> {
         let loaded = Arc::clone(loaded);
         let size = body.len();
         let work = move || {
             let began = Instant::now(); // not while it waits for a thread
-            (prepare(&loaded, endpoint, &body), began.elapsed())
+            (prepare(&loaded, endpoint, &body, explained), began.elapsed())
         };
         let inline = size <= INLINE_BYTES && self.live.borrow().len() <= INLINE_LIVE && self.num_encoding.get() == 1;
         let done = if inline {
