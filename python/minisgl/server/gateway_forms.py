@@ -24,8 +24,8 @@ IS_OPEN = {"untold": None, "open": True, "closed": False}
 
 class Question(msgspec.Struct):
     """`fields` of a body, as the client wrote them. `thinking`: where the answer begins, as `Thinking.is_open` has it;
-    `later`: that is not known yet, the grammar is asked for again. `messages`: what is asked is how they are written for
-    a chat template that shows no tools."""
+    `later`: that is not known yet, the grammar is asked for again. `messages`: the question is how these are written
+    for a chat template that shows no tools."""
 
     thinking: Literal["none", "untold", "open", "closed", "later"]
     fields: msgspec.Raw
