@@ -116,6 +116,9 @@ pub struct Plan {
     pub head: Option<Map<String, Value>>,
 }
 
+/// The limit of a client that wants all that fits.
+const TO_THE_END: i64 = -1;
+
 impl Plan {
     /// Its answer is to have the form of this grammar.
     pub fn bind(&mut self, grammar: Option<&String>) -> Result<(), Reason> {
@@ -266,7 +269,6 @@ fn one_answer(
 fn conversation(endpoint: Endpoint, common: Common, mut turn: Turn, config: &GatewayConfig) -> Result<Plan, Reason> {
     config.chat_templates.get("default").ok_or(Reason::Template)?;
     let limit = turn.limit;
-    sure(limit.is_none_or(|limit| limit >= 1))?;
     let names_length = limit.is_some();
     let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
     let (variables, ignored) = variables(&mut turn, config)?;
@@ -527,6 +529,8 @@ fn finished(
     let stream = common.stream;
     let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
     let (limit, names_length) = limit;
+    does(limit != Some(0))?; // only the prompt is computed
+    let limit = limit.filter(|&limit| limit != TO_THE_END);
     let sampling = sampling(common, limit, n, config)?;
     let n = usize::try_from(n).map_err(|_| Reason::Error)?;
     Ok(Plan {

@@ -103,6 +103,7 @@ fn usual_bodies_are_taken() {
         json!({"logprobs": true, "top_logprobs": 20, "model": "other", "priority": 5, "reasoning_effort": "low"}),
         json!({"tools": [{}], "tool_choice": {}, "parallel_tool_calls": 1, "guided_json": {}}), // Python looks at them
         json!({"tool_choice": "auto"}),
+        json!({"max_tokens": -1}),
         json!({"unknown": 1, "echo": false, "continue_final_message": null, "modalities": ["text"]}),
     ] {
         assert!(takes(more.clone()), "{more}");
