@@ -352,7 +352,7 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
     "n": st.sampled_from([1, 2]),
     "stop": st.sampled_from(["}", ["hm", "\n\n"], "</tool_call>", "k"]),
     "stop_token_ids": st.sampled_from([[107], [97, 101]]),
-    "max_completion_tokens": st.integers(-1, 90),
+    "max_completion_tokens": st.one_of(st.integers(1, 90), st.just(-1)),
     "logit_bias": st.sampled_from([{"65": 5}, {}]),
 }
 

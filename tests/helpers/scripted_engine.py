@@ -13,6 +13,7 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -44,6 +45,7 @@ EOS = 256
 VOCAB_SIZE = 258
 FILL = 480
 RIVAL = ord("?")
+MOST_SEEN = 512  # prompts that are compared with each new one
 MAX_SEQ_LEN = 512
 _ORDER = re.compile(rb"(say|hang|fail|burst|fill):(.*?)(?:</user>|$)", re.DOTALL)
 T = TypeVar("T")
@@ -131,7 +133,7 @@ class ScriptedEngine:
         self._changed = threading.Condition()
         self._outbox: SimpleQueue[bytes | list[FromEngine]] = SimpleQueue()
         self._live: dict[int, _Live] = {}
-        self._seen: list[list[int]] = []
+        self._seen: deque[list[int]] = deque(maxlen=MOST_SEEN)
         self._step = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -272,7 +274,7 @@ class ScriptedEngine:
         return token, reason
 
     def _match(self, ids: list[int]) -> int:
-        """A prefix cache with pages of one token and room for everything."""
+        """A prefix cache with pages of one token and room for many prompts."""
         best = 0
         for seen in self._seen:
             same = 0
