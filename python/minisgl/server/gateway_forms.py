@@ -61,7 +61,7 @@ def form_of(parsing: Parsing) -> Callable[[str], str | None]:
 def _form(parsing: Parsing, question: Question) -> Form | Explained:
     chat = of_allowed_tools(parse(bytes(question.fields), ChatRequest))
     if question.messages is not None:
-        return Explained(explained(question.messages, chat.tools_for_template(), parsing.tool_format.name))
+        return Explained(explained(question.messages, chat.tools_for_template(), parsing.tool_format))
     use, source = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), chat.grammar_source()
     needs, grammar = source is not None or needs_grammar(use), None
     if needs and question.thinking != "later":
