@@ -116,6 +116,7 @@ def test_a_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(caught.value.__cause__, ServerFailed)
 
 
+@pytest.mark.slow
 def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--a-name", "python", "--a-flags=--cpu-backend python"]
     flags += ["--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]

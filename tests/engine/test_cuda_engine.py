@@ -27,9 +27,8 @@ from minisgl.engine.cuda_loading import compiled
 from minisgl.engine.device import InlineDevice
 from minisgl.models import load_config
 from minisgl.runner.build import build_control_plane
-from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import FinishReason
+from minisgl.step import Events, FinishReason
 from tests.engine.test_torch_engine import VOCAB, load
 from tests.helpers.device import LateDevice
 from tests.helpers.engines import Collector
@@ -180,8 +179,7 @@ def test_launches_beyond_the_depth_settle_the_step_before(folder: Path) -> None:
     device = LateDevice(1, eagerness=0.0)
     engine, config, _ = build(folder, device)
     plane = build_control_plane(config, engine.info)
-    loop = StepLoop(plane, engine, lambda messages: None)
-    plan = loop._schedule(loop._intake([]))
+    plan = plane.schedule(0, Events())
     handles = [engine.launch(plan, plane.buffers, ()) for _ in range(4)]
     assert [handle.done() for handle in handles] == [True, True, False, False]
     engine.close()

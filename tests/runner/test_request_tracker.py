@@ -221,7 +221,7 @@ def test_no_stream_notices(primary: str, overlap: bool) -> None:
         try:
             check(clients, seed)
             assert loop.num_failovers == 1 and "on order" in loop.failover_reason
-            plane = loop._control_plane
+            plane = loop.control_plane
             plane.check()
             stats = plane.stats()
             assert stats.num_live == stats.num_held_pages == stats.num_draining == 0

@@ -52,7 +52,7 @@ def no_stream_notices(module: ModuleType, seeds: range, overlap: bool) -> None:
         try:
             failover.check(clients, seed)
             assert loop.num_failovers == 1 and "panics on order" in loop.failover_reason
-            after = loop._control_plane
+            after = loop.control_plane
             after.check()
             stats = after.stats()
             assert stats.num_live == stats.num_held_pages == stats.num_draining == 0

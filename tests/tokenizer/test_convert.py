@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("write", [_sentencepiece, _vocab_and_merges, _tiktoken])
+@pytest.mark.parametrize("write", [_sentencepiece, _vocab_and_merges, pytest.param(_tiktoken, marks=pytest.mark.slow)])
 def test_ids_are_those_of_transformers_and_of_the_library_that_made_the_files(
     write: Callable[[Path], Encode], folder: Path
 ) -> None:
