@@ -353,6 +353,10 @@ class Gateway:
     def set_adapters(self, numbers: dict[str, int]) -> None:
         """The adapters that requests may name from now on. `GET /v1/models` is passed on while there are some."""
 
+    def take_kept(self) -> list[tuple[int, str, list[str], str, str]]:
+        """The answers to POST /v1/responses that are kept, and were not taken yet: number of the caller's key, id, ids
+        of the items of its output, the object, and what was its input."""
+
     @property
     def num_open(self) -> int:
         """Requests that it is answering."""

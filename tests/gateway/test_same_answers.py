@@ -147,7 +147,7 @@ def test_usual_requests_are_answered_by_the_gateway(pair: Pair, path: str) -> No
 
 ADAPTER = "adapter"
 LIMITED = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key=KEY, max_priority=4),))
-KEPT = (b'"store":true', b'"top_logprobs"', b"output_text.logprobs")  # of responses: only Python has them
+SCORED = (b'"top_logprobs"', b"output_text.logprobs")  # of responses: only Python has them
 KINDS = ("tokens", "texts", "plain")
 
 
@@ -228,7 +228,7 @@ def test_what_agents_ask(kind: str) -> None:
         def run(request: Request) -> None:
             nonlocal num_good
             answer = found.check(request)
-            needs_python = request.target == RESPONSES and any(one in request.body for one in KEPT)
+            needs_python = request.target == RESPONSES and any(one in request.body for one in SCORED)
             num_good += answer is not None and answer.status in (200, 500) and not needs_python
 
         run()

@@ -238,7 +238,6 @@ OF_RESPONSES: dict[str, st.SearchStrategy[Any]] = {
 }
 _odd_responses = st.sampled_from(
     [
-        {"store": True},
         {"previous_response_id": "resp_1"},
         {"top_logprobs": 2},
         {"include": ["message.output_text.logprobs"]},
@@ -278,8 +277,8 @@ _odd_responses = st.sampled_from(
 
 @st.composite
 def response_bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """As OpenAI's clients send them that keep the conversation themselves; the engine's answer is in the last item."""
-    body: dict[str, Any] = {"seed": draw(seeds), "store": False}
+    """As OpenAI's clients send them; the engine's answer is in the last item."""
+    body: dict[str, Any] = {"seed": draw(seeds), "store": draw(st.booleans())}
     last = draw(answers)
     for name, values in OF_RESPONSES.items():
         if draw(st.integers(0, 2)) == 0:

@@ -80,6 +80,9 @@ class Recording:
         self.published.append((num_waiting, num_waiting_tokens, num_live))
         self.published_keys = list(keys)
 
+    def take_kept(self) -> list[tuple[int, str, list[str], str, str]]:
+        return []
+
     @property
     def num_open(self) -> int:
         return self.found["num_open"]

@@ -39,6 +39,7 @@ from minisgl.server.fields import Body
 from minisgl.server.log import shows_access
 from minisgl.server.messages.body import MessagesRequest
 from minisgl.server.responses.body import ResponsesRequest
+from minisgl.server.responses.store import MAX_BYTES, MAX_RESPONSES
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
@@ -126,6 +127,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     ranges: dict[str, Range]
     bounds: Bounds
+    max_kept_answers: int
+    max_kept_bytes: int
     max_priority: int
     api_key: str | None
     api_keys: tuple[ApiKey, ...]
@@ -167,6 +170,8 @@ def gateway_config(
         limits=config.limits,
         ranges={**RANGES, "logit_bias": LOGIT_BIAS},
         bounds=BOUNDS,
+        max_kept_answers=MAX_RESPONSES,
+        max_kept_bytes=MAX_BYTES,
         max_priority=MAX_PRIORITY,
         api_key=config.api_key,
         api_keys=config.api_keys,

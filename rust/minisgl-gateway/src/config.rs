@@ -57,6 +57,10 @@ pub struct GatewayConfig {
     pub ranges: Ranges,
     /// How much one request may name.
     pub bounds: Bounds,
+    /// Answers that clients may come back to, of all keys, until the Python server takes them.
+    pub max_kept_answers: usize,
+    /// Their bytes.
+    pub max_kept_bytes: usize,
     /// How far from 0 a priority may be, where no key says less.
     pub max_priority: i64,
     /// Without it nothing but `/livez` and `/readyz` is answered.

@@ -10,6 +10,27 @@ use minisgl_text::Tokenizer;
 use crate::metrics::{Metrics, Windows};
 use crate::prepare::{Early, Loaded};
 
+/// An answer to POST /v1/responses that clients may come back to.
+#[derive(Debug)]
+pub struct KeptAnswer {
+    /// Number of its caller's API key.
+    pub key: usize,
+    /// Its own.
+    pub id: String,
+    /// Of the items of its output.
+    pub item_ids: Vec<String>,
+    /// JSON: the whole object.
+    pub answer: String,
+    /// JSON: `input`, as the client wrote it.
+    pub input: String,
+}
+
+impl KeptAnswer {
+    fn num_bytes(&self) -> usize {
+        self.answer.len() + self.input.len()
+    }
+}
+
 /// What the gateway's thread and its owner's threads share.
 pub struct Shared {
     /// What the gateway measures.
@@ -29,6 +50,7 @@ pub struct Shared {
     /// Requests of the Python server in the engine.
     pub others_live: AtomicUsize,
     adapters: Mutex<HashMap<String, i64>>,
+    kept: Mutex<Vec<KeptAnswer>>,
     early: Mutex<Option<Early>>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
@@ -49,6 +71,7 @@ impl Shared {
             others_waiting_tokens: zero(),
             others_live: zero(),
             adapters: Mutex::new(HashMap::new()),
+            kept: Mutex::new(Vec::new()),
             early: Mutex::new(None),
             loaded: Mutex::new(None),
             windows: Mutex::new(Windows::new()),
@@ -68,6 +91,30 @@ impl Shared {
             counts.others_waiting.store(*waiting, Relaxed);
             counts.others_tokens.store(*tokens, Relaxed);
         }
+    }
+
+    /// Keeps an answer until the Python server takes it, which it does before it looks one up: at most so many, of so
+    /// many bytes; beyond that the oldest is forgotten of the key that has most, as there.
+    pub fn keep(&self, one: KeptAnswer, max_answers: usize, max_bytes: usize) {
+        let kept = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(one);
+        while kept.len() > max_answers || kept.iter().map(KeptAnswer::num_bytes).sum::<usize>() > max_bytes {
+            let mut weights = HashMap::<usize, usize>::new();
+            for one in kept.iter() {
+                *weights.entry(one.key).or_default() += one.num_bytes();
+            }
+            let most = weights
+                .into_iter()
+                .max_by_key(|&(_, weight)| weight)
+                .map(|(key, _)| key);
+            let at = kept.iter().position(|one| Some(one.key) == most);
+            kept.remove(at.unwrap_or(0));
+        }
+    }
+
+    /// What was kept since the last time, in order.
+    pub fn take_kept(&self) -> Vec<KeptAnswer> {
+        std::mem::take(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The adapters that requests may name from now on, with their numbers.
@@ -112,5 +159,34 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .turn(&self.metrics);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_keeps_most_loses_its_oldest_answer() {
+        let shared = Shared::new();
+        let keep = |key, id: &str, size, most: (usize, usize)| {
+            let one = KeptAnswer {
+                key,
+                id: id.to_owned(),
+                item_ids: Vec::new(),
+                answer: "x".repeat(size),
+                input: String::new(),
+            };
+            shared.keep(one, most.0, most.1);
+        };
+        for (key, id) in [(1, "a"), (2, "b"), (2, "c"), (2, "d")] {
+            keep(key, id, 10, (3, 1000));
+        }
+        keep(1, "e", 10, (9, 30));
+        let ids: Vec<_> = shared.take_kept().into_iter().map(|one| one.id).collect();
+        assert!(ids.len() == 3 && ids.contains(&"e".to_owned()), "{ids:?}");
+        assert!(shared.take_kept().is_empty());
+        keep(1, "f", 31, (9, 30));
+        assert!(shared.take_kept().is_empty(), "larger than all");
     }
 }

@@ -86,6 +86,12 @@ impl Gateway {
         self.served.shared().set_adapters(numbers);
     }
 
+    fn take_kept(&self) -> Vec<(usize, String, Vec<String>, String, String)> {
+        let kept = self.served.shared().take_kept().into_iter();
+        kept.map(|one| (one.key, one.id, one.item_ids, one.answer, one.input))
+            .collect()
+    }
+
     #[getter]
     fn num_open(&self) -> usize {
         self.served.shared().num_open.load(Relaxed)

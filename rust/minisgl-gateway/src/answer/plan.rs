@@ -114,6 +114,8 @@ pub struct Plan {
     pub vectors: Vectors,
     /// What the answer of [`Endpoint::Responses`] says from its beginning on.
     pub head: Option<Map<String, Value>>,
+    /// Its answer is kept, with this input.
+    pub kept_input: Option<String>,
 }
 
 /// The limit of a client that wants all that fits.
@@ -136,7 +138,7 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
         Endpoint::Generate => generate(parsed(body, config)?, config),
         Endpoint::Embedding => embedding(parsed(body, config)?, config),
         Endpoint::Messages => messages(parsed(body, config)?, config),
-        Endpoint::Responses => responses(parsed(body, config)?, config),
+        Endpoint::Responses => responses(parsed(body, config)?, body, config),
     }?;
     let most = match endpoint {
         Endpoint::Embedding => config.bounds.max_inputs,
@@ -223,7 +225,14 @@ fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reas
     one_answer(Endpoint::Messages, common, asked, body.chat_template_kwargs, config)
 }
 
-fn responses(mut body: ResponsesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
+/// What an answer that is kept was asked.
+#[derive(serde::Deserialize)]
+struct Asking<'a> {
+    #[serde(borrow)]
+    input: &'a RawValue,
+}
+
+fn responses(mut body: ResponsesBody, written: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
     does(!responses::is_for_python(&body))?;
     let mut common = body.common();
     sure(common.max_tokens.is_none())?;
@@ -233,6 +242,10 @@ fn responses(mut body: ResponsesBody, config: &GatewayConfig) -> Result<Plan, Re
     head.insert("temperature".into(), found.sampling.temperature.into());
     head.insert("top_p".into(), found.sampling.top_p.into());
     found.head = Some(head);
+    if body.store != Some(false) {
+        let Asking { input } = serde_json::from_slice(written).map_err(|_| Reason::Error)?;
+        found.kept_input = Some(input.get().to_owned());
+    }
     Ok(found)
 }
 
@@ -484,6 +497,7 @@ fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason
             dimensions: body.dimensions,
         },
         head: None,
+        kept_input: None,
     })
 }
 
@@ -549,6 +563,7 @@ fn finished(
         include_usage,
         vectors: Vectors::default(),
         head: None,
+        kept_input: None,
     })
 }
 

@@ -22,11 +22,15 @@ pub struct ResponseShape {
     items: Vec<Value>, // by section
     num_events: usize,
     has_begun: bool,
+    keep: Option<Keep>,
 }
+
+/// Takes the object of an answer that has ended, before its client has it.
+pub type Keep = Box<dyn FnOnce(&Value)>;
 
 impl ResponseShape {
     /// `head`: what the object says from its beginning on, but for id, time and the model's name.
-    pub fn new(mut head: Map<String, Value>, created: u64, model: Value) -> ResponseShape {
+    pub fn new(mut head: Map<String, Value>, created: u64, model: Value, keep: Option<Keep>) -> ResponseShape {
         head.insert("id".into(), format!("resp_{}", callers::random_hex()).into());
         head.insert("created_at".into(), created.into());
         head.insert("model".into(), model);
@@ -36,6 +40,7 @@ impl ResponseShape {
             items: Vec::new(),
             num_events: 0,
             has_begun: false,
+            keep,
         }
     }
 
@@ -206,7 +211,15 @@ impl ResponseShape {
     }
 
     /// The whole object.
-    pub fn whole(&self, end: End<'_>, usage: Usage) -> Value {
+    pub fn whole(&mut self, end: End<'_>, usage: Usage) -> Value {
+        let object = self.finished(end, usage);
+        if let Some(keep) = self.keep.take() {
+            keep(&object);
+        }
+        object
+    }
+
+    fn finished(&self, end: End<'_>, usage: Usage) -> Value {
         let usage = json!({
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-//! Bodies of POST /v1/responses become chats (`server/responses`). Answers that are kept are the Python server's.
+//! Bodies of POST /v1/responses become chats (`server/responses`). What refers to answers that are kept is the Python server's.
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 /// Whether it asks for what only the Python server does.
 pub fn is_for_python(body: &ResponsesBody) -> bool {
     let asks_logprobs = body.top_logprobs.is_some() || body.include.iter().flatten().any(|one| one == LOGPROBS);
-    body.store != Some(false) || body.previous_response_id.is_some() || asks_logprobs
+    body.previous_response_id.is_some() || asks_logprobs
 }
 
 /// What it asks of the model, and what the answer says from its beginning on, but for what depends on the model. None:
@@ -257,7 +257,7 @@ fn head(body: &ResponsesBody, tools: &[Object<ResponseTool>], bounds: &Bounds) -
         "reasoning": {"effort": effort, "summary": null},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": false,
+        "store": body.store != Some(false),
         "temperature": null,
         "text": {"format": format},
         "tool_choice": choice,

@@ -18,7 +18,7 @@ use super::logprobs::Logprobs;
 use super::message_shape::MessageShape;
 use super::parsed::Parsed;
 use super::plan::{Endpoint, Plan};
-use super::response_shape::ResponseShape;
+use super::response_shape::{Keep, ResponseShape};
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
@@ -129,8 +129,8 @@ impl Shape {
     }
 
     /// The same, of an answer that says this from its beginning on.
-    pub fn with_head(mut self, head: Map<String, Value>, created: u64, model: &str) -> Shape {
-        self.story = Some(Story::Response(ResponseShape::new(head, created, model.into())));
+    pub fn with_head(mut self, head: Map<String, Value>, created: u64, model: &str, keep: Option<Keep>) -> Shape {
+        self.story = Some(Story::Response(ResponseShape::new(head, created, model.into(), keep)));
         self
     }
 
@@ -356,8 +356,8 @@ impl Shape {
     // ---------------------------------------------------------------------------------------------------- as a whole
 
     /// The whole answer; `shown` by choice.
-    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
-        if let (Some(story), Some(choice)) = (&self.story, choices.first()) {
+    pub fn whole(&mut self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
+        if let (Some(story), Some(choice)) = (&mut self.story, choices.first()) {
             return Ok(match story {
                 Story::Message(message) => message.whole(choice.end(), usage),
                 Story::Response(response) => response.whole(choice.end(), usage).to_string().into_bytes(),

@@ -14,6 +14,7 @@ use crate::answer::choice::Choice;
 use crate::answer::errors::Failure;
 use crate::answer::generation::{Generation, Heading, IGNORED};
 use crate::answer::plan::{Endpoint, Plan};
+use crate::answer::response_shape::Keep;
 use crate::answer::shape::{Shape, Shown};
 use crate::callers;
 use crate::config::GatewayConfig;
@@ -24,6 +25,7 @@ use crate::message::ToEngine;
 use crate::metrics::Reason;
 use crate::pool::Lane;
 use crate::prepare::{Loaded, Prepared, Stop, choice_seed, prepare};
+use crate::shared::KeptAnswer;
 
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
 const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
@@ -208,7 +210,8 @@ impl Worker {
             counts: loaded.keys.get(key).cloned(),
             arrival,
         };
-        let generation = Rc::new(generation(&loaded, &prepared, &lengths, writer, heading));
+        let keep = self.keeps(&prepared.plan, key, config);
+        let generation = Rc::new(generation(&loaded, &prepared, &lengths, writer, heading, keep));
         let open = Open {
             worker: Rc::clone(&self),
             generation: Rc::clone(&generation),
@@ -252,6 +255,23 @@ impl Worker {
         Ok(found)
     }
 
+    /// What keeps the answer, if that is asked for.
+    fn keeps(&self, plan: &Plan, key: usize, config: &GatewayConfig) -> Option<Keep> {
+        let (input, shared) = (plan.kept_input.clone()?, Arc::clone(&self.shared));
+        let (max_answers, max_bytes) = (config.max_kept_answers, config.max_kept_bytes);
+        Some(Box::new(move |object| {
+            let id_of = |one: &Value| one["id"].as_str().unwrap_or_default().to_owned();
+            let one = KeptAnswer {
+                key,
+                id: id_of(object),
+                item_ids: object["output"].as_array().into_iter().flatten().map(id_of).collect(),
+                answer: object.to_string(),
+                input,
+            };
+            shared.keep(one, max_answers, max_bytes);
+        }))
+    }
+
     /// When its client has caught up, it takes what waits.
     fn resumes(&self, generation: &Rc<Generation>) {
         let (worker, weak) = (Weak::clone(&self.me), Rc::downgrade(generation));
@@ -277,7 +297,14 @@ impl Worker {
     }
 }
 
-fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: Writer, heading: Heading) -> Generation {
+fn generation(
+    loaded: &Loaded,
+    prepared: &Prepared,
+    lengths: &Lengths,
+    writer: Writer,
+    heading: Heading,
+    keep: Option<Keep>,
+) -> Generation {
     let plan = &prepared.plan;
     let (shown, watched): (&[i32], _) = match &plan.parsing {
         Some(parsing) => (&parsing.shown, parsing.think_end),
@@ -302,7 +329,7 @@ fn generation(loaded: &Loaded, prepared: &Prepared, lengths: &Lengths, writer: W
     let id = callers::random_uuid();
     let mut shape = Shape::new(plan.endpoint, stream, usage, &id, created, model).with_vectors(plan.vectors);
     if let Some(head) = &plan.head {
-        shape = shape.with_head(head.clone(), created, model);
+        shape = shape.with_head(head.clone(), created, model, keep);
     }
     Generation::new(choices, shown, plan.n, shape, writer, heading)
 }

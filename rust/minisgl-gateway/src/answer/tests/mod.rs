@@ -12,7 +12,7 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
     let mut found = json!({
         "model_name": "echo", "aliases": ["also"], "thinking": null, "tools": null, "template_variables": [], "template_names": ["messages"], "version": VERSION,
         "fields": {"chat": {"echo": [false], "continue_final_message": null, "modalities": [["text"]]}, "generate": {"text": null}},
-        "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
+        "max_kept_answers": 9, "max_kept_bytes": 9000, "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
         "errors": errors(), "embeds": true, "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
