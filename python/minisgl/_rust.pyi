@@ -559,10 +559,11 @@ def answer_rules(
     tools: Sequence[tuple[str, str, str | None]] | None,
     required: bool,
     many: bool,
+    budget: int | None,
 ) -> str:
     """Lark's rules of an answer (`rust/minisgl-text/src/tools.rs`). `body`: the form of one that is no call; `tools`:
     those that may be called, with a rule for the arguments and their schema if they are bound to it; `required`: it
-    must call; `many`: several times. Raises `ValueError`."""
+    must call; `many`: several times; `budget`: tokens of thinking, which a token ends. Raises `ValueError`."""
 
 def without_billing_header(system: str) -> str:
     """A system text without the lines at its beginning that agents write for a provider's accounts."""

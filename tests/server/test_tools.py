@@ -267,3 +267,15 @@ def test_of_allowed_tools_the_model_hears_of_no_others(server: Frontend, http: h
 def test_a_wrong_choice_of_allowed_tools_is_named(http: httpx.Client, choice: Any, param: str) -> None:
     response = http.post(PATH, json=chat_body("say:x", tools=TOOLS, tool_choice=choice))
     assert check_error(response, 400)["param"] == param
+
+
+def test_a_budget_of_thinking_that_no_token_ends_is_named(http: httpx.Client) -> None:
+    """The echo engine's markers are texts."""
+    body = {"messages": [{"role": "user", "content": "say:ok"}], "thinking_budget": 4}
+    found = http.post(PATH, json=body)
+    assert found.status_code == 200 and found.headers["x-minisgl-ignored"] == "thinking_budget"
+    refused = http.post(PATH, json={**body, "thinking_budget": 0})
+    assert refused.status_code == 400 and "thinking_budget" in refused.json()["error"]["message"]
+    anthropic = {**body, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 4}}
+    del anthropic["thinking_budget"]
+    assert http.post("/v1/messages", json=anthropic).headers["x-minisgl-ignored"] == "thinking_budget"

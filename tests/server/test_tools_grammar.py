@@ -236,3 +236,16 @@ def test_a_model_too_small_for_its_marker_calls_in_a_block_of_code() -> None:
         assert accepts("bytes", free, text) and calls("hermes", text) == [("weather", {"city": "Paris"})]
         assert not accepts("bytes", free, text.replace("city", "town"))
     assert accepts("bytes", free, "```json\n[1]\n```")
+
+
+def test_a_budget_of_thinking_holds() -> None:
+    """Of Qwen3's tokens: after so many only the end of thinking may come; before, it comes where the model wants."""
+    found, end = tokenizer("qwen3"), tokenizer("qwen3").token_id("</think>")
+    for thinking, before in ((THINK, "<think>"), (THINK.opened(True), "")):
+        for use, answer in ((None, "\nYes."), (asked("auto"), TEXTS["hermes"](PARIS))):
+            text = grammar("qwen3", None if use is None else "hermes", use, thinking, budget=8)
+            assert accepts("qwen3", text, f"{before}a b c</think>{answer}")
+            matcher = LLMatcher(library("qwen3"), text, log_level=0)
+            ids = found.encode(before + "one two three four five six seven eight nine ten", False).tolist()
+            assert matcher.try_consume_tokens(ids) == len(ids) - 2
+            assert matcher.compute_ff_tokens() == [end]

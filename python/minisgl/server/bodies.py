@@ -158,13 +158,19 @@ class ChatRequest(Sampling, Conversation):
         "Instead of `messages`: a text that the model continues, without the chat template."
     )
     tool_choice: Choice | None = described(
-        "`auto`, the default: the model decides; `none`: it does not get the tools; `required`: at least "
-        'one call; `{"type": "function", "function": {"name": ...}}`: a call of that tool; `{"type": '
+        "`auto`, the default: the model decides; `none`: it does not get the tools; `required`: it "
+        'calls; `{"type": "function", "function": {"name": ...}}`: a call of that tool; `{"type": '
         '"allowed_tools", ...}`: it gets only these tools.'
     )
-    parallel_tool_calls: StrictBool | None = described("Allow several calls in one answer; true by default.")
+    parallel_tool_calls: StrictBool | None = described(
+        "Allow several calls in one answer; true by default, but with the choice `required`."
+    )
     enable_thinking: StrictBool | None = described(
         "The chat template's variable, for models that can think before they answer."
+    )
+    thinking_budget: Annotated[int, Field(strict=True, ge=1, lt=1 << 31)] | None = described(
+        "Tokens of reasoning, after which it is ended. The header `X-Minisgl-Ignored` names it where no token of the "
+        "model ends its reasoning."
     )
     include_reasoning: StrictBool | None = described("Report reasoning as `reasoning_content`; true by default.")
     separate_reasoning: StrictBool | None = described("False: reasoning stays in the content, with its markers.")

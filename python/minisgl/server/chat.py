@@ -46,6 +46,7 @@ OF_MESSAGES = (
     "chat_template_kwargs",
     "reasoning_effort",
     "enable_thinking",
+    "thinking_budget",
     "tools",
 )
 
@@ -154,9 +155,12 @@ async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: 
         prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side
     )
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
-    if source is not None or needs_grammar(use):
+    budget = chat.thinking_budget if thinking is not None and thinking.is_open is not False else None
+    if budget is not None and not context.parsing.ends_thinking:
+        budget = None
+    if source is not None or needs_grammar(use) or budget is not None:
         with param_errors():
-            grammar = context.parsing.grammar(thinking, use, source)
+            grammar = context.parsing.grammar(thinking, use, source, budget)
             sampling = await context.prompts.with_grammar(sampling, grammar.text)
     turn = Turn(prompts, sampling, named, only_prompt=only_prompt, ignored=_ignored(context, chat))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
@@ -200,6 +204,8 @@ def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
     """The fields that ask for what the model does not know."""
     found = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    if chat.thinking_budget is not None and not context.parsing.ends_thinking:
+        found = ("thinking_budget", *found)
     if chat.reasoning_effort in (None, "none"):
         return found  # nearly always: the template is not looked at
     known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))

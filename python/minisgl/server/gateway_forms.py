@@ -63,12 +63,15 @@ def _form(parsing: Parsing, question: Question) -> Form | Explained:
     if question.messages is not None:
         return Explained(explained(question.messages, chat.tools_for_template(), parsing.tool_format))
     use, source = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), chat.grammar_source()
-    needs, grammar = source is not None or needs_grammar(use), None
+    budget = None if question.thinking in ("none", "closed") else chat.thinking_budget
+    if chat.thinking_budget is not None and not parsing.ends_thinking:
+        raise ValueError("thinking_budget: the Python server says that it is ignored")
+    needs, grammar = source is not None or needs_grammar(use) or budget is not None, None
     if needs and question.thinking != "later":
         thinking = parsing.thinking if question.thinking in IS_OPEN else None
         if thinking is not None:
             thinking = thinking.opened(IS_OPEN[question.thinking])
-        grammar = parsing.grammar(thinking, use, source).text()
+        grammar = parsing.grammar(thinking, use, source, budget).text()
     return Form(
         tools=chat.tools_for_template(),
         calls=use is not None,

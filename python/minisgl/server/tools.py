@@ -84,9 +84,18 @@ class Parsing:
             return found.opened(True)
         return found.opened(False) if last.endswith(found.end) else found
 
-    def grammar(self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None) -> TurnGrammar:
-        """Of an answer to one turn."""
-        return TurnGrammar(self._tokenizer.token_id, thinking, None if use is None else self.tool_format, use, source)
+    def grammar(
+        self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
+    ) -> TurnGrammar:
+        """The grammar of an answer to one turn."""
+        tools = None if use is None else self.tool_format
+        return TurnGrammar(self._tokenizer.token_id, thinking, tools, use, source, budget)
+
+    @property
+    def ends_thinking(self) -> bool:
+        """Whether a token does: then a grammar can, after as many tokens as a request asks for."""
+        found = self.thinking
+        return found is not None and self._tokenizer.token_id(found.end) is not None
 
     def shown(self, markers: Iterable[str]) -> frozenset[int]:
         """The special tokens among them."""
@@ -250,6 +259,7 @@ class TurnGrammar:
     tools: ToolFormat | None = None
     use: ToolUse | None = None
     source: GrammarSource | None = None
+    budget: int | None = None  # tokens of thinking
 
     def text(self) -> str:
         """As `SamplingParams.grammar` has it, checked. Takes up to seconds. Raises `ParamError`."""
@@ -275,6 +285,7 @@ class TurnGrammar:
             None if use is None else [self._callable(use, tool) for tool in use.callable],
             use is not None and use.required,
             use is not None and use.parallel and use.named is None,
+            self.budget,
         )
         found = sources.grammar(rules, [] if body is None else [body])
         validate(found, "tools" if self.source is None else self.source.field)

@@ -223,7 +223,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
 
 /// See `_rust.pyi`.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // what Python gives
+#[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)] // what Python gives
 pub(crate) fn answer_rules(
     format: Option<&ToolFormat>,
     thinking: Option<&Thinking>,
@@ -232,6 +232,7 @@ pub(crate) fn answer_rules(
     tools: Option<Vec<(String, String, Option<String>)>>,
     required: bool,
     many: bool,
+    budget: Option<u32>,
 ) -> PyResult<String> {
     let mut callable = Vec::new();
     for (name, arguments, schema) in tools.iter().flatten() {
@@ -251,6 +252,7 @@ pub(crate) fn answer_rules(
         tools: tools.is_some().then_some(callable.as_slice()),
         required,
         many,
+        budget,
     };
     Ok(answers.rules())
 }

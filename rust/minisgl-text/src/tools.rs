@@ -44,6 +44,8 @@ pub struct Answers<'a> {
     pub required: bool,
     /// It may call several times.
     pub many: bool,
+    /// Tokens after which its thinking is ended, where a token ends it.
+    pub budget: Option<u32>,
 }
 
 /// In an expression.
@@ -64,11 +66,10 @@ impl Answers<'_> {
         let mut rules = Vec::new();
         match (self.tools, self.format) {
             (Some(tools), Some(format)) => self.calling(format, tools, &mut rules),
-            _ => rules.push(format!(
-                "answer: {}{}",
-                self.final_head(),
-                self.body.unwrap_or_default()
-            )),
+            _ => {
+                let free = if self.budget.is_some() { ANY } else { "" };
+                rules.push(format!("answer: {}{}", self.final_head(), self.body.unwrap_or(free)));
+            }
         }
         self.thought(&mut rules);
         rules.join("\n")
@@ -122,7 +123,10 @@ impl Answers<'_> {
         let Some((thinking, _)) = self.thinking else { return };
         let begin = self.spelled(thinking.begin, thinking.tokens);
         let end = self.spelled(thinking.end, thinking.tokens);
-        rules.push(format!("thought: {ANY}"));
+        let most = self
+            .budget
+            .map_or_else(String::new, |most| format!("[max_tokens={most}]"));
+        rules.push(format!("thought{most}: {ANY}"));
         let mut thought = format!("thought {end}");
         if end.starts_with('"') {
             rules.push(format!("thought_end[stop={end}]: {ANY}"));

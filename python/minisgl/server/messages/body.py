@@ -117,7 +117,7 @@ class AnthropicConversation(Body):
     )
     tool_choice: AnthropicToolChoice | None = described("`auto`, `any`, `tool` with its `name`, or `none`.")
     thinking: AnthropicThinking | None = described(
-        "`disabled` turns thinking off if the chat template can. `budget_tokens` has no effect."
+        "`disabled` turns thinking off if the chat template can. `budget_tokens` ends it."
     )
     output_config: AnthropicOutputConfig | None = described("`format`: `json_schema` with a `schema`.")
     output_format: AnthropicFormat | None = described("The older name of `output_config.format`.")

@@ -46,6 +46,7 @@ NAMES: Names = (
     (r"tools\.(\d+)\.function", r"tools.\1"),
     (r"tool_choice\.function", "tool_choice"),
     (r"stop", "stop_sequences"),
+    (r"thinking_budget", "thinking.budget_tokens"),
 )
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -145,7 +146,11 @@ def _tools(asked: AnthropicConversation) -> dict[str, Any]:
 
 
 def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
-    return {"reasoning_effort": "none"} if asked.thinking and asked.thinking.type == "disabled" else {}
+    if asked.thinking is None:
+        return {}
+    if asked.thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
+    return {"thinking_budget": asked.thinking.budget_tokens}
 
 
 class MessagesFormatter(TurnFormatter):

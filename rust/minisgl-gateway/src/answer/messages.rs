@@ -45,6 +45,11 @@ pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
         found.form.push(("response_format", format));
     }
     tools(body, &mut found.form)?;
+    if let Some(Object(thinking)) = &body.thinking
+        && let (Some(budget), true) = (thinking.budget_tokens, thinking.r#type != ThinkingKind::Disabled)
+    {
+        found.form.push(("thinking_budget", budget.into()));
+    }
     let is_off = |one: &Object<AnthropicThinking>| one.0.r#type == ThinkingKind::Disabled;
     found.effort = body
         .thinking
