@@ -118,11 +118,11 @@ def _meters(all_: Iterable[Mapping[str, MeterReading]]) -> dict[str, MeterReadin
     found: dict[str, MeterReading] = {}
     for meters in all_:
         for name, one in meters.items():
-            found[name] = _both(found[name], one) if name in found else one
+            found[name] = added(found[name], one) if name in found else one
     return found
 
 
-def _both(one: MeterReading, other: MeterReading) -> MeterReading:
+def added(one: MeterReading, other: MeterReading) -> MeterReading:
     return MeterReading(
         one.count + other.count,
         one.total_s + other.total_s,

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from minisgl.message import MeterReading
+from minisgl.metrics.engines import added
 from minisgl.metrics.keys import KeyReading
 
 OTHER = "other"
@@ -100,17 +101,7 @@ def shown(found: Readings) -> dict[str, Any]:
 
 def both(meters: Mapping[str, MeterReading], more: Mapping[str, MeterSums]) -> dict[str, MeterReading]:
     """Meters of the Python server with those of the same names of the gateway added to them."""
-    found = dict(meters)
-    for name, sums in more.items():
-        here = found[name]
-        found[name] = MeterReading(
-            here.count + sums["count"],
-            here.total_s + sums["total_s"],
-            max(here.longest_s, sums["longest_s"]),
-            max(here.recent_s, sums["recent_s"]),
-            here.spread,
-        )
-    return found
+    return {**meters, **{name: added(meters[name], MeterReading(**sums)) for name, sums in more.items()}}
 
 
 def higher(here: Mapping[str, int], there: PeakReading | None) -> dict[str, int]:

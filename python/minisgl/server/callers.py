@@ -23,7 +23,10 @@ SEVERAL = b"several hosts"  # no name
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
-_EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
+EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
+"""The headers of answers that pages of other origins may read."""
+HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
+"""What keeps an answer from being taken for something else by a foreign page that includes it."""
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 Headers = Mapping[bytes, bytes]
 Pairs = list[tuple[bytes, bytes]]
@@ -109,7 +112,7 @@ class Callers:
             allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
         else:
             return [(b"vary", b"Origin")]
-        return [*allowed, (b"access-control-expose-headers", _EXPOSED)]
+        return [*allowed, (b"access-control-expose-headers", EXPOSED)]
 
     def _knows(self, name: str) -> bool:
         return name in self._hosts or _is_loopback(name)

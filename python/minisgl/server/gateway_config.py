@@ -23,7 +23,7 @@ from minisgl.server.bodies import (
     GenerateRequest,
     GenerateSampling,
 )
-from minisgl.server.callers import Callers
+from minisgl.server.callers import EXPOSED, HARMLESS, Callers
 from minisgl.server.encoding import gives_embeddings
 from minisgl.server.errors import (
     ApiError,
@@ -133,6 +133,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None
     api_keys: tuple[ApiKey, ...]
     hosts: list[str] | None
+    harmless_headers: list[tuple[str, str]]
+    exposed_headers: str
     cors_origins: list[str]
     errors: ErrorsConfig
     embeds: bool
@@ -176,6 +178,8 @@ def gateway_config(
         api_key=config.api_key,
         api_keys=config.api_keys,
         hosts=callers.hosts,
+        harmless_headers=[(name.decode(), value.decode()) for name, value in HARMLESS],
+        exposed_headers=EXPOSED.decode(),
         cors_origins=callers.origins,
         errors=_errors(config.limits),
         embeds=gives_embeddings(info),

@@ -23,7 +23,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server import api_keys
 from minisgl.server.admin import Later
-from minisgl.server.callers import SEVERAL, Callers, Headers
+from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, internal_error, is_anthropic, too_late
 from minisgl.server.formatter import Formatter, json_response
@@ -36,8 +36,6 @@ from minisgl.server.resume import Resumable, lost
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/models", "/embeddings"})  # as some base URLs have it
-HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
-"""What keeps an answer from being taken for something else by a foreign page that includes it."""
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
 Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]

@@ -7,14 +7,6 @@ use crate::keys::number_of;
 /// What an answer's head has for every caller: `x-request-id`, and what pages of other origins need.
 pub type Headers = Vec<(&'static str, String)>;
 
-const EXPOSED: &str = "X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Max-Tokens";
-
-/// What keeps an answer from being taken for something else by a foreign page that includes it.
-const HARMLESS: [(&str, &str); 2] = [
-    ("x-content-type-options", "nosniff"),
-    ("cross-origin-resource-policy", "same-origin"),
-];
-
 /// The number of the caller's API key; None: not plainly. `needs_key`: what is asked for is not for everybody.
 pub fn may_ask(head: &Head, config: &GatewayConfig, needs_key: bool) -> Option<usize> {
     let host = text(head.header("host").ok()??)?;
@@ -51,7 +43,7 @@ pub fn sends_json(head: &Head) -> bool {
 /// The headers of an answer; None: not plainly an origin that may read it.
 pub fn headers(head: &Head, config: &GatewayConfig, request_id: String) -> Option<Headers> {
     let mut found: Headers = vec![("x-request-id", request_id)];
-    found.extend(HARMLESS.map(|(name, value)| (name, value.to_owned())));
+    found.extend(config.harmless_headers.iter().cloned());
     let origin = match head.header("origin").ok()? {
         None => None,
         Some(origin) => Some(text(origin)?),
@@ -70,7 +62,7 @@ pub fn headers(head: &Head, config: &GatewayConfig, request_id: String) -> Optio
         }
         return Some(found);
     }
-    found.push(("access-control-expose-headers", EXPOSED.to_owned()));
+    found.push(("access-control-expose-headers", config.exposed_headers.clone()));
     Some(found)
 }
 

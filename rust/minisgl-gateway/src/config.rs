@@ -70,6 +70,11 @@ pub struct GatewayConfig {
     /// Names that the server answers to, in lower case and without ports; loopback addresses are among them always.
     /// None: to any.
     pub hosts: Option<Vec<String>>,
+    /// What keeps an answer from being taken for something else by a foreign page that includes it.
+    #[serde(deserialize_with = "headers")]
+    pub harmless_headers: Vec<(&'static str, String)>,
+    /// The headers of answers that pages of other origins may read.
+    pub exposed_headers: String,
     /// Origins of web pages that may use the server.
     pub cors_origins: Vec<String>,
     /// What is said where a request fails that was accepted.
@@ -119,6 +124,12 @@ impl GatewayConfig {
         }
         serde_json::from_str(json).map_err(|error| error.to_string())
     }
+}
+
+/// Their names stay as long as the process: they are told once.
+fn headers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(&'static str, String)>, D::Error> {
+    let found = Vec::<(String, String)>::deserialize(from)?;
+    Ok(found.into_iter().map(|(name, value)| (&*name.leak(), value)).collect())
 }
 
 /// See `minisgl.sampling_params.Range`.

@@ -20,6 +20,8 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
             "request_timeout": null, "slow_client_timeout": 1.0, "keep_alive_timeout": 1, "step_timeout": 1.0,
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
     });
+    found["harmless_headers"] = json!([["x-content-type-options", "nosniff"], ["x-other", "a"]]);
+    found["exposed_headers"] = "X-Request-Id".into();
     for (name, value) in changes.as_object().unwrap() {
         found[name] = value.clone();
     }
