@@ -29,9 +29,14 @@ ENGINES = {
     "smollm2-hermes": ["--model", "smollm2", "--tool-call-parser", "hermes"],
     "echo": ["--engine", "echo", "--tool-call-parser", "llama3_json"],
 }
+OTHERS = ("qwen3_coder", "glm45", "gemma4", "lfm2", "harmony", "kimi_k2", "deepseek_v3", "command")
+ENGINES |= {name: ["--engine", "echo", "--tool-call-parser", name] for name in OTHERS}
+SLOW = ("smollm2-hermes", *OTHERS[1:])
 
 
-@pytest.fixture(scope="module", params=["smollm2", pytest.param("smollm2-hermes", marks=pytest.mark.slow), "echo"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ENGINES]
+)
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with serving(*ENGINES[request.param]) as running:
         yield running
@@ -58,8 +63,7 @@ def test_a_call_that_is_required_comes(client: openai.OpenAI, temperature: float
         model=client.models.list().data[0].id,
         messages=MESSAGES,
         tools=TOOLS,
-        tool_choice="required",
-        parallel_tool_calls=False,
+        tool_choice="required",  # one, unless several are asked for
         temperature=temperature,
         seed=1,
         n=4,
@@ -82,7 +86,15 @@ def test_a_call_of_a_named_tool_comes(client: openai.OpenAI) -> None:
 def test_several_calls_may_come(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
     answer = client.chat.completions.create(
-        model=model, messages=MESSAGES, tools=TOOLS, tool_choice="required", temperature=1, seed=3, n=8, max_tokens=200
+        model=model,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=True,
+        temperature=1,
+        seed=3,
+        n=8,
+        max_tokens=200,
     )
     counts = [
         len(check_calls(choice.message.tool_calls)) for choice in answer.choices if choice.finish_reason != "length"
