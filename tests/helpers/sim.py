@@ -10,6 +10,7 @@ from minisgl.engine.api import EngineInfo
 from minisgl.engine.sim import SimEngine, VirtualClock
 from minisgl.engine.sim.profile import Profile, Table
 from minisgl.message import AddRequest, FromEngine, StepTokens
+from minisgl.metrics.steps import StepTimers
 from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.runner.step_time import StepTime
@@ -41,6 +42,7 @@ class Sim:
         budget: int = 64,
         overlap: bool = True,
         step_time: StepTime | None = None,
+        timers: StepTimers | None = None,
     ) -> None:
         eos_ids = (EOS,) if profile.eos_one_in else ()
         info = EngineInfo("sim", None, 1_000_000, 4096, eos_ids, 2048, 4, "simulated", "none", profile.name)
@@ -48,9 +50,8 @@ class Sim:
         self.clock = VirtualClock()
         self.engine = SimEngine(info, np.array(ALPHABET, np.int32), max_rows, profile, self.clock)
         chosen = make_control_plane(plane, config)
-        self.loop = StepLoop(
-            chosen, self.engine, self._take, settings=LoopSettings(overlap=overlap), timing=Timing(step_time=step_time)
-        )
+        timing = Timing(timers=timers or StepTimers(), step_time=step_time)
+        self.loop = StepLoop(chosen, self.engine, self._take, settings=LoopSettings(overlap=overlap), timing=timing)
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         self.reasons: dict[int, FinishReason] = {}

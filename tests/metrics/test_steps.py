@@ -94,8 +94,7 @@ def test_a_pause_is_work_between_two_waits(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_chrome_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    sim = Sim(constant(10.0))
-    sim.loop.timers = step_timers(3, said.append)
+    sim = Sim(constant(10.0), timers=step_timers(3, said.append))
     sim.run([request(0, 3, 10)])
     file = tmp_path / f"minisgl-profile-engine-{os.getpid()}.json"
     assert len(said) == 1 and file.name in said[0]
@@ -115,8 +114,7 @@ def test_a_chrome_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_trace_that_ends_early_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    sim = Sim()
-    sim.loop.timers = step_timers(1000, said.append)
+    sim = Sim(timers=step_timers(1000, said.append))
     sim.run([request(0, 3, 4)])
     assert not said
     sim.loop.timers.close()
@@ -125,8 +123,7 @@ def test_a_trace_that_ends_early_or_nowhere(tmp_path: Path, monkeypatch: pytest.
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    sim = Sim()
-    sim.loop.timers = step_timers(2, said.append)
+    sim = Sim(timers=step_timers(2, said.append))
     gone.rmdir()
     sim.run([request(0, 3, 4)])
     assert len(said) == 2 and "cannot be written" in said[1] and len(sim.tokens[0]) == 4
