@@ -240,6 +240,8 @@ def _named(body: bytes) -> list[Any]:
         if event["type"].endswith("delta") and "delta" in last and _head(event) == _head(last):
             for key, more in _pieces(event).items():
                 _place(last)[key] += more
+            if "logprobs" in event:
+                last["logprobs"] += event["logprobs"]
         else:
             found.append(event)
     return [_ordered(event) for event in found]
