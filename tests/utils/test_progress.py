@@ -39,3 +39,9 @@ def test_on_a_terminal_a_step_is_a_bar_that_a_line_ends() -> None:
     assert lines == ["found"] and screen.getvalue().endswith("\r")  # the bar is wiped before the line
     display("next", 4, 4)
     assert "next: 100%" in screen.getvalue()
+
+
+def test_bytes_are_shown_as_such() -> None:
+    screen = io.StringIO()
+    Display(lambda line: None, screen)("downloading", 1_500_000, 3_000_000)
+    assert "1.50M/3.00M" in screen.getvalue() and "B/s" in screen.getvalue()
