@@ -344,6 +344,7 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
     "enable_thinking": st.booleans(),
     "include_reasoning": st.booleans(),
     "separate_reasoning": st.booleans(),
+    "thinking_budget": st.integers(1, 9),
     "reasoning_effort": st.sampled_from(["none", "low", "high"]),
     "verbosity": st.sampled_from(["low", "medium"]),
     "chat_template_kwargs": st.sampled_from([{"enable_thinking": False}, {"x": [1, 2.5]}]),

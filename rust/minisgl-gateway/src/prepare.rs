@@ -172,7 +172,10 @@ pub fn prepare(
             None => plan.bind(form.grammar.as_ref())?,
             Some((_, is_open)) => {
                 let place = is_open.map_or("untold", |is_open| if is_open { "open" } else { "closed" });
-                plan.bind(known(loaded, fields, place)?.grammar.as_ref())?;
+                let found = known(loaded, fields, place)?;
+                if found.needs_grammar {
+                    plan.bind(found.grammar.as_ref())?;
+                }
             }
         }
     }

@@ -443,6 +443,7 @@ body! {
         add_generation_prompt: Option<bool>,
         chat_template_kwargs: Option<Map<String, Value>>,
         enable_thinking: Option<bool>,
+        thinking_budget: Option<i64>,
         include_reasoning: Option<bool>,
         separate_reasoning: Option<bool>,
         reasoning_effort: Option<String>,

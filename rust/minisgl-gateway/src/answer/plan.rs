@@ -199,6 +199,13 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut common = body.common();
     common.logprobs = chat_logprobs(&body)?;
     common.form.append(&mut tools(&mut body)?);
+    let budget = body.thinking_budget;
+    sure(budget.is_none_or(|most| (1..1 << 31).contains(&most)))?;
+    let is_ended = config.thinking.as_ref().is_some_and(|one| one.end_id.is_some());
+    if let Some(most) = budget.filter(|_| is_ended) {
+        let value = RawValue::from_string(most.to_string()).map_err(|_| Reason::Error)?;
+        common.form.push(("thinking_budget", value));
+    }
     let turn = Turn {
         limit: body.max_completion_tokens.or(common.max_tokens),
         messages: body.messages.into_iter().map(|Object(message)| message).collect(),
@@ -212,7 +219,12 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
             body.include_reasoning != Some(false),
         ),
     };
-    conversation(Endpoint::Chat, common, turn, config)
+    let mut found = conversation(Endpoint::Chat, common, turn, config)?;
+    if budget.is_some() && !is_ended {
+        let at = usize::from(found.ignored.first() == Some(&"reasoning_effort"));
+        found.ignored.insert(at, "thinking_budget");
+    }
+    Ok(found)
 }
 
 fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
