@@ -12,10 +12,11 @@ from gguf import GGUFWriter
 
 from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.tokenizer.decode import char_to_byte
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_config import Fields
-from minisgl.weights.gguf_folder import tokenizer_files
 from minisgl.weights.gguf_import import import_gguf
+from minisgl.weights.gguf_tokenizer import PRE, end_ids, pre_tokenizer_of, tokenizer_files
 from tests.helpers.gguf import START, TOKENS, TOOL, Edit, quiet, write_gguf, written_model
 
 
@@ -134,3 +135,76 @@ def test_scores_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     metadata["tokenizer.ggml.scores"].pop()
     with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.scores: 419 scores of 420 tokens"):
         tokenizer_files(Fields(metadata))
+
+
+@pytest.mark.parametrize("name", sorted(PRE))
+def test_every_name_splits_and_loses_nothing(name: str) -> None:
+    text = "Ab1234's éÀ 世界かな12 <|=\n\n  x_y\t!foo ½ नमस्ते"
+    pieces = [piece for piece, _ in pre_tokenizer_of(PRE[name].patterns).pre_tokenize_str(text)]
+    known = char_to_byte()
+    assert bytes(known[char] for piece in pieces for char in piece).decode() == text and len(pieces) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("default", "a|b1234", ["a", "|", "b", "123", "4"]),
+        ("gpt-2", "a|b1234", ["a", "|", "b", "1234"]),
+        ("starcoder", "b12 's", ["b", "1", "2", " '", "s"]),
+        ("llama4", "don't x1234", ["don't", " x", "123", "4"]),
+        ("tekken", "don't aB", ["don", "'t", " a", "B"]),
+        ("qwen35", "a\u0301b", ["a\u0301b"]),
+        ("deepseek-v3", "日本x _ab12345", ["日本", "x", " _", "ab", "123", "45"]),
+        ("kimi-k2", "日本abc", ["日本", "abc"]),
+        ("falcon", "a`b 1234", ["a", "`", "b", " ", "123", "4"]),
+        ("tiny_aya", "1234567", ["1", "234", "567"]),
+        ("superbpe", "1234567", ["1", "234", "567"]),
+        ("seed-coder", "a!\n", ["a", "!", "\n"]),
+        ("bloom", "a b,c", ["a", " b", ",", "c"]),
+        ("viking", "a12", ["a", "1", "2"]),
+    ],
+)
+def test_names_split_as_their_models_do(name: str, text: str, pieces: list[str]) -> None:
+    known = char_to_byte()
+    found = pre_tokenizer_of(PRE[name].patterns).pre_tokenize_str(text)
+    assert [bytes(known[char] for char in piece).decode() for piece, _ in found] == pieces
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.pre: 'odd' is not known: only default, .*smaug-bpe"):
+        _tokenizer(tmp_path, "odd")
+
+
+def _ends(tokens: list[str], **ids: int) -> list[str]:
+    metadata = {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in ids.items()}
+    metadata |= {"general.architecture": "qwen2", "tokenizer.ggml.tokens": tokens}
+    return [tokens[i] for i in end_ids(Fields(metadata))]
+
+
+def test_a_fill_in_the_middle_completion_ends() -> None:
+    tokens = ["x", "<|endoftext|>", "<|im_end|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+    assert set(_ends(tokens, eos=2)) == set(tokens) - {"x", "<|fim_middle|>"} and _ends(tokens, eos=2)[0] == tokens[2]
+
+
+def test_ends_by_key_and_by_text() -> None:
+    assert _ends(["a", "b", "c", "d"], eos=1, eot=2, eom=3, fim_pad=9) == ["b", "c", "d"]
+    assert _ends(["<|end|>", "<|return|>", "<|call|>"], eos=1) == ["<|return|>", "<|call|>"]  # harmony's messages
+    assert _ends(["</s>", "<eos>", "<|tool_response>"], eos=1) == ["<eos>", "<|tool_response>"]
+
+
+def test_gemma_4_merges_text(tmp_path: Path) -> None:
+    tokens = [*(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "▁ab", "\n\n", "\n", "<bos>"]
+    metadata = {
+        "general.architecture": "gemma3",
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [6] * 256 + [1] * 7 + [3],
+        "tokenizer.ggml.merges": ["▁ a", "▁a b"],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 1,
+    }
+    for name, content in tokenizer_files(Fields(metadata)).items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    ids = tokenizer.encode(" ab\n\n\né a").tolist()
+    assert [tokens[i] for i in ids] == ["<bos>", "▁ab", "\n\n", "\n", "<0xC3>", "<0xA9>", "▁a"]
+    assert tokenizer.decode(ids) == " ab\n\n\né a"

@@ -1,0 +1,304 @@
+"""The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json.
+
+`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama), BPE over plain text (gemma4).
+`tokenizer.ggml.pre` names how byte-level BPE splits a text: `PRE` is the table of the names that llama.cpp knows. A
+model's own tokenizer.json is the truth where llama.cpp's regular expressions only come near it: letters of both cases
+beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from minisgl.config import ConfigError
+from minisgl.weights.gguf_config import Fields
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # llama.cpp's token types
+_SPACE = "\u2581"  # sentencepiece's
+
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_DIGIT, _DIGITS3 = r"\p{N}", r"\p{N}{1,3}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN2 = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_GPT4O = rf"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}?|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}?|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI = r"[\p{Han}]+|" + _GPT4O.replace(_UPPER, _UPPER[:-1] + _NOT_HAN).replace(_LOWER, _LOWER[:-1] + _NOT_HAN).replace(
+    "/]*", "]*"
+)
+_CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK_WORD = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+)
+_DEEPSEEK = rf"{_DEEPSEEK_WORD}[\r\n]*|{_SPACES}"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+
+
+@dataclass(frozen=True)
+class Pre:
+    """How a text is split: by each pattern in turn, what it matches and what is between."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    """A word that is a token is taken as it is, whatever its merges say."""
+    nfc: bool = False
+    adds_bos: bool = False
+    """Unless the file says otherwise."""
+
+
+_OF_GPT2 = Pre((_GPT2,))
+_OF_DIGITS = Pre((_DIGIT, _GPT2))
+_OF_LLAMA3 = Pre((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_OF_QWEN2 = Pre((_QWEN2,))
+_OF_GPT4O = Pre((_GPT4O,))
+_OF_DEEPSEEK3 = Pre((_DIGITS3, _CJK, _DEEPSEEK))
+_OF_BLOOM = Pre((_BLOOM,))
+_OF_BAILING = Pre(
+    (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+)
+_OF_AYA = Pre((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
+
+PRE: dict[str, Pre] = {
+    "default": Pre((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _OF_GPT2,
+    "phi-2": _OF_GPT2,
+    "mpt": replace(_OF_GPT2, nfc=True),
+    "olmo": replace(_OF_GPT2, nfc=True),
+    "modern-bert": replace(_OF_GPT2, nfc=True),
+    "jais": _OF_GPT2,
+    "trillion": _OF_GPT2,
+    "granite-docling": _OF_GPT2,
+    "exaone4": _OF_GPT2,
+    "gigachat": _OF_GPT2,
+    "a.x-4.0": _OF_GPT2,
+    "mellum": _OF_GPT2,
+    "jina-es": _OF_GPT2,
+    "jina-de": _OF_GPT2,
+    "jina-v2-es": _OF_GPT2,
+    "jina-v2-de": _OF_GPT2,
+    "starcoder": _OF_DIGITS,
+    "refact": _OF_DIGITS,
+    "command-r": replace(_OF_DIGITS, nfc=True),
+    "smollm": _OF_DIGITS,
+    "codeshell": _OF_DIGITS,
+    "exaone": _OF_DIGITS,
+    "minerva-7b": _OF_DIGITS,
+    "mellum2": _OF_DIGITS,
+    "llama-bpe": _OF_LLAMA3,
+    "llama3": _OF_LLAMA3,
+    "llama-v3": _OF_LLAMA3,
+    "falcon3": _OF_LLAMA3,
+    "falcon-h1": _OF_LLAMA3,
+    "pixtral": _OF_LLAMA3,
+    "midm-2.0": _OF_LLAMA3,
+    "lfm2": _OF_LLAMA3,
+    "jina-v5-nano": _OF_LLAMA3,
+    "dbrx": Pre((_LLAMA3,)),
+    "smaug-bpe": Pre((_LLAMA3,)),
+    "glm4": Pre((_LLAMA3,)),
+    "chatglm-bpe": Pre((_LLAMA3,)),
+    "qwen2": replace(_OF_QWEN2, nfc=True),
+    "megrez": _OF_QWEN2,
+    "deepseek-r1-qwen": _OF_QWEN2,
+    "kormo": _OF_QWEN2,
+    "f2llmv2": _OF_QWEN2,
+    "stablelm2": _OF_QWEN2,
+    "hunyuan": _OF_QWEN2,
+    "solar-open": _OF_QWEN2,
+    "grok-2": _OF_QWEN2,
+    "qwen35": Pre(
+        (_QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),),
+        nfc=True,
+    ),
+    "gpt-4o": _OF_GPT4O,
+    "llama4": _OF_GPT4O,
+    "kanana2": _OF_GPT4O,
+    "talkie": _OF_GPT4O,
+    "minimax-m2": _OF_GPT4O,
+    "granite-embed-multi-97m": replace(_OF_GPT4O, ignore_merges=True),
+    "tekken": Pre((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "kimi-k2": Pre((_KIMI,)),
+    "tiny_aya": _OF_AYA,
+    "cohere2moe": _OF_AYA,
+    "deepseek-v3": _OF_DEEPSEEK3,
+    "hunyuan-dense": _OF_DEEPSEEK3,
+    "joyai-llm": _OF_DEEPSEEK3,
+    "hy_v4": _OF_DEEPSEEK3,
+    "deepseek-coder": Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", _DIGIT)),
+    "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "bloom": _OF_BLOOM,
+    "poro-chat": _OF_BLOOM,
+    "gpt3-finnish": _OF_BLOOM,
+    "viking": Pre((_BLOOM, _DIGIT)),
+    "superbpe": Pre((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "bailingmoe": _OF_BAILING,
+    "bailingmoe2": _OF_BAILING,
+    "llada-moe": _OF_BAILING,
+    "seed-coder": Pre(
+        (_QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+").replace(r"|\p{N}|", r"|\p{N}{1}|"),)
+    ),
+    "laguna": Pre((r"[^\n]+|[\n]+", _QWEN2)),
+    "minicpm5": Pre((_DIGITS3, _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), ignore_merges=True),
+    "exaone-moe": Pre(
+        (
+            rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+}
+
+_ENDS_BY_KEY = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "[e~["}
+_ENDS_OF_CALL = {"<|eom_id|>", "<|call|>", "<|calls|>", "<|flush|>", "<|return|>", "<|tool_response>"}
+_ENDS_OF_TEXT = {"<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "</s>", "<eos>", "[EOS]"}
+_ENDS_OF_DEEPSEEK = {"<｜end▁of▁sentence｜>"}
+_ENDS_OF_FILL_IN = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>"}
+_ENDS_OF_FILE = {"<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"}
+_ENDS = _ENDS_OF_TURN | _ENDS_OF_CALL | _ENDS_OF_TEXT | _ENDS_OF_DEEPSEEK | _ENDS_OF_FILL_IN | _ENDS_OF_FILE
+
+
+def end_ids(fields: Fields) -> list[int]:
+    """All tokens that end an answer, that of the file first: those that a key names, and, as llama.cpp has it, those of
+    a known text. A file without a text of its own for the end of a message (harmony) has `<|end|>` for it."""
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    named = [fields.whole(f"tokenizer.ggml.{name}_token_id", -1) for name in _ENDS_BY_KEY]
+    by_text = {token: i for i, token in enumerate(tokens) if token in _ENDS}
+    if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
+        by_text.pop("<|end|>", None)
+    if "<|tool_response>" in by_text:
+        by_text.pop("</s>", None)
+    return list(dict.fromkeys(i for i in (*named, *by_text.values()) if 0 <= i < len(tokens)))
+
+
+def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
+    """The library's own steps where there are such, which are faster."""
+    is_gpt2 = patterns[-1] == _GPT2
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if pattern == _DIGIT
+        else pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        for pattern in (patterns[:-1] if is_gpt2 else patterns)
+    ]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
+    return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+
+
+def tokenizer_files(fields: Fields) -> dict[str, str]:
+    """File name -> content. Raises `ConfigError`."""
+    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        known = "gpt2 (byte-level BPE), llama (sentencepiece) and gemma4"
+        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}")
+    if kind == "gpt2" and pre not in PRE:
+        raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}")
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    types = fields.wholes("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
+    if kind == "gemma4":  # merges do not reach across lines: what is newlines alone is taken as it is
+        types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
+    tokenizer = _sentencepiece(fields, tokens, types) if kind == "llama" else _merged(fields, tokens, kind, pre)
+    _add_tokens(tokenizer, tokens, types)
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for name in ("bos", "eos"):
+        if (token_id := fields.whole(key := f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
+            if token_id >= len(tokens):
+                raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
+            config[f"{name}_token"] = tokens[token_id]
+    if "bos_token" in config and fields.flag("tokenizer.ggml.add_bos_token", kind != "gpt2" or PRE[pre].adds_bos):
+        bos, bos_id = config["bos_token"], fields.whole("tokenizer.ggml.bos_token_id")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)]
+        )
+    if template := fields.text("tokenizer.chat_template", ""):
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),
+    }
+
+
+def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
+    """BPE whose merges are every two pieces that are a piece together, the best score first; bytes for what is no
+    piece."""
+    scores = fields.reals("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
+    merges = [
+        (-scores[vocab[piece]], vocab[left], vocab[right], left, right)
+        for piece in pieces
+        for at in range(1, len(piece))
+        if (left := piece[:at]) in pieces and (right := piece[at:]) in pieces
+    ]
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(left, right) for *_, left, right in sorted(merges)],
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    space, plain = normalizers.Replace(" ", _SPACE), decoders.Replace(_SPACE, " ")
+    steps: list[decoders.Decoder] = [plain, decoders.ByteFallback(), decoders.Fuse()]
+    if fields.flag("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), space])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = space
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merged(fields: Fields, tokens: list[str], kind: str, pre: str) -> Tokenizer:
+    """BPE by the file's own merges: over bytes, or over the text (gemma4)."""
+    merges: list[tuple[str, str]] = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        space = merge.find(" ", 1)
+        if space < 0:
+            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} has no two parts")
+        merges.append((merge[:space], merge[space + 1 :]))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    is_text = kind == "gemma4"
+    try:
+        model = models.BPE(
+            vocab=vocab, merges=merges, ignore_merges=not is_text and PRE[pre].ignore_merges, byte_fallback=is_text
+        )
+    except Exception as error:  # the package has no base class for its errors
+        raise ConfigError(f"tokenizer.ggml.merges: {error}") from error
+    tokenizer = Tokenizer(model)
+    if is_text:
+        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+        plain = decoders.Replace(_SPACE, " ")
+        tokenizer.decoder = decoders.Sequence([plain, decoders.ByteFallback(), decoders.Fuse()])
+        return tokenizer
+    if PRE[pre].nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizer_of(PRE[pre].patterns)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """What is never cut."""
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    tokenizer.add_tokens([token for token in added if not token.special])
+    tokenizer.add_special_tokens([token for token in added if token.special])
