@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from minisgl.weights import gguf_config, hub_names
+from minisgl.weights import gguf_config, gguf_tokenizer, hub_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 MARKED = re.compile(r"(<!-- begin (\S+) gguf -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,7 +31,6 @@ def architectures() -> str:
 
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe")
 SEEN_TYPES: dict[str, str] = dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`")
 SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
 
@@ -41,8 +40,19 @@ def types() -> str:
 
 
 def tokenizers() -> str:
+    """Names that split a text the same way are one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, pre in gguf_tokenizer.PRE.items():
+        rows.setdefault(pre.patterns, []).append(name)
     return table(
-        ("`tokenizer.ggml.pre`", "test"), ((f"`{name}`", SEEN_TOKENIZERS.get(name, NO_FILE)) for name in TOKENIZERS)
+        ("`tokenizer.ggml.pre`", "test"),
+        (
+            (
+                ", ".join(f"`{name}`" for name in names),
+                next((SEEN_TOKENIZERS[n] for n in names if n in SEEN_TOKENIZERS), NO_FILE),
+            )
+            for names in rows.values()
+        ),
     )
 
 
