@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
+import tokenizers
 from gguf import GGUFWriter
 
 from minisgl import envs
@@ -208,3 +210,24 @@ def test_gemma_4_merges_text(tmp_path: Path) -> None:
     ids = tokenizer.encode(" ab\n\n\né a").tolist()
     assert [tokens[i] for i in ids] == ["<bos>", "▁ab", "\n\n", "\n", "<0xC3>", "<0xA9>", "▁a"]
     assert tokenizer.decode(ids) == " ab\n\n\né a"
+
+
+GOLDEN = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
+"""Texts, and what llama.cpp's server made of them with each name, over one vocabulary whose merges reach across every
+place where a pattern may split (worklog/2026-11-25-gguf-tokenizers.md)."""
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN["ids"]))
+def test_ids_are_those_of_llama_cpp(name: str) -> None:
+    tokens: list[str] = GOLDEN["tokens"]
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 4],
+        "tokenizer.ggml.merges": GOLDEN["merges"],
+    }
+    found = tokenizers.Tokenizer.from_str(tokenizer_files(Fields(metadata))["tokenizer.json"])
+    for text, ids in zip(GOLDEN["texts"], GOLDEN["ids"][name], strict=True):
+        assert found.encode(text).ids == ids, text
