@@ -66,6 +66,12 @@ def test_the_bos_token_is_added_if_the_file_says_so(add: bool, tmp_path: Path) -
     assert tokenizer.encode("x", add_special_tokens=False)[0] != START
 
 
+def test_the_eos_token_is_added_if_the_file_says_so(tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tmp_path, "smollm", lambda writer: writer.add_add_eos_token(True))
+    ids = tokenizer.encode("x").tolist()
+    assert len(ids) == 2 and ids[1] == START  # embedding models read the vector of it
+
+
 _TEXT = """A server keeps a tree of prefixes. Every page of the tree is counted; a page that nobody reads is given back.
 Prompts that begin alike share their pages, and answers grow behind them token by token, 1 2 3 and 42 and 1,000.
 Ein Satz mit Umlauten: schöne Grüße. Une phrase, déjà vue. The tree, the tree, the page, the pages, the server serves.

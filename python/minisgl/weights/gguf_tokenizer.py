@@ -215,10 +215,18 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
             if token_id >= len(tokens):
                 raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
             config[f"{name}_token"] = tokens[token_id]
-    if "bos_token" in config and fields.flag("tokenizer.ggml.add_bos_token", kind != "gpt2" or PRE[pre].adds_bos):
-        bos, bos_id = config["bos_token"], fields.whole("tokenizer.ggml.bos_token_id")
+    adds = {"bos": kind != "gpt2" or PRE[pre].adds_bos, "eos": False}
+    around = {
+        name: [config[f"{name}_token"]]
+        if f"{name}_token" in config and fields.flag(f"tokenizer.ggml.add_{name}_token", default)
+        else []
+        for name, default in adds.items()
+    }
+    if any(around.values()):
+        one, other = ([*around["bos"], part, *around["eos"]] for part in ("$A", "$B"))
+        special = {token: tokens.index(token) for added in around.values() for token in added}
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)]
+            single=one, pair=one + other, special_tokens=list(special.items())
         )
     if template := fields.text("tokenizer.chat_template", ""):
         config["chat_template"] = template
