@@ -21,6 +21,9 @@ use crate::record::Shared;
 use crate::record::{Failure, Record};
 
 const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
+/// Records lie in blocks: one list that doubles is copied as a whole, which stops the thread, and every stream that it
+/// reads, for 200 ms at a quarter of a million requests.
+const RECORDS_A_BLOCK: usize = 1024;
 
 /// Everything about a run.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ struct Context {
     firsts: Arc<Vec<usize>>,
     /// The next chain that a client takes, of all threads.
     next: Arc<AtomicUsize>,
-    records: Mutex<Vec<Record>>,
+    records: Mutex<Vec<Vec<Record>>>,
     idle: Mutex<Vec<Connection>>,
 }
 
@@ -144,7 +147,8 @@ fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) ->
     let result = runtime.block_on(unless_stopped(&context.shared, all));
     drop(runtime); // ends every task
     result.map_err(PlanError)?;
-    let mut records = std::mem::take(&mut *context.records.lock().unwrap_or_else(PoisonError::into_inner));
+    let blocks = std::mem::take(&mut *context.records.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut records: Vec<Record> = blocks.into_iter().flatten().collect();
     for record in &mut records {
         if record.end.is_none() {
             record.failure = Some(Failure::Cancelled);
@@ -262,8 +266,15 @@ impl Kept<'_> {
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
         let record = std::mem::replace(&mut self.record, Record::new(0, 0.0));
-        let mut records = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
-        records.push(record);
+        let mut blocks = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
+        match blocks.last_mut() {
+            Some(block) if block.len() < RECORDS_A_BLOCK => block.push(record),
+            _ => {
+                let mut block = Vec::with_capacity(RECORDS_A_BLOCK);
+                block.push(record);
+                blocks.push(block);
+            }
+        }
     }
 }
 
