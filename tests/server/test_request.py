@@ -345,9 +345,12 @@ def test_what_is_made_of_all_of_a_large_body_is_made_off_the_event_loop(
         monkeypatch.setattr(module, "to_chat", noted)
     loop = server.on_loop(threading.get_ident)
     for size in (10, SMALL_BYTES):
-        asked = {"max_tokens": 4, "messages": [{"role": "user", "content": "say:" + "x " * (size // 2)}]}
+        user = {"role": "user", "content": "say:" + "x " * (size // 2)}
+        # the gateway leaves to the Python server what goes on with an answer, and log probabilities of responses
+        asked = {"max_tokens": 4, "messages": [user, {"role": "assistant", "content": "x"}]}
         httpx.post(f"{server.url}/v1/messages", json=asked, timeout=WAIT_S)
-        httpx.post(f"{server.url}/v1/responses", json={"input": asked["messages"]}, timeout=WAIT_S)
+        with_logprobs = {"input": [user], "include": ["message.output_text.logprobs"]}
+        httpx.post(f"{server.url}/v1/responses", json=with_logprobs, timeout=WAIT_S)
     assert [(name, thread == loop) for name, thread in where] == [
         ("messages", True),
         ("responses", True),
