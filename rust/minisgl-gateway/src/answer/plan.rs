@@ -154,13 +154,21 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
     Ok(found)
 }
 
+/// Bytes of fields that nobody knows, so few that no number of values in them is too many.
+const SURE_BYTES: usize = 1 << 14;
+
 fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
+    sure(!nests_deeply(body))?;
     let Object(found) = serde_json::from_slice::<Object<T>>(body).map_err(|_| Reason::Error)?;
     let Written(fields) = serde_json::from_slice(body).map_err(|_| Reason::Error)?;
     let table = config.fields.get(T::TABLE);
+    let mut others = 0;
     for (name, value) in fields.iter().filter(|(name, _)| !T::FIELDS.contains(&&**name)) {
         let Some(nothing) = table.and_then(|one| one.get(&**name)) else {
-            continue; // nobody knows it
+            // nobody knows it, but its size and its values may be refused
+            others += value.get().len();
+            sure(others <= SURE_BYTES && serde_json::from_str::<Value>(value.get()).is_ok())?;
+            continue;
         };
         sure(fields.iter().filter(|(other, _)| other == name).count() == 1)?;
         let value: Value = serde_json::from_str(value.get()).map_err(|_| Reason::Error)?;
@@ -170,6 +178,26 @@ fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
         }
     }
     Ok(found)
+}
+
+/// Deeper than anybody writes, and less deep than any parser refuses: what is skipped has no limit here.
+fn nests_deeply(body: &[u8]) -> bool {
+    const SURE_DEPTH: usize = 100;
+    let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'[' | b'{' if !in_text => depth += 1,
+            b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > SURE_DEPTH {
+            return true;
+        }
+    }
+    false
 }
 
 /// Else it may be wrong.

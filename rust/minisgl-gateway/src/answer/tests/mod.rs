@@ -114,7 +114,11 @@ fn usual_bodies_are_taken() {
 
 #[test]
 fn what_any_check_could_refuse_is_not_taken() {
+    let deep = (0..120).fold(json!(1), |inner, _| json!([inner]));
     for more in [
+        json!({"unknown": deep}),
+        json!({"unknown": vec![1; 10_000]}),
+        json!({"messages": [{"role": "user", "content": "x", "whatever": deep}]}),
         json!({"temperature": 2.1}),
         json!({"temperature": "1"}),
         json!({"temperature": true}),
