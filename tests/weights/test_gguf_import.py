@@ -235,7 +235,7 @@ def _odd_tensor(writer: GGUFWriter) -> None:
     ("change", "message"),
     [
         ({"arch": "falcon"}, "architecture 'falcon' is not imported: only llama, qwen2, qwen3, qwen3moe"),
-        ({"pre": "tekken"}, "'tekken' is not known: only smollm"),
+        ({"pre": "nobodys"}, "'nobodys' is not known: only default"),
         ({"kind": "t5"}, "'t5' is not imported: only gpt2"),
         ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
         ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
