@@ -56,6 +56,26 @@ def of_this_repository(page: Path) -> list[tuple[str, Path, str]]:
     return told
 
 
+EXAMPLES = {"minisgl/a/b.py", "tests/a/test_b.py", "tests/a/test_b_topic.py", "test_MODULE.py", "test_MODULE_TOPIC.py"}
+THEIRS = {"bench_qwen.py"}
+
+
+def test_files_of_code_that_pages_and_comments_name_exist() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    ends = {"/".join(parts[at:]) for parts in (one.split("/") for one in listed) for at in range(len(parts))}
+    code = [ROOT / one for one in listed if re.match(r"(python|rust|tests|benchmark|tools)/.*\.(pyi?|rs)$", one)]
+    named = re.compile(r"`([\w./-]+\.(?:py|rs))`")
+    absent = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in [*PAGES, *code]
+        if file.exists()
+        for name in named.findall(text_of(file))
+        if name.lstrip("./") not in ends | EXAMPLES | THEIRS
+    }
+    assert absent == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [

@@ -15,12 +15,15 @@ from tests.helpers.gateway import has_gateway
 
 HI = {"role": "user", "content": "say:hi"}
 PART = [{"type": "text", "text": "say:"}]
+LONG: list[Any] = ["x" * 40_000] * 2  # the shape of short bodies is nobody's care
 CASES: list[tuple[str, Any, str, dict[str, Any], dict[str, Any]]] = [
     # a bound, or the least and the most of a range; where; what fits, and what does not
     ("max_stop_strings", 2, CHAT, {"stop": ["x", "y"]}, {"stop": ["x", "y", "z"]}),
     ("max_stop_chars", 3, CHAT, {"stop": "xyz"}, {"stop": "xyzz"}),
     ("max_stop_token_ids", 1, CHAT, {"stop_token_ids": [5]}, {"stop_token_ids": [5, 6]}),
     ("max_logit_bias", 1, CHAT, {"logit_bias": {"5": 1}}, {"logit_bias": {"5": 1, "6": 1}}),
+    ("max_values", 9000, CHAT, {"unheard": [0] * 100}, {"unheard": [0] * 40_000}),
+    ("max_containers", 50, CHAT, {"unheard": [[]] * 30}, {"messages": [{**HI, "unheard": LONG + [[]] * 60}]}),
     ("max_messages", 2, CHAT, {"messages": [HI] * 2}, {"messages": [HI] * 3}),
     ("max_parts", 2, CHAT, {"messages": [{**HI, "content": PART * 2}]}, {"messages": [{**HI, "content": PART * 3}]}),
     ("max_prompts", 2, COMPLETION, {"prompt": ["a", "b"]}, {"prompt": ["a", "b", "c"]}),
@@ -71,8 +74,8 @@ def ask_all() -> list[Any]:
 
     found: list[Any] = []
     with (
-        frontend(front_end="rust") as rust,
-        frontend() as python,
+        frontend(front_end="rust", max_seq_len=2048) as rust,
+        frontend(max_seq_len=2048) as python,
         rust.http() as one,
         python.http() as other,
     ):

@@ -1,7 +1,7 @@
 """Tiny random adapters as peft saves them, and what they make of a model: W + scale * B A, merged into
 transformers' own.
 
-peft itself is no dependency; `tests/weights/test_adapter_peft.py` compares with it where it is installed.
+peft itself is no dependency; `tests/engine/test_adapters_peft.py` compares with it where it is installed.
 """
 
 from __future__ import annotations

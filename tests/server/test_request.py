@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import Limits
+from minisgl.sampling_params import Bounds
 from minisgl.server import request as server_request
 from minisgl.server.bodies import ChatMessage
 from minisgl.server.errors import ApiError
@@ -264,6 +265,10 @@ JSON = st.recursive(
 )
 
 
+def shape_bounds(values: int, containers: int) -> Bounds:
+    return Bounds(max_values=values, more_values=0, max_containers=containers)
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=JSON, stretch=st.integers(2, 40), indent=st.sampled_from([None, 1]))
 def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: int | None) -> None:
@@ -271,15 +276,12 @@ def test_values_are_counted_outside_of_texts(data: Any, stretch: int, indent: in
     values, containers = num_values({"prompt": data})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_request, "STRETCH", stretch)
-        patch.setattr(server_request, "MORE_VALUES", 0)
-        patch.setattr(server_request, "MAX_VALUES", values)
-        patch.setattr(server_request, "MAX_CONTAINERS", containers)
+        patch.setattr(server_request, "BOUNDS", shape_bounds(values, containers))
         check_shape(body, 0)
-        patch.setattr(server_request, "MAX_VALUES", values - 1)
+        patch.setattr(server_request, "BOUNDS", shape_bounds(values - 1, containers))
         with pytest.raises(ApiError, match="values up to here"):
             check_shape(body, 0)
-        patch.setattr(server_request, "MAX_VALUES", values)
-        patch.setattr(server_request, "MAX_CONTAINERS", containers - 1)
+        patch.setattr(server_request, "BOUNDS", shape_bounds(values, containers - 1))
         with pytest.raises(ApiError, match="lists, objects and fields"):
             check_shape(body, 0)
 
@@ -291,7 +293,8 @@ def test_a_body_of_too_many_values_names_the_field_that_is_open(data: dict[str, 
     body = encoded({**data, "last": [[], {"a": "b"}, []]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_request, "STRETCH", stretch)
-        patch.setattr(server_request, "MAX_CONTAINERS", num_values({**data, "last": [[], {"a": "b"}]})[1])
+        containers = num_values({**data, "last": [[], {"a": "b"}]})[1]
+        patch.setattr(server_request, "BOUNDS", shape_bounds(1 << 19, containers))
         with pytest.raises(ApiError, match=r"^last: more than"):
             check_shape(body, 0)
 

@@ -78,8 +78,7 @@ class Intake:
         limits = control_plane.buffers.limits
         self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
         self.compiling = Compiling(beside.compiler)
-        in_use = lambda: self.requests.adapters() | self.compiling.adapters()  # noqa: E731
-        self.adapters = EngineAdapters(engine, send, self.end_early, in_use, beside.wake)
+        self.adapters = EngineAdapters(engine, send, self.end_early, self._adapters_in_use, beside.wake)
         self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self.watch: Watch | None = None  # that the loop has not seen
         self.shutdown = False
@@ -91,6 +90,9 @@ class Intake:
     def any_left(self) -> bool:
         """Whether there are events for the next step, whatever comes."""
         return bool(self.prefixes.events) or self.adapters.any_leaves or self.compiling.any_returns
+
+    def _adapters_in_use(self) -> set[int]:
+        return self.requests.adapters() | self.compiling.adapters()
 
     def take(self, messages: Sequence[ToEngine], events: Events, control_plane: ControlPlane) -> None:
         """Adds to `events` what has become due, and what `messages` mean."""

@@ -103,7 +103,7 @@ class Connection:
 
 class Crowd:
     """How many connections there may be: in all, and of one address three quarters of that, so that no client alone
-    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/crowd.rs`)."""
+    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/accept.rs`)."""
 
     MOST = 16_384
     OTHER_DESCRIPTORS = 100

@@ -90,10 +90,6 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
 
-    @property
-    def num_watchers(self) -> int:
-        return len(self._watchers)
-
     @contextlib.contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:
         """While `watcher` gets what there is. Raises `ApiError` if too many look already."""

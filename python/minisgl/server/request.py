@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from starlette.types import Message, Receive
 
 from minisgl.config import Limits
-from minisgl.sampling_params import ParamError
+from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.bodies import GenerateSampling
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value
@@ -45,10 +45,7 @@ REQUEST = "minisgl.request"
 SMALL_BYTES = 1 << 16
 STALLED_S = 5.0  # without a byte, in a turn that others wait for
 MAX_LOGGED_CHARS = 4096
-MAX_VALUES = 1 << 19  # or as many token ids as the context has
-MAX_CONTAINERS = 1 << 16  # lists, objects and their fields: as many are parsed in 5 ms
 MAX_DEPTH = 256  # more than the parser takes
-MORE_VALUES = 1 << 12  # beside a prompt of token ids
 STRETCH = 1 << 16  # two at least: an escape is not split
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # up to the string that does not end: looked for in itself once more, each quote in it would be one more beginning
@@ -284,7 +281,7 @@ def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) ->
 def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
     """Raises `ApiError` 400 for a body that would take too long to parse. One that is nested too deeply does not: it is
     the parser's to refuse, which ends where it gets too deep."""
-    most = max(MAX_VALUES, max_seq_len + MORE_VALUES)
+    most = max(BOUNDS.max_values, max_seq_len + BOUNDS.more_values)
     num_values = num_containers = depth = 0
     for begin, end in _stretches(body):
         if end - begin > STRETCH:
@@ -297,8 +294,8 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
         num_values += len(outside) - len(outside.translate(None, b",:[{"))
         if num_values > most:
             raise _too_many(body, end, f"more than {most} values")
-        if num_containers > MAX_CONTAINERS:
-            raise _too_many(body, end, f"more than {MAX_CONTAINERS} lists, objects and fields")
+        if num_containers > BOUNDS.max_containers:
+            raise _too_many(body, end, f"more than {BOUNDS.max_containers} lists, objects and fields")
 
 
 def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:

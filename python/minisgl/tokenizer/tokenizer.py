@@ -122,10 +122,6 @@ class Tokenizer:
     def _table(self) -> DecodeTable:
         return DecodeTable(self._backend)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._chat_templates)
-
     def templates(self) -> Iterator[tuple[str, str, ContentShape]]:
         """Name, source and shape of each chat template that parses."""
         for name, template in self._chat_templates.items():

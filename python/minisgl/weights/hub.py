@@ -187,7 +187,7 @@ class Client:
             return revision, None
         address = f"{self._hub.endpoint}/api/models/{wanted.repo}/revision/{quote(revision, safe='')}"
         body, _ = self._json(address, wanted, say)
-        return self._checked(body, lambda said: str(_HEX.fullmatch(said["sha"])[0])), None  # type: ignore[index]
+        return self._checked(body, _commit_of), None
 
     def _tree(self, wanted: Wanted, commit: str, say: Report) -> dict[str, HubFile]:
         address: str | None = f"{self._hub.endpoint}/api/models/{wanted.repo}/tree/{commit}?recursive=true"
@@ -302,6 +302,14 @@ class Client:
                 _Transfer(self._http, self._hub, self._check, wanted, commit, parts, say).run()
         except OSError as error:
             raise _disk(error, cache.folder) from error
+
+
+def _commit_of(said: Any) -> str:
+    """Raises `KeyError`, `TypeError` or `ValueError` for what is no answer about a revision."""
+    commit: str = said["sha"]
+    if not _HEX.fullmatch(commit):
+        raise ValueError(f"sha: {commit!r}")
+    return commit
 
 
 def _waits(tries: int = TRIES) -> Iterator[float | None]:

@@ -1,9 +1,9 @@
 //! From the logits of a step's rows to tokens: what each request slot asks, and the rules.
 //!
-//! Invariants: the rules are those of the Python package's `engine/sampler.py`, `engine/logit_changes.py` and
-//! `engine/sampler.py`: the same logits, the same token; a row that asks for nothing keeps its logits bit for bit, and
-//! rows pay only for what they ask; a slot that is bound again starts from the sequence it is bound with. Rows do not
-//! touch each other: one thread may work on one row, another on the next.
+//! Invariants: the rules are those of the Python package's `engine/sampler.py`: the same logits, the same token; a row
+//! that asks for nothing keeps its logits bit for bit, and rows pay only for what they ask; a slot that is bound again
+//! starts from the sequence it is bound with. Rows do not touch each other: one thread may work on one row, another on
+//! the next.
 
 mod changes;
 mod grammar;

@@ -1,4 +1,4 @@
-//! An answer that is taken apart into content, reasoning and calls (`server/turn.py`).
+//! An answer that is taken apart into content, reasoning and calls (`server/chat.py`, `server/sections.py`).
 
 use std::sync::Arc;
 

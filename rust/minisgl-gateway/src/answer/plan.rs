@@ -132,6 +132,7 @@ impl Plan {
 
 /// Checks a body.
 pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
+    sure(has_sure_shape(body, config))?;
     let found = match endpoint {
         Endpoint::Chat => chat(parsed(body, config)?, config),
         Endpoint::Completion => completion(parsed(body, config)?, config),
@@ -154,21 +155,13 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
     Ok(found)
 }
 
-/// Bytes of fields that nobody knows, so few that no number of values in them is too many.
-const SURE_BYTES: usize = 1 << 14;
-
 fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
-    sure(!nests_deeply(body))?;
     let Object(found) = serde_json::from_slice::<Object<T>>(body).map_err(|_| Reason::Error)?;
     let Written(fields) = serde_json::from_slice(body).map_err(|_| Reason::Error)?;
     let table = config.fields.get(T::TABLE);
-    let mut others = 0;
     for (name, value) in fields.iter().filter(|(name, _)| !T::FIELDS.contains(&&**name)) {
         let Some(nothing) = table.and_then(|one| one.get(&**name)) else {
-            // nobody knows it, but its size and its values may be refused
-            others += value.get().len();
-            sure(others <= SURE_BYTES && serde_json::from_str::<Value>(value.get()).is_ok())?;
-            continue;
+            continue; // nobody knows it
         };
         sure(fields.iter().filter(|(other, _)| other == name).count() == 1)?;
         let value: Value = serde_json::from_str(value.get()).map_err(|_| Reason::Error)?;
@@ -180,24 +173,51 @@ fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
     Ok(found)
 }
 
-/// Deeper than anybody writes, and less deep than any parser refuses: what is skipped has no limit here.
-fn nests_deeply(body: &[u8]) -> bool {
+/// Whether a body, what is skipped of it, too, has no more values than the Python server takes (`check_shape` of
+/// `server/request.py` counts alike), is nested less deeply than any parser refuses, and spells no half of a pair of
+/// surrogates.
+fn has_sure_shape(body: &[u8], config: &GatewayConfig) -> bool {
     const SURE_DEPTH: usize = 100;
-    let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
-    for byte in body {
+    let bounds = &config.bounds;
+    let most = bounds.max_values.max(config.max_seq_len + bounds.more_values);
+    let (mut depth, mut values, mut containers) = (0_usize, 0_usize, 0_usize);
+    let (mut at, mut in_text) = (0, false);
+    while let Some(byte) = body.get(at) {
+        at += 1;
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = in_text,
+            b'\\' if in_text => match escape_end(body, at) {
+                Some(end) => at = end,
+                None => return false,
+            },
             b'"' => in_text = !in_text,
-            b'[' | b'{' if !in_text => depth += 1,
-            b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
+            _ if in_text => {}
+            b',' => values += 1,
+            b':' => (values, containers) = (values + 1, containers + 1),
+            b'[' | b'{' => (values, containers, depth) = (values + 1, containers + 1, depth + 1),
+            b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
         if depth > SURE_DEPTH {
-            return true;
+            return false;
         }
     }
-    false
+    values <= most && containers <= bounds.max_containers
+}
+
+/// Behind an escape whose backslash is before `at`; None: half of a pair of surrogates.
+fn escape_end(body: &[u8], at: usize) -> Option<usize> {
+    let unit = |at: usize| {
+        let digits = body.get(at..at + 5).filter(|one| one[0] == b'u')?;
+        u16::from_str_radix(std::str::from_utf8(&digits[1..]).ok()?, 16).ok()
+    };
+    match unit(at) {
+        None => Some(at + 1), // any other; what is none of JSON's is the parser's to refuse
+        Some(0xd800..=0xdbff) => {
+            (body.get(at + 5) == Some(&b'\\') && matches!(unit(at + 6), Some(0xdc00..=0xdfff))).then_some(at + 11)
+        }
+        Some(0xdc00..=0xdfff) => None,
+        Some(_) => Some(at + 5),
+    }
 }
 
 /// Else it may be wrong.
@@ -210,7 +230,7 @@ fn does(condition: bool) -> Result<(), Reason> {
     if condition { Ok(()) } else { Err(Reason::Field) }
 }
 
-/// A call of the model with a conversation, whichever API asks for it (`server/turn.py`).
+/// A call of the model with a conversation, whichever API asks for it (`server/chat.py`).
 struct Turn {
     limit: Option<i64>,
     messages: Vec<Message>,

@@ -57,7 +57,7 @@ fn bounds() -> Value {
     json!({
         "max_stop_strings": 64, "max_stop_chars": 4096, "max_stop_token_ids": 256, "max_logit_bias": 1024,
         "max_bad_words": 256, "max_bad_word_chars": 256, "max_allowed_token_ids": 16384, "max_messages": 4096,
-        "max_parts": 4096, "max_prompts": 256, "max_inputs": 1024, "max_metadata": 16, "max_choices": 1024, "max_logprob_entries": 1000,
+        "max_values": 4000, "more_values": 100, "max_containers": 1000, "max_parts": 4096, "max_prompts": 256, "max_inputs": 1024, "max_metadata": 16, "max_choices": 1024, "max_logprob_entries": 1000,
         "completion_tokens": 16, "generate_tokens": 128,
     })
 }
@@ -118,6 +118,8 @@ fn what_any_check_could_refuse_is_not_taken() {
     for more in [
         json!({"unknown": deep}),
         json!({"unknown": vec![1; 10_000]}),
+        json!({"unknown": vec![json!([]); 1100]}),
+        json!({"messages": [{"role": "user", "content": "x", "whatever": vec![1; 10_000]}]}),
         json!({"messages": [{"role": "user", "content": "x", "whatever": deep}]}),
         json!({"temperature": 2.1}),
         json!({"temperature": "1"}),
@@ -175,11 +177,20 @@ fn broken_json_is_not_taken() {
         r#"["echo"]"#,
         r#"{"prompt": "a"} x"#,
         r#"{"prompt": "\ud800"}"#,
+        r#"{"prompt": "a", "unknown": "\ud800"}"#,
+        r#"{"prompt": "a", "unknown": "\ud83dx\ude00"}"#,
+        r#"{"prompt": "a", "unknown": ["\ude00\ud83d"]}"#,
         "{\"prompt\": \"a\u{0}\"}",
         r#"{"prompt": "a", "n": NaN}"#,
         r#"{"prompt": "a", "n": 1, "n": 1}"#,
     ] {
         assert!(plan(Endpoint::Completion, body.as_bytes(), &config).is_err(), "{body}");
+    }
+    for body in [
+        r#"{"prompt": "a", "unknown": "\ud83d\ude00 \\ud83d \u00e9 \" ["}"#,
+        r#"{"prompt": "\uD83D\uDE00\\"}"#,
+    ] {
+        assert!(plan(Endpoint::Completion, body.as_bytes(), &config).is_ok(), "{body}");
     }
     assert!(plan(Endpoint::Completion, br#" {"prompt": "a"} "#, &config).is_ok());
 }
