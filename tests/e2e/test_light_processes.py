@@ -69,6 +69,23 @@ print(*sys.modules)
     assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
 
 
+def test_the_allocator_is_told_to_keep_little_before_the_extension_is_loaded() -> None:
+    """It reads what it is told once: afterwards a server holds all that loading took for a moment."""
+    program = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "minisgl._rust":
+            print(os.environ.get("MIMALLOC_PURGE_DELAY"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+from minisgl import cli
+cli.main(["serve", "--engine", "echo", "--port", "0", "--tool-call-parser", "hermes"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.strip() == "0"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_there_is_an_event_loop(signum: int, tmp_path: Path) -> None:
     """The engine process is there, the HTTP side is being imported."""

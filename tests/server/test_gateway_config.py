@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, Limits, ServerConfig
 from minisgl.server.gateway_config import encoded
+from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.server import CONFIG, MODEL, READY, Frontend, frontend
 
@@ -74,3 +76,17 @@ def test_a_tokenizer_of_files_is_named(server: Frontend, tmp_path: Path) -> None
 def test_a_template_that_does_not_parse_is_left_out(server: Frontend) -> None:
     broken = Tokenizer.open(None, "{% for %}")
     assert told(server, tokenizer=broken)["chat_templates"] == {}
+
+
+def test_a_tokenizer_is_not_loaded_to_tell_of_it(
+    server: Frontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the gateway answers, Python needs none: it would be half of the process."""
+    (tmp_path / "tokenizer.json").write_text(Tokenizer.echo().to_json())
+    template = "{% if tools %}{{ tools }}{% endif %}<think></think>{{ messages[0].content }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    lazy = Tokenizer.load(tmp_path, lazy=True)
+    (tmp_path / "tokenizer.json").write_text("broken: whoever reads it fails")
+    monkeypatch.setattr(server.app.context, "parsing", Parsing(lazy))
+    found = told(server, tokenizer=lazy)
+    assert found["thinking"] == "qwen3" and found["tools"] == {"name": "auto", "explained": False}

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from minisgl.cli import bench
 
             return bench.main(arguments[1:])
+        if arguments[:1] == ["serve"]:
+            envs.keep_little()  # a flag's check loads the extension
         args = _parse(arguments)
         return int(args.run(args))
     except (ConfigError, envs.EnvError, ParamError) as error:

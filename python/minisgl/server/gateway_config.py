@@ -44,7 +44,7 @@ from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
-VERSION = 1
+VERSION = 2
 """Of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
@@ -72,16 +72,9 @@ class LogConfig(msgspec.Struct, frozen=True):
     probes: bool
 
 
-class ThinkingConfig(msgspec.Struct, frozen=True):
-    name: str
-    end_id: int | None
-    shown: list[int]
-
-
 class ToolsConfig(msgspec.Struct, frozen=True):
     name: str
     explained: bool
-    shown: list[int]
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -119,7 +112,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_templates: dict[str, Template]
     template_variables: list[str]
     template_names: list[str]
-    thinking: ThinkingConfig | None
+    thinking: str | None
     tools: ToolsConfig | None
     special_tokens: dict[str, str]
     defaults: dict[str, Any]
@@ -164,8 +157,8 @@ def gateway_config(
         chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
         template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
         template_names=sorted(TEMPLATE_NAMES),
-        thinking=_thinking(app.context.parsing),
-        tools=_tools(app.context.parsing),
+        thinking=None if (thinking := app.context.parsing.thinking) is None else thinking.name,
+        tools=_tools(app.context.parsing, config.tool_call_parser),
         special_tokens=tokenizer.special_tokens,
         defaults=dict(defaults),
         fields={name: _fields(model) for name, model in BODIES.items()},
@@ -219,19 +212,10 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     return {"text": tokenizer.to_json()}
 
 
-def _thinking(parsing: Parsing) -> ThinkingConfig | None:
-    if (found := parsing.thinking) is None:
-        return None
-    return ThinkingConfig(found.name, parsing.token_id(found.end), sorted(parsing.shown(found.markers)))
-
-
-def _tools(parsing: Parsing) -> ToolsConfig | None:
-    """None: conversations with tools have a template of their own."""
-    if parsing.has_own_template:
-        return None
-    return ToolsConfig(
-        parsing.tool_format.name, not parsing.shows_tools, sorted(parsing.shown(parsing.tool_format.markers))
-    )
+def _tools(parsing: Parsing, name: str) -> ToolsConfig | None:
+    """None: conversations with tools have a template of their own. The format is for the gateway to find: here it would
+    take a tokenizer that Python does not load as long as the gateway answers."""
+    return None if parsing.has_own_template else ToolsConfig(name, not parsing.shows_tools)
 
 
 def _fields(model: type[Body]) -> dict[str, list[Any] | None]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
@@ -61,7 +60,6 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
         raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
     _raise_descriptors()
     keep_little()
-    envs.keep_little()
     signals = EarlySignals()
     try:
         with listener, _engines(config) as process:

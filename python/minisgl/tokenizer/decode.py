@@ -44,6 +44,11 @@ class IncrementalDecoder(Protocol):
         """What was held back: the bytes of an unfinished character as U+FFFD."""
 
 
+def special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids that are no text."""
+    return frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
 class DecodeTable:
     """What a tokenizer's ids stand for; shared by all streams. `skipped` ids (special tokens) yield nothing, nor do
     ids beyond the vocabulary."""
@@ -51,9 +56,7 @@ class DecodeTable:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.skipped = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        self.skipped = special_ids(tokenizer)
         parts = _decoder_parts(tokenizer)
         kinds = [part["type"] for part in parts]
         self.byte_level = kinds == ["ByteLevel"]

@@ -22,7 +22,7 @@ from minisgl.config import ConfigError
 from minisgl.step import Int32Array
 from minisgl.tokenizer.bounds import PIECE_CHARS, TokenBound, can_cut, pieces
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, ContentShape, Message
-from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder
+from minisgl.tokenizer.decode import DecodeTable, IncrementalDecoder, special_ids
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_tokenizer
 
 
@@ -240,10 +240,10 @@ class Tokenizer:
         """The id of the token that is spelled so in the vocabulary."""
         return self._backend.token_to_id(text)
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are no text."""
-        return self._table.skipped
+        """Ids that are no text. They are known without the table, which a server whose gateway decodes never makes."""
+        return special_ids(self._backend)
 
     def new_decoder(self, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()) -> IncrementalDecoder:
         """`shown`: special tokens that are not skipped in any case."""

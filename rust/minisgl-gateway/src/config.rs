@@ -10,7 +10,7 @@ use crate::answer::errors::Errors;
 use crate::message::SamplingParams;
 
 /// Of what is told. Another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Everything that an answer depends on beside its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -40,8 +40,11 @@ pub struct GatewayConfig {
     pub template_variables: Vec<String>,
     /// Arguments that a request's own fields set, and `chat_template_kwargs` may not.
     pub template_names: Vec<String>,
-    /// What the model thinks is told from the content.
-    pub thinking: Option<ThinkingConfig>,
+    /// Of the format in which what the model thinks is told from the content.
+    pub thinking: Option<String>,
+    /// The token that ends what it thinks, if one does: not told, but found in the tokenizer.
+    #[serde(skip)]
+    pub thinking_end: Option<i32>,
     /// How the model calls tools; None: conversations with tools have a chat template of their own.
     pub tools: Option<ToolsConfig>,
     /// Named special tokens, variables of the templates.
@@ -85,28 +88,14 @@ pub struct GatewayConfig {
     pub log: LogConfig,
 }
 
-/// How what a model thinks is told from the content.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ThinkingConfig {
-    /// Of the format.
-    pub name: String,
-    /// The token that ends it, if one does.
-    pub end_id: Option<i32>,
-    /// Special tokens that its markers are.
-    pub shown: Vec<i32>,
-}
-
 /// How a model calls tools.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolsConfig {
-    /// Of the format.
+    /// Of the format; auto: the one that the model has.
     pub name: String,
     /// The template does not show them: conversations are written anew, and say in their texts what the tools are.
     pub explained: bool,
-    /// Special tokens that its markers are.
-    pub shown: Vec<i32>,
 }
 
 impl GatewayConfig {

@@ -65,19 +65,27 @@ impl Loaded {
             },
         };
         let keys = KeyCounts::of(&config.api_keys);
-        let unknown = |name: &str| format!("no format has the name {name}");
-        let thinking = config
-            .thinking
-            .as_ref()
-            .map(|one| Thinking::named(&one.name).ok_or_else(|| unknown(&one.name)));
-        let tools = config.tools.as_ref().map(|one| {
-            let found = ToolFormat::named(&one.name, |text| tokenizer.has_token(text));
-            found.ok_or_else(|| unknown(&one.name))
+        let thinking = config.thinking.as_ref().map(|name| {
+            let found = Thinking::named(name);
+            found.ok_or_else(|| format!("what the model thinks: no format has the name {name}"))
+        });
+        let thinking = thinking.transpose()?;
+        config.thinking_end = thinking.and_then(|one| tokenizer.token_id(one.end));
+        let source = config.chat_templates.get("default").map_or("", |one| &one.source);
+        let tools = config.tools.as_ref().and_then(|one| {
+            let found = ToolFormat::find(&one.name, source, |text| tokenizer.token_id(text).is_some());
+            if found.is_none() {
+                lines.push(format!(
+                    "chats with tools are passed on to the Python server: no format has the name {}",
+                    one.name
+                ));
+            }
+            found
         });
         Ok((
             Loaded {
-                thinking: thinking.transpose()?,
-                tools: tools.transpose()?,
+                thinking,
+                tools,
                 forms: Forms::new(ask),
                 keys,
                 config,
@@ -147,7 +155,8 @@ pub fn prepare(
     if let (Some(form), Some(fields), Input::Conversation { messages, .. }) = (&form, &fields, &mut input)
         && !form.tools.is_empty()
     {
-        let tools = loaded.config.tools.as_ref().ok_or(Reason::Tools)?;
+        let tools = loaded.config.tools.as_ref().filter(|_| loaded.tools.is_some());
+        let tools = tools.ok_or(Reason::Tools)?;
         match explained {
             Some(explained) => *messages = explained,
             None if tools.explained => {
@@ -235,19 +244,16 @@ fn parsing(
     if thinking.is_none() && format.is_none() {
         return None;
     }
-    let config = &loaded.config;
-    let of_thinking = config.thinking.as_ref().filter(|_| thinking.is_some());
-    let of_tools = config.tools.as_ref().filter(|_| format.is_some());
-    let shown = of_thinking.iter().flat_map(|one| &one.shown);
-    let shown = shown.chain(of_tools.iter().flat_map(|one| &one.shown));
+    let of_thinking = thinking.iter().flat_map(|(one, _)| one.tokens).copied();
+    let markers = of_thinking.chain(format.iter().flat_map(|one| one.markers()));
     Some(Parsing {
         format,
         thinking,
         tools: form.map_or_else(Arc::default, |form| Arc::clone(&form.schemas)),
         named_call: form.is_some_and(|form| form.named_call),
         shows_thoughts: include,
-        think_end: of_thinking.and_then(|one| one.end_id),
-        shown: shown.copied().collect(),
+        think_end: loaded.config.thinking_end.filter(|_| thinking.is_some()),
+        shown: markers.filter_map(|one| loaded.tokenizer.special_id(one)).collect(),
     })
 }
 

@@ -21,11 +21,8 @@ impl ToolFormat {
     #[new]
     fn new(name: &str, template: &str, token_id: &Bound<'_, PyAny>) -> PyResult<Self> {
         let has_token = |text: &str| token_id.call1((text,)).is_ok_and(|found| !found.is_none());
-        let inner = match name {
-            "auto" => answer::ToolFormat::detect(template, has_token),
-            name => answer::ToolFormat::named(name, has_token)
-                .ok_or_else(|| PyValueError::new_err(format!("no format of tool calls has the name {name}")))?,
-        };
+        let inner = answer::ToolFormat::find(name, template, has_token)
+            .ok_or_else(|| PyValueError::new_err(format!("no format of tool calls has the name {name}")))?;
         Ok(Self { inner })
     }
 

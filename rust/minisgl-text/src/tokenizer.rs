@@ -106,9 +106,15 @@ impl Tokenizer {
         Cow::Borrowed(i32::try_from(id).map_or(&[][..], |id| self.table.of(id)))
     }
 
-    /// Whether a token is spelled so in the vocabulary.
-    pub fn has_token(&self, text: &str) -> bool {
-        self.backend.token_to_id(text).is_some()
+    /// The token that is spelled so in the vocabulary.
+    pub fn token_id(&self, text: &str) -> Option<i32> {
+        self.backend.token_to_id(text).and_then(|id| i32::try_from(id).ok())
+    }
+
+    /// The same, if it is special: no text.
+    pub fn special_id(&self, text: &str) -> Option<i32> {
+        let is_special = self.backend.get_added_vocabulary().is_special_token(text);
+        self.token_id(text).filter(|_| is_special)
     }
 
     /// One more than the largest id.

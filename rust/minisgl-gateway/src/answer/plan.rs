@@ -249,7 +249,7 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     common.form.append(&mut tools(&mut body)?);
     let budget = body.thinking_budget;
     sure(budget.is_none_or(|most| (1..1 << 31).contains(&most)))?;
-    let is_ended = config.thinking.as_ref().is_some_and(|one| one.end_id.is_some());
+    let is_ended = config.thinking_end.is_some();
     if let Some(most) = budget.filter(|_| is_ended) {
         let value = RawValue::from_string(most.to_string()).map_err(|_| Reason::Error)?;
         common.form.push(("thinking_budget", value));

@@ -454,6 +454,14 @@ impl ToolFormat {
         (TOOL_FORMATS.iter()).find(|one| (one.name == name || one.aliases.contains(&name)) && one.fits(&has_token))
     }
 
+    /// The one of a name, or, if that is auto, that a model has.
+    pub fn find(name: &str, template: &str, has_token: impl Fn(&str) -> bool) -> Option<&'static Self> {
+        match name {
+            "auto" => Some(Self::detect(template, has_token)),
+            name => Self::named(name, has_token),
+        }
+    }
+
     /// The one that a model has by its template and its tokens.
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> &'static Self {
         let has = |all: &&[&str]| all.iter().all(|one| template.contains(one));
