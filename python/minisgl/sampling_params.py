@@ -163,7 +163,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need = _need
         for name, allowed in RANGES.items():
             value = getattr(self, name)
-            need(value is None or allowed.has(value), name, value, allowed.words)
+            if value is not None and not allowed.has(value):  # words are only made for who needs them
+                need(False, name, value, allowed.words)
         fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
         need(fits, "min_tokens", self.min_tokens, "must not exceed max_tokens")
         need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must be a signed 64-bit integer")
