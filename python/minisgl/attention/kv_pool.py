@@ -6,7 +6,9 @@ finite is zeroed, and a row that reads a page of it counts as not finite, until 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -113,10 +115,16 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch writes zeros; numpy gets memory from the system that is zero at first use, so unused pages cost nothing."""
-    if device.type != "cpu":
+    """On a CPU, memory straight from the system is zero at first use, so unused pages cost nothing. (torch writes zeros;
+    an allocator, numpy's too, may hand out what was freed, and writes zeros there.)"""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without such pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def page_bytes(layers: Sequence[LayerAttention], page_size: int, dtype: torch.dtype) -> int:
