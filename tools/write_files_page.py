@@ -25,13 +25,17 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def architectures() -> str:
     return table(
-        ("`general.architecture`", "read as"),
-        ((f"`{name}`", f"`{ours}`") for name, ours in gguf_config.ARCHITECTURES.items()),
+        ("`general.architecture`", "read as", "test"),
+        ((f"`{name}`", f"`{ours}`", CONVERTED) for name, ours in gguf_config.ARCHITECTURES.items()),
     )
 
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-SEEN_TYPES: dict[str, str] = dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`")
+CONVERTED = "`tests/weights/test_gguf_folder_llama_cpp.py`"
+SEEN_TYPES: dict[str, str] = {
+    **dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`"),
+    "F16": CONVERTED,
+}
 SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
 
 

@@ -24,11 +24,11 @@ INSTALLED = ".installed"
 CHECKS = "checks"  # a test's property: its client, and how many checks ended how
 
 
-def environment(name: str) -> Path:
+def environment(name: str, made_by: str = "make client-test") -> Path:
     """Its folder. Skips the test without one."""
     found = ENVIRONMENTS / name
     if not (found / INSTALLED).exists():
-        pytest.skip(f"the environment of {name} is not there: make client-test makes it")
+        pytest.skip(f"the environment of {name} is not there: {made_by} makes it")
     return found
 
 

