@@ -115,8 +115,8 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU, memory straight from the system is zero at first use, so unused pages cost nothing. (torch writes zeros;
-    an allocator, numpy's too, may hand out what was freed, and writes zeros there.)"""
+    """On a CPU, memory straight from the system is zero at first use, so unused pages cost nothing. (torch writes
+    zeros; an allocator, numpy's too, may hand out what was freed, and writes zeros there.)"""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
