@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from minisgl import _rust
 from minisgl.weights import gguf_config, gguf_tokenizer, hub_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
@@ -30,7 +31,6 @@ def architectures() -> str:
     )
 
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 CONVERTED = "`tests/weights/test_gguf_folder_llama_cpp.py`"
 SEEN_TYPES: dict[str, str] = {
     **dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`"),
@@ -40,7 +40,7 @@ SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
 
 
 def types() -> str:
-    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES.get(name, NO_FILE)) for name in TYPES))
+    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES.get(name, NO_FILE)) for name in _rust.GGUF_TYPES))
 
 
 def tokenizers() -> str:

@@ -17,6 +17,7 @@ from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
+    "GGUF_TYPES",
     "AnswerParser",
     "AnswerTools",
     "ControlPlane",
@@ -127,6 +128,9 @@ def gguf_parts(path: str | PathLike[str]) -> list[Path]:
 
 def gguf_head_bytes(path: str | PathLike[str]) -> int:
     """The same checks, and only where the tensors begin: ten times as fast."""
+
+GGUF_TYPES: tuple[str, ...]
+"""The types of tensors that `decode_blocks` and the CPU engine read."""
 
 def decode_blocks(kind: str, data: bytes) -> bytes:
     """Whole blocks of a ggml type, such as Q4_K, as little-endian float32: the exact values. `ValueError` for a type

@@ -47,7 +47,11 @@ _SCALES = {
     GGMLQuantizationType.Q4_K: ((0, 3e-4), (2, 2.2e-3)),
     GGMLQuantizationType.Q5_K: ((0, 1.5e-4), (2, 2.2e-3)),
     GGMLQuantizationType.Q6_K: ((208, 6e-5),),
-    GGMLQuantizationType.IQ4_NL: ((0, 2e-3),),
+    GGMLQuantizationType.Q2_K: ((80, 2e-3), (82, 2e-3)),
+    GGMLQuantizationType.Q3_K: ((108, 6e-4),),
+    GGMLQuantizationType.IQ3_S: ((0, 2e-4),),
+    GGMLQuantizationType.IQ4_NL: ((0, 4e-4),),
+    GGMLQuantizationType.IQ4_XS: ((0, 2e-5),),
 }
 
 

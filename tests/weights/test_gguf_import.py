@@ -27,6 +27,8 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+# so that blocks of 256 numbers fit
+OF_256 = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
 
 
 @pytest.fixture(autouse=True)
@@ -115,23 +117,21 @@ def test_a_stretched_context(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, reference_logits(model, ids), rtol=0, atol=LOGITS_WITHIN)
 
 
-@pytest.mark.parametrize("quantise", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"])
+@pytest.mark.parametrize("quantise", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"])
 def test_quantised_values_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
     _compare_values(tmp_path, written_model("qwen3-untied"), GGMLQuantizationType[quantise])
 
 
-@pytest.mark.parametrize("quantise", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("quantise", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", "IQ3_S"])
 def test_values_of_blocks_of_256_are_taken_exactly(quantise: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
-    _compare_values(tmp_path, written_model("qwen3-untied", **sizes), GGMLQuantizationType[quantise])
+    _compare_values(tmp_path, written_model("qwen3-untied", **OF_256), GGMLQuantizationType[quantise])
 
 
 def test_a_type_that_only_the_library_knows_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_gguf(
-        tmp_path / "m.gguf", written_model("qwen3-untied"), "qwen3", quantise=GGMLQuantizationType["IQ4_NL"]
-    )
+    model = written_model("qwen3-untied", **OF_256)
+    file = write_gguf(tmp_path / "m.gguf", model, "qwen3", quantise=GGMLQuantizationType["IQ3_S"])
     monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"m\.gguf: .*weight: .*IQ4_NL.* needs gguf, .*'minisgl\[torch\]'$"):
+    with pytest.raises(ConfigError, match=r"m\.gguf: .*weight: .*IQ3_S.* needs gguf, .*'minisgl\[torch\]'$"):
         import_gguf(file, quiet)
 
 

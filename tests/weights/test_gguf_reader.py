@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
@@ -14,16 +15,23 @@ from minisgl import _rust
 from minisgl.config import ConfigError
 from minisgl.weights.sources import find_smollm2
 
-KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+def _expected(kind: str, data: npt.NDArray[np.uint8]) -> Any:
+    if kind not in ("Q1_0", "Q2_0"):
+        return gguf.dequantize(data, GGMLQuantizationType[kind])
+    bits = 1 if kind == "Q1_0" else 2  # gguf-py has no decoder for these two
+    codes = np.unpackbits(data[:, 2:], axis=1, bitorder="little").reshape(len(data), -1, bits) @ [1, 2][:bits]
+    values = codes * 2.0 - 1.0 if bits == 1 else codes - 1.0
+    return np.ascontiguousarray(data[:, :2]).view(np.float16).astype(np.float32) * values.astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _rust.GGUF_TYPES)
 def test_blocks_of_random_bytes_decode_as_in_gguf_py(kind: str) -> None:
-    number = GGMLQuantizationType[kind]
-    size = gguf.GGML_QUANT_SIZES[number][1]
-    data = np.random.default_rng(14).integers(0, 256, (2000, size), np.uint8)
+    size = 18 if kind == "Q2_0" else gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    extreme = np.repeat(np.arange(256, dtype=np.uint8), size).reshape(256, size)
+    data = np.concatenate([np.random.default_rng(14).integers(0, 256, (2000, size), np.uint8), extreme])
     with np.errstate(all="ignore"):  # scales are anything, infinite and NaN as well
-        expected = gguf.dequantize(data, number).reshape(-1)
+        expected = _expected(kind, data).reshape(-1)
     found = np.frombuffer(_rust.decode_blocks(kind, data.tobytes()), "<f4")
     np.testing.assert_array_equal(found, expected)
     finite = np.isfinite(expected)

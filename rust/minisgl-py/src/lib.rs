@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 /// Encoding a prompt is many small allocations, on one thread, freed on another.
 #[global_allocator]
@@ -41,6 +42,8 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<answer::Thinking>()?;
     module.add_class::<answer::ToolFormat>()?;
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;
+    let kinds = minisgl_cpu::files::Kind::ALL.map(minisgl_cpu::files::Kind::name);
+    module.add("GGUF_TYPES", PyTuple::new(module.py(), kinds)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_header, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_parts, module)?)?;
     module.add_function(wrap_pyfunction!(gguf::gguf_head_bytes, module)?)?;

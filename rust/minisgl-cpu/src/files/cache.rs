@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
             for &dim in shape.iter().rev() {
                 out.extend((dim as u64).to_le_bytes());
             }
-            out.extend(super::gguf::type_id(planned.kind).to_le_bytes());
+            out.extend(planned.kind.id().to_le_bytes());
             out.extend((planned.offset as u64).to_le_bytes());
         }
         out.resize(out.len().next_multiple_of(ALIGNMENT), 0);

@@ -26,49 +26,23 @@ const LEAST_KEY: usize = 8 + 4 + 1;
 /// Length of the name, a byte of it, number of dimensions, one dimension, type, offset.
 const LEAST_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// ggml's types: number, name, length and bytes of a block.
-const TYPES: [(u32, &str, usize, usize); 34] = [
-    (0, "F32", 1, 4),
-    (1, "F16", 1, 2),
-    (2, "Q4_0", 32, 18),
-    (3, "Q4_1", 32, 20),
-    (6, "Q5_0", 32, 22),
-    (7, "Q5_1", 32, 24),
-    (8, "Q8_0", 32, 34),
+/// ggml's types that have no `Kind`: number, name, length and bytes of a block.
+const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
     (9, "Q8_1", 32, 40),
-    (10, "Q2_K", 256, 84),
-    (11, "Q3_K", 256, 110),
-    (12, "Q4_K", 256, 144),
-    (13, "Q5_K", 256, 176),
-    (14, "Q6_K", 256, 210),
     (15, "Q8_K", 256, 292),
     (16, "IQ2_XXS", 256, 66),
     (17, "IQ2_XS", 256, 74),
     (18, "IQ3_XXS", 256, 98),
     (19, "IQ1_S", 256, 50),
-    (20, "IQ4_NL", 32, 18),
     (21, "IQ3_S", 256, 110),
     (22, "IQ2_S", 256, 82),
-    (23, "IQ4_XS", 256, 136),
     (24, "I8", 1, 1),
     (25, "I16", 1, 2),
     (26, "I32", 1, 4),
     (27, "I64", 1, 8),
     (28, "F64", 1, 8),
     (29, "IQ1_M", 256, 56),
-    (30, "BF16", 1, 2),
-    (34, "TQ1_0", 256, 54),
-    (35, "TQ2_0", 256, 66),
-    (39, "MXFP4", 32, 17),
-    (40, "NVFP4", 64, 36),
-    (41, "Q1_0", 128, 18),
 ];
-
-/// ggml's number of `kind`.
-pub(super) fn type_id(kind: Kind) -> u32 {
-    let found = TYPES.iter().find(|kinds| kinds.1 == kind.name());
-    found.map_or(u32::MAX, |kinds| kinds.0) // all kinds are in it
-}
 
 /// One tensor as the header has it.
 #[derive(Clone, Debug)]
@@ -223,7 +197,10 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     }
     let shape = &dims[MAX_DIMS - num_dims..];
     let type_id = reader.u32(&what)?;
-    let Some(&(_, type_name, block_len, block_bytes)) = TYPES.iter().find(|t| t.0 == type_id) else {
+    let kind = Kind::ALL.into_iter().find(|kind| kind.id() == type_id);
+    let read = kind.map(|kind| (kind.name(), kind.block_len(), kind.block_bytes()));
+    let other = OTHER_TYPES.iter().find(|other| other.0 == type_id);
+    let Some((type_name, block_len, block_bytes)) = read.or(other.map(|other| (other.1, other.2, other.3))) else {
         return Err(bad(format!("type {type_id} is not known")));
     };
     let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
@@ -240,7 +217,7 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     Ok(TensorInfo {
         name,
         type_name,
-        kind: Kind::from_name(type_name),
+        kind,
         bytes: end.ok_or_else(|| bad(format!("offset {offset}: beyond the file")))?,
         dims,
         num_dims,
@@ -379,7 +356,7 @@ fn entries(header: &Header<'_>, file: usize) -> Result<Vec<Entry>> {
             bytes: tensor.bytes.clone(),
         }),
         None => Err(Error::unsupported(format!(
-            "tensor {}: no decoder for {}",
+            "tensor {}: {} is not read: choose another quantization of the same model, such as Q4_K_M, IQ4_XS or Q2_K",
             tensor.name, tensor.type_name
         ))),
     };

@@ -52,11 +52,12 @@ impl Form {
     #[must_use]
     pub fn of(kind: Kind) -> Self {
         match kind {
-            Kind::F32 => Self::F32,
             Kind::F16 => Self::F16,
             Kind::BF16 => Self::Bf16,
             Kind::Q4_0 | Kind::Q4_1 | Kind::Q4_K => Self::Q4,
             Kind::Q8_0 | Kind::Q5_0 | Kind::Q5_1 | Kind::Q5_K | Kind::Q6_K => Self::Q8,
+            Kind::F32 | Kind::Q2_K | Kind::Q3_K | Kind::IQ4_NL | Kind::IQ4_XS => Self::F32,
+            Kind::TQ1_0 | Kind::TQ2_0 | Kind::MXFP4 | Kind::NVFP4 | Kind::Q1_0 | Kind::Q2_0 => Self::F32,
         }
     }
 

@@ -23,8 +23,14 @@ fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
                 continue;
             }
             Kind::Q4_1 | Kind::Q5_1 | Kind::Q4_K | Kind::Q5_K => &[1, 3],
-            Kind::Q6_K => &[209],
-            Kind::F16 | Kind::Q4_0 | Kind::Q5_0 | Kind::Q8_0 => &[1],
+            Kind::Q2_K => &[81, 83],
+            Kind::Q3_K | Kind::TQ1_0 | Kind::TQ2_0 | Kind::Q6_K => &[kind.block_bytes() - 1],
+            Kind::MXFP4 => {
+                block[0] = block[0] & 7 | 0x78;
+                continue;
+            }
+            Kind::NVFP4 => &[],
+            _ => &[1],
         };
         scales.iter().for_each(|&at| block[at] = block[at] & 0x83 | 0x24);
     }

@@ -149,7 +149,11 @@ fn types_and_parts_that_are_not_read_are_refused() {
     let folder = Temporary::new("refused");
     let path = folder.file("m.gguf", &changed("norm.weight", 12, &[24]));
     let error = File::open(&path).unwrap_err();
-    assert_eq!(error.to_string(), "m.gguf: tensor norm.weight: no decoder for I8");
+    let advice = "choose another quantization of the same model, such as Q4_K_M, IQ4_XS or Q2_K";
+    assert_eq!(
+        error.to_string(),
+        format!("m.gguf: tensor norm.weight: I8 is not read: {advice}")
+    );
     assert_eq!(error.fault, Fault::Unsupported);
     let error = File::open(&folder.0.join("absent.gguf")).unwrap_err();
     assert!(error.to_string().starts_with("absent.gguf: "));
