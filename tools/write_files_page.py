@@ -33,14 +33,14 @@ def architectures() -> str:
 
 CONVERTED = "`tests/weights/test_gguf_folder_llama_cpp.py`"
 SEEN_TYPES: dict[str, str] = {
+    **dict.fromkeys(_rust.GGUF_TYPES, CONVERTED),
     **dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`"),
-    "F16": CONVERTED,
 }
 SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
 
 
 def types() -> str:
-    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES.get(name, NO_FILE)) for name in _rust.GGUF_TYPES))
+    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES[name]) for name in _rust.GGUF_TYPES))
 
 
 def tokenizers() -> str:

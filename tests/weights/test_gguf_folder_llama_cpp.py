@@ -9,15 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl import envs
+from minisgl import _rust, envs
+from minisgl.llm import LLM
 from minisgl.weights.gguf_config import ARCHITECTURES
-from tests.helpers.llama_cpp import SENTENCEPIECE, assert_answers_alike, converted, put_tokenizer
+from tests.helpers.llama_cpp import (
+    SENTENCEPIECE,
+    assert_answers_alike,
+    compared,
+    converted,
+    llama_cpp,
+    our_steps,
+    put_tokenizer,
+    requantized,
+)
 from tests.helpers.models import VARIANTS, save, tiny_model
 
 WITHIN = {"f16": 0.01, "q8_0": 0.05}
 """Of a log probability. llama.cpp rounds what it multiplies with weights of 8 bits to 8 bits: our engine with
 `activations` int8 is as far from itself."""
 _PLAIN: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "intermediate_size": 128}
+
+
+ROUNDED_AGAIN = ("Q5_1", "Q5_K", "Q6_K")
+"""Types that the CPU engine keeps in 8 bits."""
 
 
 class Row(NamedTuple):
@@ -81,3 +95,36 @@ def test_what_the_converter_writes_is_served_alike(
     prompts = [rng.integers(3, size, length).tolist() for length in (1, 7, 40, 90)]
     found = assert_answers_alike(file, prompts, within=WITHIN[kind], tie_within=WITHIN[kind])
     assert found.num_steps > 20, found
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A file whose matrices blocks of 256 fit, and the size of its vocabulary."""
+    folder = tmp_path_factory.mktemp("full")
+    size = put_tokenizer(folder, "qwen2")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+    model = tiny_model("qwen3-untied", vocab_size=size, initializer_range=0.05, **{**_PLAIN, **sizes})
+    return converted(save(model, folder), "f32", "qwen2"), size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _rust.GGUF_TYPES)
+def test_what_the_quantizer_writes_is_served_alike(
+    kind: str, full: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the same file, and beside that file as llama.cpp decodes it: then it rounds no activations."""
+    monkeypatch.setenv(envs.CACHE, str(tmp_path))
+    file = requantized(full[0], kind)
+    types = {name: found for name, (found, shape) in _rust.gguf_header(file)["tensors"].items() if len(shape) > 1}
+    assert set(types.values()) == {kind}, types
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, full[1], length).tolist() for length in (1, 7, 40)]
+    with LLM(str(file), engine="cpu", log_level="error", max_seq_len=256) as llm:
+        ours = our_steps(llm, prompts, 16)
+    exact = 0.1 if kind in ROUNDED_AGAIN else 0.01
+    for served, within in ((file, 0.1), (requantized(file, "F32"), exact)):
+        with llama_cpp(served, length=256) as server:
+            theirs = [server.steps(prompt, 16) for prompt in prompts]
+        found = compared(theirs, ours, num_top=5, tie_within=within)
+        assert found.largest <= within, found
+        assert found.num_steps > 5, found
