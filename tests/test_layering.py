@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.sources",
     },
     # text and HTTP
-    "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources"},
+    "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources", "_rust"},
     "metrics": {"message"},
     "frontend": {"config", "message", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {

@@ -27,15 +27,15 @@ __all__ = [
     "CpuSampler",
     "EnginePool",
     "Gateway",
-    "GatewayDecoder",
-    "GatewayStream",
     "GatewayTemplate",
-    "GatewayText",
     "GrammarMatcher",
     "GrammarTokenizer",
     "Router",
     "StepOutput",
     "StepPlan",
+    "TextDecoder",
+    "TextStream",
+    "TextTokenizer",
     "Thinking",
     "ToolFormat",
     "answer_rules",
@@ -332,10 +332,7 @@ class Gateway:
         """Accept clients on a duplicate of the descriptor. `engine` and `fallback` are the Unix sockets of the engine
         process and of the Python server. Raises `OSError`."""
 
-    def load(self, tokenizer: str) -> None:
-        """Load this tokenizer.json, for a `serve` that names it. Raises `ValueError`."""
-
-    def serve(self, config: str, form: Callable[[str], str | None]) -> list[str]:
+    def serve(self, config: str, tokenizer: TextTokenizer, form: Callable[[str], str | None]) -> list[str]:
         """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON; `form`: see
         `server.gateway_forms`, called by a thread of its own, not after `stop`. Returns what is passed on, and why.
         Raises `ValueError`."""
@@ -409,39 +406,70 @@ def recode_from_engine(frame: bytes) -> bytes:
     """The same of what a pool says to front ends."""
 
 @final
-class GatewayText:
-    """The gateway's tokenizer, for comparing it with `minisgl.tokenizer`."""
+class TextTokenizer:
+    """The text of a model: what `minisgl.tokenizer.Tokenizer` and the gateway encode and decode with. Safe to use from
+    several threads, which go on meanwhile."""
 
-    def __new__(cls, file: str | None = None, text: str | None = None, cache_bytes: int = ...) -> GatewayText:
-        """Of a tokenizer.json: its file or its text. Raises `ValueError`."""
+    def __new__(
+        cls, file: str | PathLike[str] | None = None, text: str | None = None, cache_bytes: int = ...
+    ) -> TextTokenizer:
+        """From a tokenizer.json: its file or its text. Raises `ValueError`. `cache_bytes`: of what the next turn of a
+        conversation need not encode again."""
 
-    def encode(self, text: str, add_special_tokens: bool = True, most: int = ...) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Int32Array:
+        """Raises `NotEncodable`, `TooManyTokens`, and `UnicodeEncodeError` for half a surrogate."""
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
+    ) -> list[Int32Array]: ...
+    def min_tokens(self, text: str, most: int) -> int:
+        """A number of tokens that it has at least; no more is found out than whether that is beyond `most`."""
+
+    def pieces(self, text: str, size: int) -> list[str]:
+        """As a long text is cut, from `size` bytes on: each has the ids that it has in the whole."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def token_bytes(self, token_id: int) -> bytes: ...
+    def token_id(self, text: str) -> int | None: ...
     @property
     def num_ids(self) -> int: ...
+    @property
+    def special_ids(self) -> list[int]: ...
+    @property
+    def leading_ids(self) -> Int32Array: ...
     @property
     def caches(self) -> bool:
         """Whether the text between special tokens is encoded by itself, and kept."""
 
     def cache_stats(self) -> dict[str, int]: ...
-    def decoder(self, skip_special_tokens: bool = True) -> GatewayDecoder: ...
-    def stream(self, stop: Sequence[str], shown: Sequence[int] = ...) -> GatewayStream: ...
+    def decoder(self, skip_special_tokens: bool = True) -> TextDecoder: ...
+    def stream(self, stop: Sequence[str], shown: Sequence[int]) -> TextStream: ...
 
 @final
-class GatewayDecoder:
-    """See `minisgl.tokenizer.IncrementalDecoder`."""
+class TextDecoder:
+    """State of one stream: token ids in, text out, each character once and whole."""
 
     def push(self, ids: Sequence[int]) -> str: ...
-    def place(self, token_id: int) -> tuple[int, str]: ...
-    def flush(self) -> str: ...
+    def place(self, token_id: int) -> tuple[int, str]:
+        """`push` of one id, and the number of characters of the new text that stand before the one in which the id
+        begins: those of held back bytes, if it does not go on with them."""
+
+    def flush(self) -> str:
+        """What was held back: the bytes of an unfinished character as U+FFFD."""
 
 @final
-class GatewayStream:
-    """See `minisgl.tokenizer.TextStream`."""
+class TextStream:
+    """`push` generated ids, get text; `stopped` once a stop string was found; `finish` gives what was held back, and
+    nothing may be pushed after it. The deltas joined are the text before the first match, whatever the chunks were: the
+    one that ends first; of those that end at the same place, the one that begins first."""
 
-    def push(self, ids: Sequence[int], may_stop: bool = True) -> str: ...
+    def push(self, ids: Sequence[int], may_stop: bool = True) -> str:
+        """With `may_stop` False it is text whatever it spells, and begins no stop string either."""
+
     @property
     def stopped(self) -> bool: ...
+    @property
+    def matched_stop(self) -> str | None: ...
     def finish(self) -> str: ...
 
 @final

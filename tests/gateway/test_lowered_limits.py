@@ -67,6 +67,10 @@ def ask_all() -> list[Any]:
         elif isinstance(value, tuple):
             owner.LOGIT_BIAS = owner.Range(*value)
 
+    from minisgl.metrics import server_metrics
+
+    server_metrics.SECONDS, server_metrics.TOKENS = (0.5, 60.0), (2,)
+
     from tests.helpers.server import MODEL, frontend
 
     def num_answered(readings: Any) -> int:
@@ -88,6 +92,9 @@ def ask_all() -> list[Any]:
                 both = [http.post(path, json=asked) for http in (one, other)]
                 answers.append([(answer.status_code, answer.json().get("error")) for answer in both])
             found.append((name, answers, num_answered(rust.gateway.readings()) - before))
+        histograms = rust.gateway.readings()["histograms"]
+        found.append([len(histograms[name]["counts"]) for name in ("ttft", "prompt")])
+        assert one.get("/metrics").text.count("minisgl:ttft_seconds_bucket") == 3
     return found
 
 
@@ -95,6 +102,8 @@ def ask_all() -> list[Any]:
 def test_each_limit_is_lower_for_both() -> None:
     code = "import json; from tests.gateway.test_lowered_limits import ask_all; print(json.dumps(ask_all()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name, ((one, other), refused), num_answered in json.loads(ran.stdout):
+    *cases, buckets = json.loads(ran.stdout)
+    assert buckets == [3, 2]
+    for name, ((one, other), refused), num_answered in cases:
         assert one == other == [200, None] and num_answered == 1, (name, one, other, num_answered)
         assert refused[0] == refused[1] and refused[0][0] == 400, (name, refused)

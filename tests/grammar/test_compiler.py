@@ -14,7 +14,7 @@ from minisgl import _rust
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.grammar.compiler import Compiled, GrammarCompiler
 from minisgl.grammar.slots import Matcher
-from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.echo import echo_json
 from tests.helpers.grammars import PERSON, compiler, matcher, of_regex, of_schema
 from tests.helpers.seconds import WAIT_S
 
@@ -155,7 +155,7 @@ AMBIGUOUS = "start: e\ne: e e e | e e | W\nW: /[a-z ]{1,4}/\n"  # a mask takes t
 
 
 def test_a_mask_that_takes_long_is_made_outside_and_is_the_same() -> None:
-    tokenizer = _rust.GrammarTokenizer(Tokenizer.open(None).to_json(), VOCAB_SIZE, [EOS_ID])
+    tokenizer = _rust.GrammarTokenizer(echo_json(), VOCAB_SIZE, [EOS_ID])
     patient = _rust.GrammarMatcher(tokenizer, AMBIGUOUS)
     hasty, rng, mask = patient.copy(), random.Random(3), np.zeros(-(-VOCAB_SIZE // 32), np.int32)
     tokens, num_late = list[int](), 0
@@ -185,7 +185,7 @@ def test_a_mask_that_takes_long_is_made_outside_and_is_the_same() -> None:
 
 
 def test_a_request_whose_masks_take_too_long_in_all_ends_with_the_limit() -> None:
-    text = Tokenizer.open(None).to_json()
+    text = echo_json()
     made = _rust.GrammarMatcher(_rust.GrammarTokenizer(text, VOCAB_SIZE, [EOS_ID], 0.01), AMBIGUOUS)
     for _ in range(5000):
         made.consume(97)
@@ -260,7 +260,7 @@ def test_the_extension_writes_no_mask_of_another_size() -> None:
 @pytest.mark.parametrize("work", ["tokenizer", "grammar", "check"])
 def test_others_run_while_a_tokenizer_is_built_and_a_grammar_compiled(work: str) -> None:
     """Else all streams of the process stand still meanwhile. Nobody is made to give the GIL away here."""
-    text = Tokenizer.open(None).to_json()
+    text = echo_json()
     tokenizer, grammar = _rust.GrammarTokenizer(text, VOCAB_SIZE, [EOS_ID]), of_schema(PERSON)
     go, ran, interval = threading.Lock(), list[bool](), sys.getswitchinterval()
 

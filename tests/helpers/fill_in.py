@@ -5,13 +5,13 @@ from __future__ import annotations
 from tokenizers import AddedToken
 
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.echo import echo_tokenizer
+from tests.helpers.text import echo_library
 
 MARKERS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>")
 
 
 def with_markers() -> Tokenizer:
     """The echo engine's, and `MARKERS`."""
-    backend = echo_tokenizer()
+    backend = echo_library()
     backend.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
-    return Tokenizer(backend, {}, {})
+    return Tokenizer.from_json(backend.to_str())

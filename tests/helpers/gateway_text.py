@@ -1,33 +1,19 @@
-"""The gateway's text module beside Python's: templates rendered by both, tokenizers loaded by both."""
+"""Chat templates as the gateway renders them beside Python's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minisgl.tokenizer import ChatTemplate, ChatTemplateError, Tokenizer
+from minisgl.tokenizer import ChatTemplate, ChatTemplateError
 from minisgl.tokenizer.chat_template import _environment, content_shape
-from tests.helpers.text import data_folder
 
 rust = pytest.importorskip("minisgl._rust")
 PASSED_ON = None  # the gateway leaves it to Python
-
-
-def gateway_of(tokenizer: Tokenizer, cache_bytes: int = 1 << 24) -> Any:
-    """The same tokenizer in the gateway, as the Python server hands over one without a file."""
-    return rust.GatewayText(text=tokenizer._backend.to_str(), cache_bytes=cache_bytes)
-
-
-@cache
-def gateway_named(name: str, cache_bytes: int = 1 << 24) -> Any:
-    if name == "echo":
-        return gateway_of(Tokenizer.echo(), cache_bytes)
-    return rust.GatewayText(file=str(data_folder(name) / "tokenizer.json"), cache_bytes=cache_bytes)
 
 
 class BothTemplates:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.echo import EchoModel
 from minisgl.message import EngineReady, EngineState, FromEngine
 from minisgl.runner.launch import ProcessConfig
+from minisgl.runner.several import EVERY_POOL
 from tests.helpers.peers import FrontEndPeer
 
 SEED = 7  # of `hub.add`
@@ -54,8 +54,9 @@ class Pool:
             "engines": [*map(str, self.sockets)],
             "router": {"policy": "round_robin", **router},
             "step_timeout": STEP_TIMEOUT_S,
+            **EVERY_POOL,
         }
-        self.pool = EnginePool(json.dumps(config))
+        self.pool = EnginePool(msgspec.json.encode(config).decode())
         for engine in range(num_engines if num_started is None else num_started):
             self.start(engine)
 

@@ -202,7 +202,7 @@ class Frontend:
         self.connections, self.http_server = http.connections, http
         if self.gateway is not None and self._wait_ready:
             told = encoded(self._config, app, tokenizer, defaults).decode()
-            await asyncio.to_thread(self.gateway.serve, told, form_of(app.context.parsing))
+            await asyncio.to_thread(self.gateway.serve, told, app.context.tokenizer.text, form_of(app.context.parsing))
             app.context.opening = False
             await asyncio.to_thread(self._wait_for_the_gateway, http)
         self._started.set()

@@ -17,6 +17,8 @@ import tokenizers
 
 from minisgl import envs
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.echo import echo_json
+from minisgl.tokenizer.tokenizer import FILE
 
 REAL = ("qwen3", "mistral-v3")
 TEXTS = (
@@ -44,14 +46,27 @@ def _loaded(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
+_echo = cache(Tokenizer.echo)
+
+
 def tokenizer_named(name: str) -> Tokenizer:
-    return Tokenizer.echo() if name == "echo" else _loaded(data_folder(name))
+    return _echo() if name == "echo" else _loaded(data_folder(name))
 
 
 @cache
 def library(name: str) -> tokenizers.Tokenizer:
-    """The library's own object of a real tokenizer."""
-    return tokenizers.Tokenizer.from_file(str(data_folder(name) / "tokenizer.json"))
+    """The library's own object."""
+    return echo_library() if name == "echo" else tokenizers.Tokenizer.from_file(str(data_folder(name) / FILE))
+
+
+def echo_library() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(echo_json())
+
+
+def spells_byte(name: str, token_id: int) -> bool:
+    """Whether it is a byte token of a sentencepiece tokenizer."""
+    token = library(name).id_to_token(token_id) if token_id >= 0 else None
+    return name != "echo" and token is not None and _is_byte(token)
 
 
 @cache

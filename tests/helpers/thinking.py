@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.echo import echo_tokenizer
+from tests.helpers.text import echo_library
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BYTES = "\x01\x02\x03\x04"
@@ -21,10 +21,10 @@ TEMPLATE = (Path(__file__).parents[1] / "gateway" / "templates" / "thoughts_and_
 
 def thinking_tokenizer(*, has_tokens: bool) -> Tokenizer:
     """The echo engine's. With tokens for the markers, those around calls are plain ones, as Qwen3's."""
-    backend = echo_tokenizer()
+    backend = echo_library()
     names = ("<|im_start|>", "<|im_end|>", *MARKERS) if has_tokens else ("<|im_start|>", "<|im_end|>")
     backend.add_tokens([AddedToken(text, normalized=False, special=text[1] == "|") for text in names])
-    return Tokenizer(backend, {}, {"default": TEMPLATE})
+    return Tokenizer.from_json(backend.to_str(), {}, {"default": TEMPLATE})
 
 
 def marked_ids(tokenizer: Tokenizer) -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ import pytest
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine, SlotAssignment, StepHandle, StepResult
 from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
-from minisgl.message.heartbeat import INTERVAL_S, Activity, HeartbeatThread, Watchdog, look_every_s
+from minisgl.message.heartbeat import TIMES, Activity, HeartbeatThread, Watchdog, look_every_s
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.intake import LoopSettings
@@ -175,10 +175,10 @@ class Watched:
 
     def go(self, seconds: float, beats: dict[int, Any]) -> str:
         """The first trouble, looking on for so long; `beats[rank]` is given the time since the start."""
-        for turn in range(1, round(seconds / INTERVAL_S) + 1):
-            self.clock.now += INTERVAL_S
+        for turn in range(1, round(seconds / TIMES.interval_s) + 1):
+            self.clock.now += TIMES.interval_s
             for rank, of in beats.items():
-                self.watchdog.hear(rank, of(turn * INTERVAL_S))
+                self.watchdog.hear(rank, of(turn * TIMES.interval_s))
             if found := self.look():
                 return found
         return ""
@@ -222,7 +222,7 @@ def test_time_in_which_rank_0_stood_still_counts_for_nobody() -> None:
     assert not watched.look()
     watched.watchdog.hear(1, beat(17, 1000.0))
     watched.watchdog.hear(2, beat(17, 1000.0))
-    watched.clock.now += INTERVAL_S
+    watched.clock.now += TIMES.interval_s
     assert not watched.look()
     found = watched.go(LIMIT_S + 1, {1: lambda s: beat(17, 1000 + s), 2: lambda s: beat(17, 1000 + s)})
     assert "did not finish step 17 in 10.5 s" in found

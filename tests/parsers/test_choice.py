@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from minisgl.parsers.choice import (
     tool_format,
 )
 from minisgl.server.tools import Parsing
-from minisgl.tokenizer import TextStream, Tokenizer
+from minisgl.tokenizer import Tokenizer
 from tests.parsers.test_answer import KNOWN, THINK, F, joined
 
 
@@ -70,15 +69,6 @@ def test_names_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="nobody"):
         thinking("nobody", "")
     assert {"auto", "hermes", "qwen25"} < set(tool_call_parsers()) and {"none", "qwen3"} < set(reasoning_parsers())
-
-
-def test_without_the_extension_nothing_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
-    monkeypatch.delattr("minisgl._rust", raising=False)
-    assert thinking("auto", "</think>") is None
-    for ask in (lambda: thinking("qwen3", ""), lambda: tool_format("auto", "", {}.get)):
-        with pytest.raises(ValueError, match="without its extension"):
-            ask()
 
 
 def test_the_formats_of_qwen3() -> None:
@@ -135,7 +125,7 @@ def test_every_border_of_tokens(
     ids = found.encode("".join(bits), add_special_tokens=False).tolist()
 
     def taken(groups: list[list[int]]) -> object:
-        stream = TextStream(found.new_decoder(shown=shown), stops, shown=shown)
+        stream = found.new_stream(stops, shown)
         parser = new_parser(tools_of, THINK, KNOWN)
         parts = []
         for group in groups:
@@ -157,10 +147,10 @@ def test_markers_that_are_no_text_are_shown_to_their_parser() -> None:
     shown = Parsing(found, "mistral").shown(tool_format("mistral", "", found.token_id).markers)
     ids = found.encode('Hi.[TOOL_CALLS][{"name": "f", "arguments": {}}]</s>', add_special_tokens=False).tolist()
     assert found.token_id("[TOOL_CALLS]") in shown
-    assert TextStream(found.new_decoder()).push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'
-    text = TextStream(found.new_decoder(shown=shown), shown=shown).push(ids)
+    assert found.new_stream().push(ids).strip() == 'Hi.[{"name": "f", "arguments": {}}]'
+    text = found.new_stream((), shown).push(ids)
     assert "[TOOL_CALLS]" in text and "</s>" not in text
-    stream = TextStream(found.new_decoder(shown=shown), ("CALLS", "[TOOL_CALLS]", "Hi.["), shown=shown)
+    stream = found.new_stream(("CALLS", "[TOOL_CALLS]", "Hi.["), shown)
     assert stream.push(ids) == text and not stream.stopped  # a stop string is none within a marker
-    stream = TextStream(found.new_decoder(shown=shown), ('"f"',), shown=shown)
+    stream = found.new_stream(('"f"',), shown)
     assert stream.push(ids) == text.split('"f"')[0] and stream.stopped

@@ -3,7 +3,6 @@ late."""
 
 from __future__ import annotations
 
-import json
 import socket
 import stat
 import tempfile
@@ -36,6 +35,7 @@ from minisgl.message import (
     encode,
     framed,
 )
+from minisgl.runner.several import EVERY_POOL
 from tests.helpers.e2e import until
 from tests.helpers.hub import add, streams
 from tests.helpers.peers import WAIT_S, EnginePeer, FrontEndPeer
@@ -56,8 +56,9 @@ class Scripted:
             "engines": [*map(str, self.sockets)],
             "router": {"policy": "round_robin", **router},
             "step_timeout": 60.0,
+            **EVERY_POOL,
         }
-        self.pool = EnginePool(json.dumps(config))
+        self.pool = EnginePool(msgspec.json.encode(config).decode())
         self.engines: list[EnginePeer] = []
 
     def start(self, greeting: bytes = framed(encode([READY])), number: int | None = None) -> None:
@@ -106,6 +107,7 @@ def test_the_socket_is_its_users_alone_and_goes(scripted: Scripted) -> None:
 def test_it_says_what_cannot_be() -> None:
     with tempfile.TemporaryDirectory() as folder:
         good = {"listen": f"{folder}/pool", "engines": ["e"], "router": {"policy": "random"}, "step_timeout": 1.0}
+        good |= EVERY_POOL
         for change, reason in [
             ({"engines": []}, "engines: there must be one"),
             ({"router": {"policy": "best"}}, "unknown variant"),
@@ -113,10 +115,10 @@ def test_it_says_what_cannot_be() -> None:
             ({"more": 1}, "unknown field"),
         ]:
             with pytest.raises(ValueError, match=reason):
-                EnginePool(json.dumps({**good, **change}))
+                EnginePool(msgspec.json.encode({**good, **change}).decode())
         with pytest.raises(OSError):
-            EnginePool(json.dumps({**good, "listen": f"{folder}/nowhere/pool"}))
-        pool = EnginePool(json.dumps(good))
+            EnginePool(msgspec.json.encode({**good, "listen": f"{folder}/nowhere/pool"}).decode())
+        pool = EnginePool(msgspec.json.encode(good).decode())
         with pytest.raises(ValueError, match="engine 1: there are 1"):
             pool.restarting(1, True)
         pool.stop()

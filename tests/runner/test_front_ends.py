@@ -278,7 +278,7 @@ def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_come
 
 
 def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "MAX_QUEUED_BYTES", 50_000)
+    monkeypatch.setattr(front_ends, "RULES", front_ends.FrontEndRules(max_queued_bytes=50_000))
     stalled, other = hub.peer("stalled"), hub.peer()
     stalled.send(*(add(i, [3, i], LONG) for i in range(8)))
     requests = [add(0, [1], 1000)]

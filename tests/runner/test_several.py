@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import ApiKey, ConfigError, EngineConfig, Routing, ServerConfig
+from minisgl.message.heartbeat import TIMES
 from minisgl.routing.api import KeyShare, Policy, RouterConfig
 from minisgl.runner import several
 from minisgl.runner import several as module
+from minisgl.runner.front_ends import RULES
 from minisgl.runner.several import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -269,6 +271,8 @@ def test_the_pool_reads_what_the_router_knows() -> None:
     assert told["router"].keys() <= asdict(RouterConfig("random", 1)).keys()
     assert told["router"].pop("keys") == []
     assert RouterConfig(**told["router"]) == RouterConfig("cache_aware", 2, page_size=4, max_inflight=7)
+    assert told["front_ends"]["max_front_ends"] == RULES.max_front_ends
+    assert told["watch"]["silence_s"] == TIMES.silence_s
     assert (told["listen"], told["engines"], told["step_timeout"]) == ("a", ["b", "c"], 300.0)
     assert get_args(Routing) == get_args(Policy)
 

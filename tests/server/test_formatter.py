@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from minisgl.frontend.output_processor import Logprob
 from minisgl.server.formatter import CompletionLogprobs, echoed_prompt, token_text
 from minisgl.tokenizer import Tokenizer
-from tests.helpers.text import TEXTS, streamed, tokenizer_named
-from tests.tokenizer.test_decode import ALL, cuts, expected, ids_of
+from tests.helpers.text import TEXTS, spells_byte, streamed, tokenizer_named
+from tests.tokenizer.test_tokenizer_decode import ALL, cuts, expected, ids_of
 
 
 def scored(ids: list[int]) -> list[Logprob]:
@@ -47,7 +47,7 @@ def test_offsets_index_the_text(name: str) -> None:
         for i, (token_id, offset) in enumerate(zip((*prompt, *answer), offsets, strict=True)):
             token = token_text(tokenizer, token_id)
             is_shown = i < len(prompt) or streamed(tokenizer, [token_id])
-            if is_shown and not token.startswith("bytes:") and not tokenizer._table.is_byte(token_id):
+            if is_shown and not token.startswith("bytes:") and not spells_byte(name, token_id):
                 assert text.startswith(token, offset), (token, text[offset:])
 
     check()
@@ -85,5 +85,5 @@ def test_a_text_is_shown_as_it_was_given(name: str, text: str, special: bool) ->
     assert all(0 <= offset <= len(found.text) for offset in found.offsets)
     for token_id, offset in list(zip(ids, found.offsets, strict=True))[2:]:
         token = token_text(tokenizer, token_id)
-        if not token.startswith("bytes:") and not tokenizer._table.is_byte(token_id):
+        if not token.startswith("bytes:") and not spells_byte(name, token_id):
             assert found.text.startswith(token, offset)

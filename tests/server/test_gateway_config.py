@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, Limits, ServerConfig
+from minisgl.message.heartbeat import TIMES
+from minisgl.metrics.server_metrics import SECONDS, TOKENS
 from minisgl.server.gateway_config import encoded
-from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.server import CONFIG, MODEL, READY, Frontend, frontend
 
@@ -27,7 +26,6 @@ def test_of_a_plain_server(server: Frontend, http: httpx.Client) -> None:
     assert found["model_name"] == MODEL and not found["any_model_name"]
     assert json.loads(found["models"]) == http.get("/v1/models").json()
     assert (found["max_seq_len"], found["vocab_size"]) == (READY.max_seq_len, READY.vocab_size)
-    assert json.loads(found["tokenizer"]["text"])["model"]["type"] == "BPE"
     assert found["chat_templates"]["default"]["content"] == "string"
     assert found["special_tokens"] == Tokenizer.echo().special_tokens
     assert found["defaults"] == {"temperature": 0.5}
@@ -65,28 +63,12 @@ def test_of_flags() -> None:
     assert found["log"] == {"json": True, "access": False, "probes": False}
 
 
-def test_a_tokenizer_of_files_is_named(server: Frontend, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(Tokenizer.echo().to_json())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
-    found = told(server, tokenizer=Tokenizer.load(tmp_path))
-    assert Path(found["tokenizer"]["file"]).samefile(tmp_path / "tokenizer.json")
-    assert found["chat_templates"]["default"] == {"source": "{{ messages[0].content }}", "content": "string"}
-
-
 def test_a_template_that_does_not_parse_is_left_out(server: Frontend) -> None:
     broken = Tokenizer.open(None, "{% for %}")
     assert told(server, tokenizer=broken)["chat_templates"] == {}
 
 
-def test_a_tokenizer_is_not_loaded_to_tell_of_it(
-    server: Frontend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the gateway answers, Python needs none: it would be half of the process."""
-    (tmp_path / "tokenizer.json").write_text(Tokenizer.echo().to_json())
-    template = "{% if tools %}{{ tools }}{% endif %}<think></think>{{ messages[0].content }}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    lazy = Tokenizer.load(tmp_path, lazy=True)
-    (tmp_path / "tokenizer.json").write_text("broken: whoever reads it fails")
-    monkeypatch.setattr(server.app.context, "parsing", Parsing(lazy))
-    found = told(server, tokenizer=lazy)
-    assert found["thinking"] == "qwen3" and found["tools"] == {"name": "auto", "explained": False}
+def test_how_it_measures_and_watches(server: Frontend) -> None:
+    found = told(server)
+    assert found["metrics"] == {"seconds": list(SECONDS), "tokens": list(TOKENS), "window_s": 10.0}
+    assert found["watch"] == {name: getattr(TIMES, name) for name in TIMES.__struct_fields__}

@@ -33,7 +33,7 @@ from minisgl.server.messages import endpoint as messages_endpoint
 from minisgl.server.request import MAX_LOGGED_CHARS, SMALL_BYTES, HttpRequest, check_shape
 from minisgl.server.responses import endpoint as responses_endpoint
 from minisgl.server.waiting import Turns
-from minisgl.tokenizer import Tokenizer, TooManyTokens
+from minisgl.tokenizer import TooManyTokens
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, WAIT_S, Frontend, chat_body, check_error, frontend
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -59,13 +59,12 @@ def encoded(body: Any) -> bytes:
 
 
 @pytest.mark.parametrize("kind", list(REFUSED))
-def test_many_at_once_take_little_and_leave_nothing(
-    server: Frontend, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_at_once_take_little_and_leave_nothing(server: Frontend, kind: str) -> None:
     """Sixteen of a megabyte at once: encoded whole they took gigabytes, and part of it stayed."""
     path, body, field = REFUSED[kind]
     content = encoded(body)
-    monkeypatch.setattr(Tokenizer, "_encode_whole", None)  # would be called for any text that is encoded
+    text = server.app.context.tokenizer.text
+    num_encoded = text.cache_stats()["bytes_encoded"]
     process = psutil.Process()
     post = {"content": content, "headers": {"content-type": "application/json"}, "timeout": WAIT_S}
     with ThreadPoolExecutor(16) as pool:
@@ -82,6 +81,7 @@ def test_many_at_once_take_little_and_leave_nothing(
     assert all(len(error["message"]) < 300 and any(c.isdigit() for c in error["message"]) for error in errors)
     server.wait_until(lambda: server.app.context.turns.num_bytes == 0)
     assert process.memory_info().rss - before < 64 * 2**20
+    assert text.cache_stats()["bytes_encoded"] == num_encoded
 
 
 def test_nothing_of_a_refused_request_waits_for_a_collection(server: Frontend) -> None:

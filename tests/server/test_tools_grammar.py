@@ -21,6 +21,7 @@ from minisgl.sampling_params import ParamError
 from minisgl.server import tools as server_tools
 from minisgl.server.tools import Tool, ToolUse, TurnGrammar, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
+from tests.helpers.text import library as text_library
 from tests.parsers.test_answer import THINK, TOOL_FORMATS
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -62,7 +63,7 @@ def tokenizer(name: str) -> Tokenizer:
 
 @cache
 def library(name: str) -> Any:
-    return LLTokenizer(tokenizer(name).to_json(), n_vocab=tokenizer(name).num_ids)
+    return LLTokenizer(text_library("echo" if name == "bytes" else name).to_str(), n_vocab=tokenizer(name).num_ids)
 
 
 def accepts(name: str, grammar: str, text: str) -> bool:

@@ -20,7 +20,7 @@ def made(*added: str, special: bool = True) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in added])
-    return Tokenizer(backend, {}, {})
+    return Tokenizer.from_json(backend.to_str())
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=["qwen", "starcoder", "deepseek", "codellama", "codestral"])
@@ -102,7 +102,7 @@ def test_only_what_stands_before_gets_the_space_of_a_beginning() -> None:
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in CODELLAMA.markers])
-    tokenizer = Tokenizer(backend, {}, {})
+    tokenizer = Tokenizer.from_json(backend.to_str())
     fill_in = FillIn.of(tokenizer)
     assert fill_in is not None
     ids = fill_in.encode("ab", "xy", most=100).tolist()

@@ -18,6 +18,7 @@ from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
 from minisgl.tokenizer.echo import ECHO_BOS_ID, ECHO_EOS_ID, ECHO_VOCAB_SIZE
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import REAL, TEXTS, reference_tokenizer, tokenizer_named
 
 USER = [{"role": "user", "content": "hi"}]
@@ -66,7 +67,7 @@ def test_the_ids_of_the_echo_tokenizer_are_the_bytes(text: str) -> None:
 def test_the_echo_tokenizer_has_its_two_special_tokens() -> None:
     tokenizer = Tokenizer.echo()
     assert tokenizer.encode("<|eos|>a<|bos|>").tolist() == [ECHO_EOS_ID, 97, ECHO_BOS_ID]
-    assert tokenizer._table.num_ids == ECHO_VOCAB_SIZE
+    assert tokenizer.num_ids == ECHO_VOCAB_SIZE
     assert tokenizer.apply_chat_template(USER) == "<user>hi</user>\n<assistant>"
 
 
@@ -185,6 +186,16 @@ def test_a_template_that_does_not_parse_leaves_completions_alone(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(ChatTemplateError, match="does not parse"):
             tokenizer.apply_chat_template(USER)
+
+
+def test_without_the_extension_there_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
+    with pytest.raises(TokenizerError, match=r"minisgl\._rust, .* is missing"):
+        Tokenizer.echo()
+    command = "import sys; sys.modules['minisgl._rust'] = None; from minisgl.cli import main; sys.exit(main())"
+    asked = [sys.executable, "-c", command, "serve", "--engine", "echo", "--port", "0"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert found.returncode and "minisgl._rust" in found.stderr and "Traceback" not in found.stderr
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 
 from minisgl import envs
 from minisgl.config import ConfigError
-from minisgl.tokenizer.decode import char_to_byte
+from minisgl.tokenizer.echo import char_to_byte
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_config import Fields
 from minisgl.weights.gguf_import import import_gguf

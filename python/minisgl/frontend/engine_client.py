@@ -53,7 +53,7 @@ from minisgl.message import (
     decode_said,
     framed,
 )
-from minisgl.message.heartbeat import Watchdog
+from minisgl.message.heartbeat import TIMES, Watchdog
 from minisgl.metrics.engines import READY, EngineView, EngineViews
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams
@@ -165,7 +165,6 @@ class EngineSocket:
 SHUTTING_DOWN = "the server is shutting down"
 ENGINE = 0  # of the watchdog's processes
 LOST_S = 1.0  # from the end of a connection to the end of its requests
-SILENCE_S = 3.0  # between two heartbeats, which come every 0.5 s
 MAX_FRAMES = 8  # taken at once
 MAX_NOTIFIED = 256  # subscribers in one turn of the event loop
 
@@ -298,7 +297,7 @@ class ProcessClient(EngineClient):
         self._goes_on = False  # in the next turn, with what was taken out of the socket already
         self.ready: asyncio.Future[EngineReady] | None = None
         self.lost = asyncio.Event()  # the engine process has ended the connection
-        self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", SILENCE_S)
+        self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", TIMES.silence_s)
         self.codec = Codec()
         self.dispatch = Meter("dispatch")  # time to receive, and to notify
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None

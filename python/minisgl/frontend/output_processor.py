@@ -19,7 +19,7 @@ from minisgl.message import PromptLogprobs, StepTokens, TokenLogprobs
 from minisgl.metrics.histogram import Histogram
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
-from minisgl.tokenizer import TextStream, Tokenizer, bad_token_ids
+from minisgl.tokenizer import Tokenizer, bad_token_ids
 
 
 def _nothing() -> None:
@@ -126,7 +126,7 @@ class RequestState:
         self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
-        self._stream = TextStream(tokenizer.new_decoder(shown=shown), sampling.stop, shown=shown)
+        self._stream = tokenizer.new_stream(sampling.stop, shown)
 
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""
@@ -161,7 +161,7 @@ class RequestState:
         parts = []
         for used, token in enumerate(tokens, 1):
             may_stop = len(self.token_ids) + used >= self.sampling.min_tokens
-            parts.append(stream.push((token,), may_stop=may_stop))
+            parts.append(stream.push((token,), may_stop))
             if stream.stopped:
                 return "".join(parts), used
         return "".join(parts), len(tokens)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from minisgl.grammar.matcher import first_line, make_matchers
 from minisgl.grammar.slots import Matcher
-from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.tokenizer import tokenizer_json
 from minisgl.utils.memory import give_back
 
 MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
@@ -207,10 +207,7 @@ class GrammarCompiler:
             raise ValueError("the model has no end of sequence, where a grammar could end")
         with self._making:
             if self._make is None:
-                tokenizer = Tokenizer.open(self._model_dir, lazy=True)
-                text = tokenizer.to_json() if tokenizer.file is None else tokenizer.file.read_text(encoding="utf-8")
-                self._make = make_matchers(text, self._vocab_size, self._eos_ids)
-                del text
+                self._make = make_matchers(tokenizer_json(self._model_dir), self._vocab_size, self._eos_ids)
                 give_back()  # tens of megabytes, of a large vocabulary
         return self._make(grammar)
 

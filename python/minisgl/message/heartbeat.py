@@ -12,12 +12,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
+import msgspec
+
 from minisgl.message.types import Heartbeat
 
-INTERVAL_S = 0.5
-SILENT_S = 3 * INTERVAL_S  # a process that was silent for so long does not merely wait for another one
-LOOP_TIMEOUT_S = 3.0  # between two forwards; a step of the loop takes milliseconds
 
+class WatchTimes(msgspec.Struct, frozen=True):
+    """The gateway and the pool are told them."""
+
+    interval_s: float = 0.5  # between two heartbeats
+    silent_s: float = 1.5  # a process that was silent for so long does not merely wait for another one
+    silence_s: float = 3.0  # the longest silence of an engine process
+    loop_timeout_s: float = 3.0  # between two forwards; a step of the loop takes milliseconds
+
+
+TIMES = WatchTimes()
 Clock = Callable[[], float]
 Phase = Literal["idle", "working", "forward"]
 
@@ -44,7 +53,7 @@ Sender = AbstractContextManager[Callable[[Heartbeat], None]]
 
 
 class HeartbeatThread:
-    """Sends what `heartbeat` returns, at once and every `INTERVAL_S`. `sender` is entered and left in the thread: a
+    """Sends what `heartbeat` returns, at once and every interval. `sender` is entered and left in the thread: a
     socket belongs to one thread."""
 
     def __init__(self, heartbeat: Callable[[], Heartbeat], sender: Sender) -> None:
@@ -63,7 +72,7 @@ class HeartbeatThread:
         with self._sender as send:
             while True:
                 send(self._heartbeat())
-                if self._stop.wait(INTERVAL_S):
+                if self._stop.wait(TIMES.interval_s):
                     return
 
 
@@ -106,7 +115,7 @@ class Watchdog:
         count."""
         with self._lock:
             now = self._clock()
-            late, self._last_look = now - self._last_look > SILENT_S, now
+            late, self._last_look = now - self._last_look > TIMES.silent_s, now
             if late:  # what the others said meanwhile is yet to be read
                 self._began, self._heard = now, dict.fromkeys(self._heard, now)
         return self.trouble(step_timeout_s)
@@ -117,10 +126,10 @@ class Watchdog:
             now, beats = self._clock(), self._beats
             silent = {process: now - heard for process, heard in self._heard.items()}
             running = {p: min(b.age_s + silent[p], now - self._began) for p, b in beats.items() if b.phase == "forward"}
-            stuck = {p: b.age_s for p, b in beats.items() if b.phase == "working" and b.age_s > LOOP_TIMEOUT_S}
+            stuck = {p: b.age_s for p, b in beats.items() if b.phase == "working" and b.age_s > TIMES.loop_timeout_s}
         limit = f", the limit is {step_timeout_s:g} (--step-timeout)"
         slow = [process for process, age_s in running.items() if age_s > step_timeout_s]
-        gone = [process for process, seconds in silent.items() if seconds > SILENT_S]
+        gone = [process for process, seconds in silent.items() if seconds > TIMES.silent_s]
         longest = max(silent.values())
         # of ranks, those that are slow may only wait for a silent one: then it is to blame
         if gone and (slow or longest > (step_timeout_s if self._silence_s is None else self._silence_s)):
@@ -135,4 +144,4 @@ class Watchdog:
 
 
 def look_every_s(step_timeout_s: float) -> float:
-    return min(INTERVAL_S, step_timeout_s / 4)
+    return min(TIMES.interval_s, step_timeout_s / 4)

@@ -1,7 +1,6 @@
 """Which formats a model has for tool calls and for what it thinks, and what takes its answers apart by them.
 
-Formats and parser are in the extension (`rust/minisgl-text/src/answer`). A server without the extension takes no answer
-apart: `auto` finds no thinking there, and requests with tools are refused.
+Formats and parser are in the extension (`rust/minisgl-text/src/answer`).
 """
 
 from __future__ import annotations
@@ -18,31 +17,24 @@ if TYPE_CHECKING:
     from minisgl._rust import AnswerTools, Thinking, ToolFormat
 
 TokenId = Callable[[str], int | None]
-MISSING = "this server was built without its extension minisgl._rust, which takes answers apart"
 
 
 def tool_format(name: str, template: str, token_id: TokenId) -> ToolFormat:
     """`name`: of `tool_call_parsers`. Raises `ValueError`."""
-    try:
-        from minisgl._rust import ToolFormat
-    except ImportError as error:
-        raise ValueError(MISSING) from error
+    from minisgl._rust import ToolFormat
+
     return ToolFormat(name, template, token_id)
 
 
 def thinking(name: str, template: str) -> Thinking | None:
     """`name`: of `reasoning_parsers`; None: the model does not think. Raises `ValueError`."""
-    try:
-        from minisgl._rust import Thinking
-    except ImportError as error:
-        if name in ("auto", "none"):
-            return None
-        raise ValueError(MISSING) from error
+    from minisgl._rust import Thinking
+
     return Thinking.find(name, template)
 
 
 def tool_call_parsers() -> list[str]:
-    """All names, those of other servers among them."""
+    """All names, those of other servers among them. Without the extension there is no text, which others tell."""
     try:
         from minisgl._rust import ToolFormat
     except ImportError:
@@ -51,7 +43,7 @@ def tool_call_parsers() -> list[str]:
 
 
 def reasoning_parsers() -> list[str]:
-    """All names, those of other servers among them."""
+    """The same."""
     try:
         from minisgl._rust import Thinking
     except ImportError:

@@ -135,11 +135,27 @@ def _selected(
     return found, ids[rows], admitted[new]
 
 
-# What the kernel holds for a front end. It says that there is room when at most a quarter is used: a few steps of
-# hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and the first token of a
-# new request would stand at its end.
-SEND_BUFFER_BYTES = 1 << 17
-MAX_QUEUED_BYTES = 64 << 20  # for one that stalls while others go on
+class FrontEndRules(msgspec.Struct, frozen=True):
+    """What front ends are held to, and told; also by the pool (`rust/minisgl-router`), which gets all of it.
+
+    `send_buffer_bytes`: what the kernel holds for a front end. It says that there is room when at most a quarter is
+    used: a few steps of hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and
+    the first token of a new request would stand at its end."""
+
+    max_front_ends: int = 64
+    max_name: int = 64
+    send_buffer_bytes: int = 1 << 17
+    max_queued_bytes: int = 64 << 20  # for one that stalls while others go on
+    too_many: str = "the engine process has too many front ends"
+    hello_first: str = "the first message of a connection must be hello"
+    does_not_read: str = "it does not read what is sent to it"
+    not_above: str = "request id {req_id} does not lie above the last one, {last_id}"
+    ends: str = "the engine process ends the connection: {reason}"
+    put_out: str = "{name} was put out: {reason}; {num_live} of its requests are aborted"
+    has_gone: str = "{name} has gone; {num_live} of its requests are aborted"
+
+
+RULES = FrontEndRules()
 READ_BYTES = 1 << 18
 MAX_READ_BYTES = 16 << 20  # in one turn
 
@@ -160,7 +176,7 @@ class Connection:
         self._queue: deque[memoryview] = deque()
         self._num_queued = 0
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES // 2)  # the kernel doubles it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RULES.send_buffer_bytes // 2)  # the kernel doubles it
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -173,7 +189,7 @@ class Connection:
     @property
     def is_lost(self) -> bool:
         """More is queued than may be."""
-        return self._num_queued > MAX_QUEUED_BYTES
+        return self._num_queued > RULES.max_queued_bytes
 
     def send(self, frame: bytes, *, droppable: bool = False) -> None:
         """`frame` with its length in front. One that is `droppable` is not queued."""
@@ -231,8 +247,6 @@ class Connection:
         self._socket.close()
 
 
-MAX_FRONT_ENDS = 64
-MAX_NAME = 64
 NUM_LINES = 256  # of what was said while loading, for front ends that connect later
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -252,7 +266,7 @@ class FrontEnds:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         path.chmod(0o600)  # before anyone can connect
-        self._listener.listen(MAX_FRONT_ENDS)
+        self._listener.listen(RULES.max_front_ends)
         self._listener.setblocking(False)
         self._connections: dict[int, Connection] = {}  # by number
         self._by_fd: dict[int, Connection] = {}
@@ -369,7 +383,7 @@ class FrontEnds:
             else:
                 self._accept()
         for connection in [one for one in self._by_fd.values() if one.is_lost]:
-            self._put_out(connection, "it does not read what is sent to it")
+            self._put_out(connection, RULES.does_not_read)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if events & select.POLLOUT:
@@ -391,10 +405,10 @@ class FrontEnds:
 
     def _take(self, connection: Connection, message: ToEngine) -> None:
         if isinstance(message, Hello):
-            connection.name, connection.greeted = message.name[:MAX_NAME], True
+            connection.name, connection.greeted = message.name[: RULES.max_name], True
             return
         if not connection.greeted:
-            raise MessageError("the first message of a connection must be hello")
+            raise MessageError(RULES.hello_first)
         if isinstance(message, AddRequest):
             message = _numbered(connection, message)
             connection.live.add(message.req_id)
@@ -423,8 +437,8 @@ class FrontEnds:
         except OSError:  # nobody, or who came has gone already
             return False
         connection = Connection(self._next_number, sock)
-        if len(self._connections) >= MAX_FRONT_ENDS or connection.number >= MAX_CONNECTIONS:
-            connection.send(framed(encode([EngineFailed("the engine process has too many front ends")])))
+        if len(self._connections) >= RULES.max_front_ends or connection.number >= MAX_CONNECTIONS:
+            connection.send(framed(encode([EngineFailed(RULES.too_many)])))
             connection.close()
             return True
         self._next_number += 1
@@ -443,14 +457,13 @@ class FrontEnds:
         self._poll.unregister(fd)
         del self._connections[connection.number], self._by_fd[fd], self._masks[fd]
         if reason:
-            text = f"the engine process ends the connection: {reason}"
-            connection.send(framed(encode([EngineFailed(text)])), droppable=True)
+            connection.send(framed(encode([EngineFailed(RULES.ends.format(reason=reason))])), droppable=True)
         connection.close()
         self._inbox.extend(map(AbortRequest, sorted(live)))
         self._has_news = True
         if reason or live:
-            why = f"was put out: {reason}" if reason else "has gone"
-            self.send([LoadProgress(f"{connection.name} {why}; {len(live)} of its requests are aborted")])
+            text = RULES.put_out if reason else RULES.has_gone
+            self.send([LoadProgress(text.format(name=connection.name, reason=reason, num_live=len(live)))])
 
     def last_words(self, text: str, wait_ms: int, first_ms: int) -> None:
         """Tell all that the engine process ends, and wait so long until that is on its way; if nobody has connected
@@ -500,7 +513,7 @@ def _numbered(connection: Connection, message: AddRequest) -> AddRequest:
     """With its id within this process. Whatever else is wrong with it is the request's alone (`StepLoop`). Raises
     `MessageError`."""
     if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
-        raise MessageError(f"request id {message.req_id} does not lie above the last one, {connection.last_id}")
+        raise MessageError(RULES.not_above.format(req_id=message.req_id, last_id=connection.last_id))
     connection.last_id = message.req_id
     return msgspec.structs.replace(message, req_id=within(connection.number, message.req_id))
 

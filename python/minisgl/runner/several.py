@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -28,6 +27,8 @@ import msgspec
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.engine.choice import may_use_cuda
+from minisgl.message.heartbeat import TIMES
+from minisgl.runner.front_ends import RULES
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess
 
 if TYPE_CHECKING:  # the extension may be missing
@@ -110,6 +111,10 @@ def pool_class() -> Callable[[str], EnginePool]:
     return found
 
 
+EVERY_POOL = {"watch": TIMES, "front_ends": RULES}
+"""What it is told whatever it is made of."""
+
+
 def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> str:
     """What the pool reads: JSON. `router` has fields of `routing.api.RouterConfig`."""
     sockets = list(engines)
@@ -121,8 +126,8 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
         "max_inflight_per_engine": _inflight_per_engine(config),
         "keys": [{"share": one.share, "max_inflight": one.max_inflight} for one in config.api_keys],
     }
-    step_timeout = config.limits.step_timeout
-    return json.dumps({"listen": listen, "engines": sockets, "router": router, "step_timeout": step_timeout})
+    found = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
+    return msgspec.json.encode({**found, **EVERY_POOL}).decode()
 
 
 def _inflight_per_engine(config: ServerConfig) -> int:

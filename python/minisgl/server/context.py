@@ -84,8 +84,6 @@ class ServerContext:
         self.draining = False
         # the gateway does not answer yet: who waits for a fast answer waits longer
         self.opening = self.gateway is not None
-        if self.gateway is None:
-            prompts.tokenizer.prepare()  # else the pool does, if anything ever comes here
 
     @property
     def info(self) -> EngineReady:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.responses import Response
@@ -22,7 +22,10 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
-from minisgl.tokenizer import IncrementalDecoder, Tokenizer
+from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl._rust import TextDecoder
 
 json_bytes = msgspec.json.Encoder().encode
 SSE_DONE = b"data: [DONE]\n\n"
@@ -151,7 +154,7 @@ def echoed_prompt(
     return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
 
 
-def _placed(decoder: IncrementalDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
+def _placed(decoder: TextDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
     """The new text, which begins at `start`, and the offset of each id."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:

@@ -13,6 +13,9 @@ import msgspec
 
 from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
 from minisgl.message import GRAMMAR_REFUSED
+from minisgl.message.heartbeat import TIMES, WatchTimes
+from minisgl.metrics.meters import WINDOW_NS
+from minisgl.metrics.server_metrics import SECONDS, TOKENS
 from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES, Bounds, Range
 from minisgl.server.app import Application, model_list
 from minisgl.server.bodies import (
@@ -44,7 +47,7 @@ from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
-VERSION = 2
+VERSION = 3
 """Of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
@@ -75,6 +78,14 @@ class LogConfig(msgspec.Struct, frozen=True):
 class ToolsConfig(msgspec.Struct, frozen=True):
     name: str
     explained: bool
+
+
+class MetricsConfig(msgspec.Struct, frozen=True):
+    """Bounds of histograms, and how long what is recent is."""
+
+    seconds: tuple[float, ...]
+    tokens: tuple[float, ...]
+    window_s: float
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -108,7 +119,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int
     vocab_size: int
     simulated: bool
-    tokenizer: dict[str, str]
     chat_templates: dict[str, Template]
     template_variables: list[str]
     template_names: list[str]
@@ -132,6 +142,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     errors: ErrorsConfig
     embeds: bool
     log: LogConfig
+    metrics: MetricsConfig
+    watch: WatchTimes
 
 
 def encoded(config: ServerConfig, app: Application, tokenizer: Tokenizer, defaults: Mapping[str, Any]) -> bytes:
@@ -153,7 +165,6 @@ def gateway_config(
         max_seq_len=info.max_seq_len,
         vocab_size=info.vocab_size,
         simulated=bool(info.simulated),
-        tokenizer=_tokenizer(tokenizer),
         chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
         template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
         template_names=sorted(TEMPLATE_NAMES),
@@ -181,6 +192,8 @@ def gateway_config(
             access=shows_access(config.access_log, config.engine.log_level),
             probes=config.access_log_probes,
         ),
+        metrics=MetricsConfig(SECONDS, TOKENS, WINDOW_NS / 1e9),
+        watch=TIMES,
     )
 
 
@@ -206,15 +219,8 @@ def _told(error: ApiError) -> Told:
     return Told(error.status, error.code, error.body, error.anthropic_body())
 
 
-def _tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
-    if tokenizer.file is not None:
-        return {"file": str(tokenizer.file.resolve())}
-    return {"text": tokenizer.to_json()}
-
-
 def _tools(parsing: Parsing, name: str) -> ToolsConfig | None:
-    """None: conversations with tools have a template of their own. The format is for the gateway to find: here it would
-    take a tokenizer that Python does not load as long as the gateway answers."""
+    """None: conversations with tools have a template of their own."""
     return None if parsing.has_own_template else ToolsConfig(name, not parsing.shows_tools)
 
 

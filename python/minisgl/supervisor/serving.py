@@ -92,7 +92,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
     if is_exposed(config):
         warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
     starting = Starting(config.model_name)
-    early = EarlyTokenizer(config.engine, None if front_end.gateway is None else front_end.gateway.load)
+    early = EarlyTokenizer(config.engine)
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
     try:
         client = _client(process)
@@ -254,16 +254,15 @@ def _open(
     encoded: Callable[[], bytes],
     form: Callable[[str], str | None],
 ) -> None:
-    """Let the gateway answer by itself. What cannot be costs its speed only. Raises `TokenizerError`."""
+    """Let the gateway answer by itself. What cannot be costs its speed only."""
     try:
         text = encoded()
         if config.log_prompts:
             raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
-        for line in gateway.serve(text.decode(), form):
+        for line in gateway.serve(text.decode(), tokenizer.text, form):
             say(f"gateway: {line}")
     except (ValueError, OSError) as error:
         warn(f"the gateway passes every request on: {error}")
-        tokenizer.prepare()
 
 
 async def _drain(

@@ -1,8 +1,7 @@
-"""Text to token ids and back: encoding, chat templates, incremental detokenization, stop strings. No torch."""
+"""Text to token ids and back, by `rust/minisgl-text`, and chat templates. No torch."""
 
 from minisgl.tokenizer.bad_words import bad_token_ids
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
-from minisgl.tokenizer.decode import IncrementalDecoder, StopMatcher, TextStream
 from minisgl.tokenizer.fill_in import FillIn
 from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TokenizerError, TooManyTokens
 
@@ -10,10 +9,7 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "FillIn",
-    "IncrementalDecoder",
     "NotEncodable",
-    "StopMatcher",
-    "TextStream",
     "Tokenizer",
     "TokenizerError",
     "TooManyTokens",

@@ -11,18 +11,15 @@ from pathlib import Path
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.tokenizer import Tokenizer, read_chat_template
+from minisgl.tokenizer.tokenizer import FILE
 from minisgl.weights.sources import folder_at_hand
-
-FILE = "tokenizer.json"
 
 
 class EarlyTokenizer:
-    """Starts when it is made, in a thread of its own. `load`: takes the place of Python's own tokenizer, which is then
-    loaded when it is needed first; it gets the file, and what is wrong with that it tells later."""
+    """Starts when it is made, in a thread of its own."""
 
-    def __init__(self, config: EngineConfig, load: Callable[[str], object] | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._load_elsewhere = load
         self._template = None if config.chat_template is None else read_chat_template(config.chat_template)
         self._found: tuple[str, Tokenizer] | None = None
         self._thread = threading.Thread(target=self._load, name="early-tokenizer", daemon=True)
@@ -33,7 +30,7 @@ class EarlyTokenizer:
         self._thread.join()
         if self._found is not None and self._found[0] == model_dir:
             return self._found[1]
-        return Tokenizer.open(model_dir, self._template, say, lazy=self._is_lazy)  # may have to make one
+        return Tokenizer.open(model_dir, self._template, say)  # may have to make one
 
     def _load(self) -> None:
         if self._config.engine == "echo":  # which has one of its own
@@ -41,12 +38,6 @@ class EarlyTokenizer:
         try:
             folder: Path | None = folder_at_hand(self._config.model)
             if folder is not None and (folder / FILE).is_file():
-                self._found = str(folder), Tokenizer.open(folder, self._template, lazy=self._is_lazy)
-                if self._load_elsewhere is not None:
-                    self._load_elsewhere(str((folder / FILE).resolve()))
+                self._found = str(folder), Tokenizer.open(folder, self._template)
         except (ConfigError, OSError, ValueError):  # told by the engine, or by whoever loads it again
             pass
-
-    @property
-    def _is_lazy(self) -> bool:
-        return self._load_elsewhere is not None

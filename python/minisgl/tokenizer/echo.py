@@ -5,10 +5,7 @@ Ids 0 .. 255 are the bytes, 256 is the end of sequence, 257 the beginning.
 
 from __future__ import annotations
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
-from minisgl.tokenizer.decode import char_to_byte
+import json
 
 ECHO_EOS = "<|eos|>"
 ECHO_BOS = "<|bos|>"
@@ -21,9 +18,24 @@ ECHO_CHAT_TEMPLATE = (
 )
 
 
-def echo_tokenizer() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=char_to_byte(), merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([ECHO_EOS, ECHO_BOS])
-    return tokenizer
+def char_to_byte() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def echo_json() -> str:
+    """As a tokenizer.json."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = ((ECHO_EOS_ID, ECHO_EOS), (ECHO_BOS_ID, ECHO_BOS))
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [{"id": token, "content": text, **plain} for token, text in special],
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": char_to_byte(), "merges": []},
+        }
+    )

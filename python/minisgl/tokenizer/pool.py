@@ -7,7 +7,6 @@ fails alone. A lane is one thread: more of them would only wait for each other's
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 import time
@@ -118,22 +117,16 @@ class TokenizePool:
                 threading.Thread(target=lane, name=name, daemon=True).start()
 
     def _work_long(self) -> None:
-        self._prepare()
         while True:
             self._do(self._long.get())
 
     def _work_short(self) -> None:
-        self._prepare()
         while True:
             jobs = [self._short.get()]
             while len(jobs) < MAX_BATCH and not self._short.empty():
                 jobs.append(self._short.get())
             self._do_all(jobs)
             jobs.clear()
-
-    def _prepare(self) -> None:
-        with contextlib.suppress(Exception):  # whoever encodes first hears of it
-            self._tokenizer.prepare()
 
     def _do(self, job: _Job) -> None:
         """Nothing of it is left in the thread afterwards: its text may be megabytes."""

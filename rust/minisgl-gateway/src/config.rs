@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use minisgl_text::{ChatTemplateSource, TokenizerSource};
+use minisgl_text::ChatTemplateSource;
 use serde::Deserialize;
 
 use crate::answer::errors::Errors;
+use crate::engine::WatchTimes;
 use crate::message::SamplingParams;
+use crate::metrics::MetricsConfig;
 
 /// Of what is told. Another one is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Everything that an answer depends on beside its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -32,8 +34,6 @@ pub struct GatewayConfig {
     pub vocab_size: u32,
     /// A simulated engine computes no probabilities.
     pub simulated: bool,
-    /// tokenizer.json: its file, or its text.
-    pub tokenizer: TokenizerSource,
     /// By name; `default` and perhaps others.
     pub chat_templates: BTreeMap<String, ChatTemplateSource>,
     /// Arguments of the `default` one that fields of requests set.
@@ -86,6 +86,10 @@ pub struct GatewayConfig {
     pub embeds: bool,
     /// How answered requests are logged.
     pub log: LogConfig,
+    /// How what happens is measured.
+    pub metrics: MetricsConfig,
+    /// When the engine process is in trouble.
+    pub watch: WatchTimes,
 }
 
 /// How a model calls tools.

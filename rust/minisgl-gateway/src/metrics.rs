@@ -1,51 +1,57 @@
 //! What the gateway measures, in the words and bounds of `metrics/server_metrics.py`, which adds both up.
 //!
-//! Invariants: one thread counts, any thread reads; counting neither locks nor allocates.
+//! Invariants: one thread counts, any thread reads; counting neither locks nor allocates. Nothing is observed before the
+//! bounds are told.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
+
 use crate::answer::choice::Finish;
 
-/// Upper ends of the buckets of times, in seconds.
-pub const SECONDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
-];
-/// Upper ends of the buckets of lengths, in tokens.
-pub const TOKENS: &[f64] = &[
-    1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0,
-];
-const WINDOW: Duration = Duration::from_secs(10);
+/// How it is measured: `server/gateway_config.py`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Upper ends of the buckets of times.
+    pub seconds: Vec<f64>,
+    /// Upper ends of the buckets of lengths.
+    pub tokens: Vec<f64>,
+    /// What is recent began in the last one or in the one before.
+    pub window_s: f64,
+}
 
 /// Counts by bucket; the last is of what lies beyond the bounds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Histogram {
-    bounds: &'static [f64],
-    counts: Box<[AtomicU64]>,
-    sum: AtomicU64, // the bits of a float
+    buckets: OnceLock<Vec<(f64, AtomicU64)>>, // upper ends, and counts
+    sum: AtomicU64,                           // the bits of a float
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Histogram {
-        Histogram {
-            bounds,
-            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum: AtomicU64::new(0),
-        }
+    fn bind(&self, bounds: &[f64]) {
+        let ends = bounds.iter().copied().chain([f64::INFINITY]);
+        let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // or it was told already
     }
 
     /// `value` was seen `count` times.
     pub fn observe(&self, value: f64, count: u64) {
-        let bucket = self.bounds.partition_point(|&bound| bound < value);
-        self.counts[bucket].fetch_add(count, Relaxed);
+        let buckets = self.buckets.get().map_or(&[][..], Vec::as_slice);
+        let at = buckets.partition_point(|(end, _)| *end < value);
+        if let Some((_, counted)) = buckets.get(at) {
+            counted.fetch_add(count, Relaxed);
+        }
         let sum = f64::from_bits(self.sum.load(Relaxed)) + value * count as f64;
         self.sum.store(sum.to_bits(), Relaxed);
     }
 
-    /// Counts by bucket, and the sum.
+    /// Counts by bucket, none before there are any, and the sum.
     pub fn read(&self) -> (Vec<u64>, f64) {
+        let counts = self.buckets.get().into_iter().flatten();
         (
-            self.counts.iter().map(|one| one.load(Relaxed)).collect(),
+            counts.map(|(_, count)| count.load(Relaxed)).collect(),
             f64::from_bits(self.sum.load(Relaxed)),
         )
     }
@@ -76,7 +82,7 @@ impl Meter {
         self.before.store(window, Relaxed);
     }
 
-    /// Count, and seconds: altogether, at most, at most in the last 10 to 20 seconds.
+    /// Count, and seconds: altogether, at most, at most in this window and the one before.
     pub fn read(&self) -> (u64, f64, f64, f64) {
         let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
         let longest = self.longest.load(Relaxed).max(recent);
@@ -110,7 +116,7 @@ impl Peak {
         self.before.store(window, Relaxed);
     }
 
-    /// In the last 10 to 20 seconds, and since the start.
+    /// In this window and the one before, and since the start.
     pub fn read(&self) -> (u64, u64) {
         let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
         (recent, self.most.load(Relaxed).max(recent))
@@ -182,7 +188,7 @@ impl Requests {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Metrics {
     pub in_flight: Peak,
@@ -204,26 +210,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Metrics {
-        Metrics {
-            in_flight: Peak::default(),
-            queued: Peak::default(),
-            accepted: AtomicU64::new(0),
-            finished: Default::default(),
-            generated: AtomicU64::new(0),
-            shortened: AtomicU64::new(0),
-            requests: Requests::default(),
-            ttft: Histogram::new(SECONDS),
-            itl: Histogram::new(SECONDS),
-            e2e: Histogram::new(SECONDS),
-            queue: Histogram::new(SECONDS),
-            prompt: Histogram::new(TOKENS),
-            answer: Histogram::new(TOKENS),
-            dispatch: Meter::default(),
-            tokenize: Meter::default(),
-            detokenize: Meter::default(),
+    /// From now on histograms count.
+    pub fn bind(&self, config: &MetricsConfig) {
+        for one in [&self.ttft, &self.itl, &self.e2e, &self.queue] {
+            one.bind(&config.seconds);
+        }
+        for one in [&self.prompt, &self.answer] {
+            one.bind(&config.tokens);
         }
     }
 
@@ -288,8 +281,8 @@ impl Windows {
     }
 
     /// Called before meters are read.
-    pub fn turn(&mut self, metrics: &Metrics) {
-        if self.0.elapsed() >= WINDOW {
+    pub fn turn(&mut self, metrics: &Metrics, window_s: f64) {
+        if self.0.elapsed().as_secs_f64() >= window_s {
             self.0 = Instant::now();
             for (_, meter) in metrics.meters() {
                 meter.next_window();

@@ -1,10 +1,9 @@
 //! From a body to token ids: what of a request's work needs no connection, so that it can be done on any thread.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use minisgl_text::answer::{Thinking, ToolFormat};
-use minisgl_text::{ChatTemplate, Tokenizer, TokenizerSource};
+use minisgl_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
 
 use crate::answer::fields::Prompt;
@@ -14,9 +13,6 @@ use crate::config::GatewayConfig;
 use crate::forms::{Ask, Form, Forms};
 use crate::keys::KeyCounts;
 use crate::metrics::Reason;
-
-/// A tokenizer and the file that it comes from.
-pub type Early = (PathBuf, Arc<Tokenizer>);
 
 /// What the answers of a model need.
 pub struct Loaded {
@@ -38,19 +34,13 @@ pub struct Loaded {
 
 const DEFAULT_KEY: &str = "default"; // name of number 0 where there is a file of keys
 
-/// Bytes of token ids and texts that are kept to encode a conversation's next turn faster.
-pub const CACHE_BYTES: usize = 64 << 20;
-
 impl Loaded {
-    /// Loads the template, and the tokenizer unless it is `early`; the lines say what is passed on and why.
-    pub fn new(mut config: GatewayConfig, early: Option<Early>, ask: Ask) -> Result<(Loaded, Vec<String>), String> {
-        let tokenizer = match (&config.tokenizer, early) {
-            (TokenizerSource::File(file), Some((found, tokenizer))) if *file == found => tokenizer,
-            (source, _) => load_tokenizer(source)?,
-        };
-        if let TokenizerSource::Text(text) = &mut config.tokenizer {
-            *text = String::new(); // megabytes that nobody needs any more
-        }
+    /// Loads the template; the lines say what is passed on and why.
+    pub fn new(
+        mut config: GatewayConfig,
+        tokenizer: Arc<Tokenizer>,
+        ask: Ask,
+    ) -> Result<(Loaded, Vec<String>), String> {
         let mut lines = Vec::new();
         let template = match config.chat_templates.get("default") {
             None => None,
@@ -104,12 +94,6 @@ impl Loaded {
         let of_file = number.checked_sub(1).and_then(|at| keys.get(at));
         (!keys.is_empty()).then(|| of_file.map_or(DEFAULT_KEY, |one| &one.name))
     }
-}
-
-/// As the gateway uses it.
-pub fn load_tokenizer(source: &TokenizerSource) -> Result<Arc<Tokenizer>, String> {
-    let found = Tokenizer::new(source, CACHE_BYTES);
-    found.map(Arc::new).map_err(|error| format!("tokenizer: {error}"))
 }
 
 /// A checked request with its prompts.

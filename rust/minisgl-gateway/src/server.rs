@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use minisgl_text::TokenizerSource;
+use minisgl_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 
@@ -22,7 +22,7 @@ use crate::engine::EngineLink;
 use crate::forms::Ask;
 use crate::http::{Options, accept};
 use crate::pool::Pool;
-use crate::prepare::{Loaded, load_tokenizer};
+use crate::prepare::Loaded;
 use crate::shared::Shared;
 use crate::worker::Worker;
 
@@ -71,18 +71,12 @@ impl Gateway {
         })
     }
 
-    /// Loads a tokenizer.json, for a `serve` that names it: while the engine loads.
-    pub fn load(&self, file: PathBuf) -> Result<(), String> {
-        let tokenizer = load_tokenizer(&TokenizerSource::File(file.clone()))?;
-        self.shared.set_early(file, tokenizer);
-        Ok(())
-    }
-
-    /// Loads tokenizer and template, then answers what it is sure of. Returns what is passed on, and why. `ask`: see
+    /// Loads the template, then answers what it is sure of. Returns what is passed on, and why. `ask`: see
     /// [`crate::forms`].
-    pub fn serve(&self, config: GatewayConfig, ask: Ask) -> Result<Vec<String>, String> {
-        let (loaded, mut lines) = Loaded::new(config, self.shared.take_early(), ask)?;
+    pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>, ask: Ask) -> Result<Vec<String>, String> {
+        let (loaded, mut lines) = Loaded::new(config, tokenizer, ask)?;
         let loaded = Arc::new(loaded);
+        self.shared.metrics.bind(&loaded.config.metrics);
         self.shared.set_loaded(&loaded);
         let (sender, connected) = channel();
         self.tell(Command::Serve(loaded, sender));

@@ -1,14 +1,11 @@
 //! What the gateway's thread and its owner's threads both see.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minisgl_text::Tokenizer;
-
 use crate::metrics::{Metrics, Windows};
-use crate::prepare::{Early, Loaded};
+use crate::prepare::Loaded;
 
 /// An answer to POST /v1/responses that clients may come back to.
 #[derive(Debug)]
@@ -51,7 +48,6 @@ pub struct Shared {
     pub others_live: AtomicUsize,
     adapters: Mutex<HashMap<String, i64>>,
     kept: Mutex<Vec<KeptAnswer>>,
-    early: Mutex<Option<Early>>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
 }
@@ -62,7 +58,7 @@ impl Shared {
     pub fn new() -> Shared {
         let zero = || AtomicUsize::new(0);
         Shared {
-            metrics: Metrics::new(),
+            metrics: Metrics::default(),
             num_open: zero(),
             num_live: zero(),
             num_waiting: zero(),
@@ -72,7 +68,6 @@ impl Shared {
             others_live: zero(),
             adapters: Mutex::new(HashMap::new()),
             kept: Mutex::new(Vec::new()),
-            early: Mutex::new(None),
             loaded: Mutex::new(None),
             windows: Mutex::new(Windows::new()),
         }
@@ -133,16 +128,6 @@ impl Shared {
         !self.adapters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// A tokenizer that is loaded before it is known whether it is the one.
-    pub fn set_early(&self, file: PathBuf, tokenizer: Arc<Tokenizer>) {
-        *self.early.lock().unwrap_or_else(PoisonError::into_inner) = Some((file, tokenizer));
-    }
-
-    /// The same, once.
-    pub fn take_early(&self) -> Option<Early> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
     /// What the model needs, once it is loaded.
     pub fn loaded(&self) -> Option<Arc<Loaded>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -155,10 +140,10 @@ impl Shared {
 
     /// Before the meters are read.
     pub fn turn_windows(&self) {
-        self.windows
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .turn(&self.metrics);
+        if let Some(loaded) = self.loaded() {
+            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            windows.turn(&self.metrics, loaded.config.metrics.window_s);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use minisgl_gateway::server::Gateway as Served;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+use crate::text::TextTokenizer;
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
@@ -41,11 +44,7 @@ impl Gateway {
         })
     }
 
-    fn load(&self, py: Python<'_>, tokenizer: PathBuf) -> PyResult<()> {
-        py.detach(|| self.served.load(tokenizer)).map_err(PyValueError::new_err)
-    }
-
-    fn serve(&self, py: Python<'_>, config: &str, form: Py<PyAny>) -> PyResult<Vec<String>> {
+    fn serve(&self, py: Python<'_>, config: &str, tokenizer: &TextTokenizer, form: Py<PyAny>) -> PyResult<Vec<String>> {
         let found = GatewayConfig::read(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
         let ask = Box::new(move |question: &str| {
@@ -57,7 +56,8 @@ impl Gateway {
                 })
             })
         });
-        py.detach(|| self.served.serve(found, ask))
+        let tokenizer = Arc::clone(&tokenizer.inner);
+        py.detach(|| self.served.serve(found, tokenizer, ask))
             .map_err(PyValueError::new_err)
     }
 

@@ -22,7 +22,6 @@ mod errors;
 mod events;
 #[allow(unsafe_code)]
 mod gateway;
-mod gateway_text;
 mod gguf;
 mod grammar;
 mod grammar_of;
@@ -31,12 +30,13 @@ mod load;
 mod router;
 mod sampling;
 mod step;
+mod text;
 
 #[pymodule]
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
     module.add_function(wrap_pyfunction!(answer::answer_rules, module)?)?;
-    module.add_function(wrap_pyfunction!(gateway_text::without_billing_header, module)?)?;
+    module.add_function(wrap_pyfunction!(text::without_billing_header, module)?)?;
     module.add_class::<answer::AnswerParser>()?;
     module.add_class::<answer::AnswerTools>()?;
     module.add_class::<answer::Thinking>()?;
@@ -65,8 +65,8 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<step::StepOutput>()?;
     module.add_class::<router::Router>()?;
     module.add_class::<sampling::CpuSampler>()?;
-    module.add_class::<gateway_text::GatewayText>()?;
-    module.add_class::<gateway_text::GatewayDecoder>()?;
-    module.add_class::<gateway_text::GatewayStream>()?;
-    module.add_class::<gateway_text::GatewayTemplate>()
+    module.add_class::<text::TextTokenizer>()?;
+    module.add_class::<text::TextDecoder>()?;
+    module.add_class::<text::TextStream>()?;
+    module.add_class::<text::GatewayTemplate>()
 }

@@ -1,4 +1,4 @@
-//! What a tokenizer's ids stand for, in bytes (`tokenizer/decode.py`, `DecodeTable`).
+//! What a tokenizer's ids stand for, in bytes.
 //!
 //! Invariants: ids beyond the vocabulary stand for nothing.
 
@@ -25,7 +25,6 @@ pub(super) struct Table {
     data: Vec<u8>,
     ends: Vec<u32>,
     flags: Vec<u8>,
-    longest: usize,
 }
 
 impl Table {
@@ -49,7 +48,6 @@ impl Table {
             data: Vec::new(),
             ends: Vec::new(),
             flags: vec![0; num_ids],
-            longest: 1,
         };
         for id in 0..num_ids {
             if let Some(token) = u32::try_from(id).ok().and_then(|id| backend.id_to_token(id)) {
@@ -67,11 +65,6 @@ impl Table {
             }
             table.ends.push(u32::try_from(table.data.len()).unwrap_or(u32::MAX));
         }
-        let mut begin = 0;
-        for &end in &table.ends {
-            table.longest = table.longest.max(to_usize(end - begin));
-            begin = end;
-        }
         for (id, token) in backend.get_added_tokens_decoder() {
             if let Some(flags) = table.flags.get_mut(to_usize(id)).filter(|_| token.special) {
                 *flags |= IS_SPECIAL;
@@ -83,11 +76,6 @@ impl Table {
     /// One more than the largest id.
     pub(super) fn num_ids(&self) -> usize {
         self.ends.len()
-    }
-
-    /// The most bytes that one id stands for; one at least.
-    pub(super) fn longest(&self) -> usize {
-        self.longest
     }
 
     pub(super) fn of(&self, id: i32) -> &[u8] {
@@ -103,6 +91,11 @@ impl Table {
 
     pub(super) fn is_special(&self, id: i32) -> bool {
         self.flag(id, IS_SPECIAL)
+    }
+
+    /// Ids that are no text.
+    pub(super) fn special_ids(&self) -> impl Iterator<Item = usize> {
+        (0..self.flags.len()).filter(|&at| self.flags[at] & IS_SPECIAL != 0)
     }
 
     fn flag(&self, id: i32, flag: u8) -> bool {
@@ -207,7 +200,7 @@ fn byte_token(token: &str) -> Option<u8> {
     }
 }
 
-fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &mut Vec<u8>) {
+pub(super) fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &mut Vec<u8>) {
     let begin = data.len();
     for char in token.chars() {
         let Some(byte) = alphabet.get(to_usize(u32::from(char))).copied().flatten() else {
@@ -220,7 +213,7 @@ fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &mut Vec<u8>
 }
 
 /// The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100.
-fn char_to_byte() -> [Option<u8>; 512] {
+pub(super) fn char_to_byte() -> [Option<u8>; 512] {
     let mut found = [None; 512];
     let mut next = 256;
     for byte in 0..=u8::MAX {

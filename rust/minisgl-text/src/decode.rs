@@ -1,6 +1,16 @@
-//! Incremental detokenization: token ids in, text out, each character once and whole (`tokenizer/decode.py`).
+//! Incremental detokenization: token ids in, text out, each character once and whole.
 //!
-//! Invariants: the text is the Python server's, however the ids are grouped.
+//! Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes; split
+//! characters are carried. That is linear in the output whatever the ids are, where decoding a growing window (as
+//! `DecodeStream` of the tokenizers library does) is quadratic in a flood of invalid bytes and fails where a decoding does
+//! not begin with the one before it. Other decoders (WordPiece, CTC) get a short window. That is approximate: the first id
+//! is decoded as if it began the text, and rules of wider reach are missed.
+//!
+//! Invariants: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
+//! (the space that sentencepiece strips at the very beginning is kept), however the ids are grouped. So they equal
+//! decode(prompt + generated) without decode(prompt), unless the prompt ends inside a character. One exception, which
+//! whole-text decoding decides in hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there;
+//! here, characters delivered before it stay.
 
 use std::sync::Arc;
 
@@ -175,7 +185,8 @@ impl Decoder {
             if ids.is_empty() {
                 String::new()
             } else {
-                self.tokenizer.decode(ids, self.skips_special && self.shown.is_empty())
+                let skips = self.skips_special && self.shown.is_empty();
+                self.tokenizer.decode(ids, skips).unwrap_or_default()
             }
         };
         let before = decode(context).chars().count();
@@ -228,7 +239,8 @@ fn push_bytes(held: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     }
 }
 
-/// Python waits for a surrogate's third byte, which some of its error handlers take, before it says that it is none.
+/// Python's decoder waits for a surrogate's third byte, which some of its error handlers take, before it says that it is
+/// none; whoever compares deltas with it sees that.
 fn is_half_surrogate(bytes: &[u8]) -> bool {
     matches!(bytes, [0xed, 0xa0..=0xbf])
 }

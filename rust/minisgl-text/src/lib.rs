@@ -1,11 +1,12 @@
 //! Text of requests and answers, without HTTP and without an engine: templates, encoding, decoding, stop strings.
 //!
-//! Invariants: the same ids and the same text as the Python server's for the same files; where that is not certain, an
-//! error says so and the caller passes the request on.
+//! Invariants: the same ids and the same text as transformers' for the same files. Where it is not certain that a chat
+//! template means here what it means in Python, an error says so and the caller passes the request on.
 
 #![deny(unsafe_code)]
 
 pub mod answer;
+mod bound;
 mod bytes;
 mod cache;
 mod decode;

@@ -37,8 +37,13 @@ impl Normalizer for Normalize {
 pub enum TextError {
     /// The tokenizer's file cannot be read.
     Tokenizer(String),
-    /// More tokens than the caller can use; a text that is not encoded to its end has more than this many.
-    TooMany(usize),
+    /// More tokens than the caller can use: as many as `count`, or more if the text was not encoded to its end.
+    TooMany {
+        /// At the moment when that was known.
+        count: usize,
+        /// The text was not encoded to its end.
+        at_least: bool,
+    },
     /// The tokenizer has no ids for the text.
     NotEncodable(String),
     /// The template, or what it does with these messages, is not certain to be what Python makes of it.
@@ -49,7 +54,7 @@ impl fmt::Display for TextError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tokenizer(text) => write!(out, "the tokenizer cannot be read: {text}"),
-            Self::TooMany(count) => write!(out, "at least {count} tokens"),
+            Self::TooMany { count, .. } => write!(out, "at least {count} tokens"),
             Self::NotEncodable(text) => write!(out, "the tokenizer has no ids for it: {text}"),
             Self::Template(text) => write!(out, "the chat template: {text}"),
         }

@@ -1,7 +1,6 @@
 //! Where a text may be cut so that its parts have, one after the other, the same ids as the whole.
 //!
-//! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters
-//! (`tokenizer/bounds.py`).
+//! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters.
 //!
 //! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
 
@@ -72,9 +71,9 @@ const PURE_PRE_TOKENIZERS: [&str; 11] = [
 
 /// The steps of a tokenizer as its file names them.
 pub(super) struct Parts {
-    normalizers: Vec<Value>,
-    pre_tokenizers: Vec<Value>,
-    tokens: Vec<tokenizers::AddedToken>,
+    pub(super) normalizers: Vec<Value>,
+    pub(super) pre_tokenizers: Vec<Value>,
+    pub(super) tokens: Vec<tokenizers::AddedToken>,
     ids: Vec<u32>,
     is_pure_model: bool,
 }

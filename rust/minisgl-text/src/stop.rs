@@ -1,4 +1,4 @@
-//! Stop strings in a growing text (`tokenizer/decode.py`, `StopMatcher`).
+//! Stop strings in a growing text.
 //!
 //! Invariants: text that may be the beginning of a stop string is held back until that is decided. The first match is
 //! the one that ends first; of those that end at the same place, the one that begins first. Bytes are as good as

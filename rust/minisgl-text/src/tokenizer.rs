@@ -1,24 +1,23 @@
-//! A model's tokenizer: text to ids, ids to text (`tokenizer/tokenizer.py`).
+//! A model's tokenizer: text to ids, ids to text.
 //!
-//! Invariants: the same ids as Python gives for the same file, also where they come from the cache. Safe to use from
+//! Invariants: the same ids as transformers gives for the same file, also where they come from the cache. Safe to use from
 //! several threads.
 
-use std::borrow::Cow;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 
-use serde::Deserialize;
+use tokenizers::parallelism::MaybeParallelRefIterator as _;
 use tokenizers::{PaddingParams, TruncationParams};
 
 use super::TextError;
+use super::bound::Bound;
 use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
 use super::normalize::Backend;
 use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, pieces};
 
 /// Where the tokenizer comes from.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug)]
 pub enum TokenizerSource {
     /// A tokenizer.json.
     File(PathBuf),
@@ -33,6 +32,7 @@ pub struct Tokenizer {
     cache: Cache,
     cuts: Option<Cuts>,
     can_cut: bool,
+    bound: Option<Bound>,
     /// What stands before and after any text with special tokens; None if they are not simply around it.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
@@ -55,32 +55,37 @@ impl Tokenizer {
             cache: Cache::new(cache_bytes),
             cuts: Cuts::of(&parts),
             can_cut: parts.can_cut(),
+            bound: Bound::of(&backend, &parts),
             around: None,
             backend,
         };
-        found.around = found.special_ids();
+        found.around = found.special_ids_around();
         Ok(found)
     }
 
-    /// Ids of `text`, at most `most`. A text that is longer than as many of the longest tokens is not looked at: what is
-    /// encoded whole would take memory many times its size.
+    /// Ids of `text`, at most `most`. What cannot have so few is not encoded, and a long text not to its end: what that
+    /// takes in memory is bounded where the text can be cut, and where it cannot, by `most` if there is a [`Bound`].
     pub fn encode(&self, text: &str, add_special_tokens: bool, most: usize) -> Result<Vec<u32>, TextError> {
-        if text.len() > most.saturating_mul(self.table.longest()) {
-            return Err(TextError::TooMany(most));
+        let count = self.min_tokens(text, most);
+        if count > most {
+            return Err(TextError::TooMany { count, at_least: true });
         }
         let around = if add_special_tokens { self.around.as_ref() } else { None };
         if add_special_tokens && around.is_none() {
             self.cache.count_encoded(text.len());
             let ids = self.encode_whole(text, true)?;
-            return if ids.len() > most {
-                Err(TextError::TooMany(ids.len()))
-            } else {
-                Ok(ids)
-            };
+            check(&ids, most, false)?;
+            return Ok(ids);
         }
         let mut ids = around.map_or_else(Vec::new, |(before, _)| before.clone());
         let after = around.map_or(&[][..], |(_, after)| after);
-        let most_inside = most.saturating_sub(after.len());
+        // a short text is encoded to its end: whoever hears that it has too many tokens hears how many
+        let is_long = text.len() > PIECE_BYTES;
+        let most_inside = if is_long {
+            most.saturating_sub(after.len())
+        } else {
+            usize::MAX
+        };
         match &self.cuts {
             Some(cuts) => {
                 for part in cuts.parts(text) {
@@ -88,7 +93,7 @@ impl Tokenizer {
                         Part::Token(id) => ids.push(id),
                         Part::Text(text) => self.encode_part(text, most_inside, &mut ids)?,
                     }
-                    check(&ids, most_inside)?;
+                    check(&ids, most_inside, true)?;
                 }
             }
             None => {
@@ -97,13 +102,52 @@ impl Tokenizer {
             }
         }
         ids.extend_from_slice(after);
-        check(&ids, most)?;
+        check(&ids, most, false)?;
         Ok(ids)
     }
 
+    /// [`Tokenizer::encode`] of each, by as many threads as there are cores. The first error is that of all.
+    pub fn encode_batch(
+        &self,
+        texts: &[String],
+        add_special_tokens: bool,
+        most: usize,
+    ) -> Result<Vec<Vec<u32>>, TextError> {
+        let encode = |text: &String| self.encode(text, add_special_tokens, most);
+        texts.maybe_par_iter().map(encode).collect()
+    }
+
+    /// A number of tokens that `text` has at least, without special ones around it, known without encoding it; no more
+    /// is found out than whether that is beyond `most`.
+    pub fn min_tokens(&self, text: &str, most: usize) -> usize {
+        let bound = self.bound.as_ref();
+        bound.map_or(0, |bound| bound.min_tokens(&self.backend, text, most))
+    }
+
+    /// `text` as a long one of its kind is cut: each piece, from `size` bytes on, has the ids that it has in the whole.
+    pub fn pieces<'a>(&self, text: &'a str, size: usize) -> impl Iterator<Item = &'a str> + use<'a> {
+        pieces(text, if self.can_cut { size } else { text.len() })
+    }
+
+    /// The whole text of `ids`; what stands for nothing is no text.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
+        let found = self.backend.decode(ids, skip_special_tokens);
+        found.map_err(|error| TextError::Tokenizer(error.to_string()))
+    }
+
+    /// Special tokens before any text, such as the one of its beginning.
+    pub fn leading_ids(&self) -> &[u32] {
+        self.around.as_ref().map_or(&[], |(before, _)| before)
+    }
+
+    /// Ids that are no text.
+    pub fn special_ids(&self) -> impl Iterator<Item = usize> {
+        self.table.special_ids()
+    }
+
     /// What one id stands for in a text, special tokens included: maybe a part of a character.
-    pub fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
-        Cow::Borrowed(i32::try_from(id).map_or(&[][..], |id| self.table.of(id)))
+    pub fn token_bytes(&self, id: i32) -> &[u8] {
+        self.table.of(id)
     }
 
     /// The token that is spelled so in the vocabulary.
@@ -136,10 +180,6 @@ impl Tokenizer {
         &self.table
     }
 
-    pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
-        self.backend.decode(ids, skip_special_tokens).unwrap_or_default()
-    }
-
     /// Text without tokens to cut it at.
     fn encode_part(&self, text: &str, most: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
         if self.cache.get(text, ids) {
@@ -152,13 +192,9 @@ impl Tokenizer {
     }
 
     fn encode_pieces(&self, text: &str, most: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
-        if text.len() <= PIECE_BYTES || !self.can_cut {
-            ids.append(&mut self.encode_whole(text, false)?);
-            return check(ids, most);
-        }
-        for piece in pieces(text, PIECE_BYTES) {
+        for piece in self.pieces(text, PIECE_BYTES) {
             ids.append(&mut self.encode_whole(piece, false)?);
-            check(ids, most)?;
+            check(ids, most, true)?;
         }
         Ok(())
     }
@@ -169,7 +205,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    fn special_ids(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+    fn special_ids_around(&self) -> Option<(Vec<u32>, Vec<u32>)> {
         let plain = self.encode_whole("a", false).ok()?;
         let around = self.encode_whole("a", true).ok()?;
         let at = around.iter().position(|id| Some(id) == plain.first())?;
@@ -178,9 +214,10 @@ impl Tokenizer {
     }
 }
 
-fn check(ids: &[u32], most: usize) -> Result<(), TextError> {
-    if ids.len() > most {
-        Err(TextError::TooMany(ids.len()))
+fn check(ids: &[u32], most: usize, at_least: bool) -> Result<(), TextError> {
+    let count = ids.len();
+    if count > most {
+        Err(TextError::TooMany { count, at_least })
     } else {
         Ok(())
     }

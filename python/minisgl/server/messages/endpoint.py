@@ -7,7 +7,6 @@ whole.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,11 +76,10 @@ def _list(stop: str | Sequence[str] | None) -> list[str]:
 def _system(asked: AnthropicConversation) -> list[dict[str, Any]]:
     if asked.system is None:
         return []
-    given = text = _text(asked.system, "\n")
-    with contextlib.suppress(ImportError):  # without the extension a cache finds no prefix
-        from minisgl._rust import without_billing_header
+    from minisgl._rust import without_billing_header
 
-        text = without_billing_header(given)
+    given = _text(asked.system, "\n")
+    text = without_billing_header(given)
     return [{"role": "system", "content": text}] if text or not given else []
 
 

@@ -111,19 +111,15 @@ impl Place {
     }
 }
 
-fn bytes_of(tokenizer: &Tokenizer, token: i32) -> Vec<u8> {
-    u32::try_from(token).map_or_else(|_| Vec::new(), |id| tokenizer.token_bytes(id).into_owned())
-}
-
 fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
     let entry = |token: i32, logprob: f64, out: &mut Vec<u8>| {
-        let bytes = bytes_of(tokenizer, token);
+        let bytes = tokenizer.token_bytes(token);
         out.extend_from_slice(br#"{"token":"#);
-        write(out, &String::from_utf8_lossy(&bytes));
+        write(out, &String::from_utf8_lossy(bytes));
         out.extend_from_slice(br#","logprob":"#);
         write(out, &logprob);
         out.extend_from_slice(br#","bytes":"#);
-        write(out, &bytes);
+        write(out, bytes);
     };
     entry(token, scored.logprob, out);
     out.extend_from_slice(br#","top_logprobs":["#);
@@ -162,10 +158,15 @@ fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mu
 
 /// The token's text, or its bytes spelled out where they are no whole text.
 fn shown(tokenizer: &Tokenizer, token: i32) -> String {
-    String::from_utf8(bytes_of(tokenizer, token)).unwrap_or_else(|error| {
-        let bytes = error.as_bytes().iter();
-        bytes.fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}"))
-    })
+    let bytes = tokenizer.token_bytes(token);
+    std::str::from_utf8(bytes).map_or_else(
+        |_| {
+            bytes
+                .iter()
+                .fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}"))
+        },
+        str::to_owned,
+    )
 }
 
 /// A number that is not finite is null.

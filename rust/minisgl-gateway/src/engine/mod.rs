@@ -10,4 +10,4 @@ mod watchdog;
 mod tests;
 
 pub use link::{EngineLink, Frames, LinkError};
-pub use watchdog::Watchdog;
+pub use watchdog::{WatchTimes, Watchdog};

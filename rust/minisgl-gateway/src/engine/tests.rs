@@ -245,12 +245,18 @@ fn what_cannot_be_read_is_an_error() {
 
 // ------------------------------------------------------------------------------------------------------- watchdog
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT_S: f64 = 10.0;
+const TIMES: WatchTimes = WatchTimes {
+    interval_s: 0.5,
+    silent_s: 1.5,
+    silence_s: 3.0,
+    loop_timeout_s: 3.0,
+};
 const HALF: Duration = Duration::from_millis(500);
 
 /// The first trouble of so many seconds, looking on; a heartbeat by the time since the start, if there is one.
 fn trouble(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
-    let mut watchdog = Watchdog::new(LIMIT);
+    let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);
     assert_eq!(watchdog.look(now), None);
@@ -292,7 +298,7 @@ fn trouble_has_the_words_of_the_python_server() {
 
 #[test]
 fn time_in_which_this_process_stood_still_does_not_count() {
-    let mut watchdog = Watchdog::new(LIMIT);
+    let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);
     watchdog.look(now);

@@ -2,22 +2,28 @@
 
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
+
 use crate::message::{Heartbeat, Phase};
 
-/// Between two heartbeats.
-const INTERVAL: Duration = Duration::from_millis(500);
-/// A process that was silent for so long does not merely wait for another one.
-const SILENT: Duration = Duration::from_millis(1500);
-/// The longest silence.
-const SILENCE: Duration = Duration::from_secs(3);
-/// Between two forwards, in seconds; a step of the loop takes milliseconds.
-const LOOP_TIMEOUT_S: f64 = 3.0;
 const NAME: &str = "the engine process";
+
+/// `minisgl.message.heartbeat.WatchTimes`, in seconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct WatchTimes {
+    pub interval_s: f64,
+    pub silent_s: f64,
+    pub silence_s: f64,
+    pub loop_timeout_s: f64,
+}
 
 /// Whether the engine process gets on. Silence counts from the first heartbeat or [`Watchdog::expect`] on.
 #[derive(Debug)]
 pub struct Watchdog {
     step_timeout: Duration,
+    times: WatchTimes,
     began: Option<Instant>,
     last_look: Option<Instant>,
     heard: Option<Instant>,
@@ -25,16 +31,17 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A forward may take `step_timeout`.
+    /// A forward may take `step_timeout_s`; any time, if that is no length of time.
     #[must_use]
-    pub fn new(step_timeout: Duration) -> Self {
+    pub fn new(step_timeout_s: f64, times: WatchTimes) -> Self {
         let beat = Heartbeat {
             phase: Phase::Idle,
             age_s: 0.0,
             step: -1,
         };
         Self {
-            step_timeout,
+            step_timeout: Duration::try_from_secs_f64(step_timeout_s).unwrap_or(Duration::MAX / 8),
+            times,
             began: None,
             last_look: None,
             heard: None,
@@ -61,7 +68,8 @@ impl Watchdog {
     /// So often [`Watchdog::look`] wants to be called.
     #[must_use]
     pub fn look_every(&self) -> Duration {
-        INTERVAL.min(self.step_timeout / 4)
+        let interval = Duration::try_from_secs_f64(self.times.interval_s);
+        interval.unwrap_or(Duration::ZERO).min(self.step_timeout / 4)
     }
 
     /// What is wrong with the engine process, if anything, for who asks every [`Watchdog::look_every`]: time in which
@@ -70,7 +78,7 @@ impl Watchdog {
         let late = self
             .last_look
             .replace(now)
-            .is_none_or(|last| now.saturating_duration_since(last) > SILENT);
+            .is_none_or(|last| now.saturating_duration_since(last).as_secs_f64() > self.times.silent_s);
         if late {
             self.began = Some(now);
             self.heard = self.heard.map(|_| now);
@@ -81,22 +89,22 @@ impl Watchdog {
     /// What is wrong now; None if the engine process gets on.
     #[must_use]
     pub fn trouble(&self, now: Instant) -> Option<String> {
-        let silent = now.saturating_duration_since(self.heard?);
+        let silent_s = now.saturating_duration_since(self.heard?).as_secs_f64();
         let watched = self.began.map_or(f64::INFINITY, |began| {
             now.saturating_duration_since(began).as_secs_f64()
         });
         let Heartbeat { phase, age_s, step } = self.beat;
-        let running_s = (age_s + silent.as_secs_f64()).min(watched);
+        let running_s = (age_s + silent_s).min(watched);
         let limit_s = self.step_timeout.as_secs_f64();
         let slow = phase == Phase::Forward && running_s > limit_s;
-        if silent > SILENT && (slow || silent > SILENCE) {
-            return Some(format!("no heartbeat from {NAME} for {:.1} s", silent.as_secs_f64()));
+        if silent_s > self.times.silent_s && (slow || silent_s > self.times.silence_s) {
+            return Some(format!("no heartbeat from {NAME} for {silent_s:.1} s"));
         }
         if slow {
             let limit = format!(", the limit is {limit_s} (--step-timeout)");
             return Some(format!("{NAME} did not finish step {step} in {running_s:.1} s{limit}"));
         }
-        if phase == Phase::Working && age_s > LOOP_TIMEOUT_S {
+        if phase == Phase::Working && age_s > self.times.loop_timeout_s {
             return Some(format!("the step loop of {NAME} has not moved for {age_s:.1} s"));
         }
         None

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Worker;
 use crate::answer::errors::Failure;
 use crate::answer::generation::Generation;
-use crate::engine::EngineLink;
+use crate::engine::{EngineLink, Watchdog};
 use crate::message::{FromEngine, ToEngine};
 
 impl Worker {
@@ -40,13 +40,13 @@ impl Worker {
                 FromEngine::StepTokens(mut step) => {
                     self.live.borrow_mut().process(&mut step, &self.shared.metrics, due);
                 }
-                FromEngine::Heartbeat(beat) => self.watchdog.borrow_mut().hear(beat, Instant::now()),
+                FromEngine::Heartbeat(beat) => self.watching(|watchdog, now| watchdog.hear(beat, now)),
                 FromEngine::EngineReady(_) => {
                     self.is_ready.set(true);
                     if let Some(waits) = self.connected.borrow_mut().take() {
                         let _ = waits.send(()); // or nobody waits any more
                     }
-                    self.watchdog.borrow_mut().expect(Instant::now());
+                    self.watching(Watchdog::expect);
                 }
                 FromEngine::EngineFailed(text) => return Some(text),
                 FromEngine::LoadProgress(_)
@@ -126,6 +126,12 @@ impl Worker {
 
     /// Whether the engine process gets on; to be called every half second.
     pub fn look(&self) {
-        let _ = self.watchdog.borrow_mut().look(Instant::now()); // who asks later learns of it
+        self.watching(|watchdog, now| drop(watchdog.look(now))); // who asks later learns of it
+    }
+
+    fn watching(&self, what: impl FnOnce(&mut Watchdog, Instant)) {
+        if let Some(watchdog) = &mut *self.watchdog.borrow_mut() {
+            what(watchdog, Instant::now());
+        }
     }
 }

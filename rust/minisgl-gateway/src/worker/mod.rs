@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -35,7 +35,7 @@ pub struct Worker {
     loaded: RefCell<Option<Arc<Loaded>>>,
     live: RefCell<Live>,
     link: RefCell<Option<Rc<EngineLink>>>,
-    watchdog: RefCell<Watchdog>,
+    watchdog: RefCell<Option<Watchdog>>, // since there is something to serve
     is_ready: Cell<bool>,
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
@@ -54,7 +54,7 @@ impl Worker {
             loaded: RefCell::new(None),
             live: RefCell::new(Live::default()),
             link: RefCell::new(None),
-            watchdog: RefCell::new(Watchdog::new(Duration::MAX / 8)),
+            watchdog: RefCell::new(None),
             is_ready: Cell::new(false),
             connected: RefCell::new(None),
             scratch: RefCell::new(Scratch::default()),
@@ -68,10 +68,9 @@ impl Worker {
     /// From now on it answers what it is sure of, as soon as the engine process is ready; `connected` is told that.
     pub fn serve(&self, loaded: Arc<Loaded>, connected: Sender<()>) {
         *self.connected.borrow_mut() = Some(connected);
-        let step_timeout = Duration::try_from_secs_f64(loaded.config.limits.step_timeout).unwrap_or(Duration::MAX / 8);
-        let mut watchdog = Watchdog::new(step_timeout);
+        let mut watchdog = Watchdog::new(loaded.config.limits.step_timeout, loaded.config.watch);
         watchdog.expect(Instant::now());
-        *self.watchdog.borrow_mut() = watchdog;
+        *self.watchdog.borrow_mut() = Some(watchdog);
         let now = Instant::now();
         *self.buckets.borrow_mut() = loaded.config.api_keys.iter().map(|key| Bucket::of(key, now)).collect();
         *self.loaded.borrow_mut() = Some(loaded);
@@ -105,7 +104,8 @@ impl Worker {
     }
 
     fn is_healthy(&self) -> bool {
-        self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().trouble(Instant::now()).is_none()
+        let is_well = |one: &Watchdog| one.trouble(Instant::now()).is_none();
+        self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().as_ref().is_some_and(is_well)
     }
 
     /// Headers of the answer to a request whose head is plainly in order, and the number of its caller's API key.

@@ -24,12 +24,12 @@ struct Loss {
 }
 
 /// Goes on until the pool ends.
-pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, step_timeout: Duration) {
+pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, watchdog: impl Fn() -> Watchdog) {
     loop {
         let link = Rc::new(EngineLink::over(connect(path).await, "pool"));
         io.set_link(engine, Some(Rc::clone(&link)));
         io.act(|board| board.engine_came(engine));
-        let loss = listen(&io, engine, &link, step_timeout).await;
+        let loss = listen(&io, engine, &link, watchdog()).await;
         io.set_link(engine, None);
         drop(link);
         io.act(|board| board.engine_lost(engine, loss.is_silent, &loss.reason));
@@ -50,8 +50,8 @@ async fn connect(path: &Path) -> UnixStream {
     }
 }
 
-async fn listen(io: &Io, engine: usize, link: &EngineLink, step_timeout: Duration) -> Loss {
-    let watchdog = RefCell::new(Watchdog::new(step_timeout));
+async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -> Loss {
+    let watchdog = RefCell::new(watchdog);
     let mut looks = interval(watchdog.borrow().look_every().max(Duration::from_millis(1)));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failure = None;

@@ -22,16 +22,15 @@ use tokio::sync::Notify;
 use tokio::task::{spawn_local, yield_now};
 use tokio::time::timeout;
 
+use super::requests::FrontEndRules;
 use super::switchboard::{Out, Readings, Switchboard};
-
-/// Front ends at once.
-pub(super) const MAX_FRONT_ENDS: usize = 64;
 
 pub(super) struct Io {
     board: RefCell<Switchboard>,
     links: RefCell<Vec<Option<Rc<EngineLink>>>>,
     peers: RefCell<BTreeMap<u32, Rc<Peer>>>,
     readings: Arc<Mutex<Readings>>,
+    pub(super) rules: Rc<FrontEndRules>,
     /// Whoever waits for room looks again.
     pub(super) news: Notify,
     /// The switchboard has ended.
@@ -39,12 +38,18 @@ pub(super) struct Io {
 }
 
 impl Io {
-    pub(super) fn new(board: Switchboard, num_engines: usize, readings: Arc<Mutex<Readings>>) -> Self {
+    pub(super) fn new(
+        board: Switchboard,
+        num_engines: usize,
+        readings: Arc<Mutex<Readings>>,
+        rules: Rc<FrontEndRules>,
+    ) -> Self {
         Self {
             board: RefCell::new(board),
             links: RefCell::new((0..num_engines).map(|_| None).collect()),
             peers: RefCell::default(),
             readings,
+            rules,
             news: Notify::new(),
             ended: Notify::new(),
         }
@@ -161,16 +166,13 @@ impl Io {
     }
 }
 
-/// What the kernel holds for a front end. It says that there is room when at most a quarter is used.
-const SEND_BUFFER_BYTES: usize = 1 << 17;
-/// For one that stalls while others go on.
-const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// For last words, once the connection is to end.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The connection of one front end: `minisgl.runner.front_ends`.
 pub(super) struct Peer {
     stream: UnixStream,
+    rules: Rc<FrontEndRules>,
     queue: RefCell<VecDeque<(Rc<Vec<u8>>, usize)>>,
     num_queued: Cell<usize>,
     filled: Notify,
@@ -180,11 +182,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(stream: UnixStream) -> Self {
+    pub(super) fn new(stream: UnixStream, rules: &Rc<FrontEndRules>) -> Self {
         // the kernel doubles it; where it does not follow, there is only more or less room
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES / 2);
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, rules.send_buffer_bytes / 2);
         Self {
             stream,
+            rules: Rc::clone(rules),
             queue: RefCell::default(),
             num_queued: Cell::new(0),
             filled: Notify::new(),
@@ -207,7 +210,7 @@ impl Peer {
         self.queue.borrow_mut().push_back((Rc::clone(frame), sent));
         self.num_queued.set(self.num_queued.get() + frame.len() - sent);
         self.filled.notify_one();
-        if self.num_queued.get() > MAX_QUEUED_BYTES {
+        if self.num_queued.get() > self.rules.max_queued_bytes {
             self.is_lost.set(true);
             self.closing.notify_one();
         }
@@ -290,7 +293,7 @@ impl Peer {
                         return;
                     }
                     if self.is_lost.get() {
-                        break Some("it does not read what is sent to it".to_owned());
+                        break Some(self.rules.does_not_read.clone());
                     }
                 }
                 ready = self.stream.readable() => {
@@ -325,7 +328,7 @@ fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
 
 /// A front end has connected.
 pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
-    let peer = Rc::new(Peer::new(stream));
+    let peer = Rc::new(Peer::new(stream, &io.rules));
     let number = io.welcome(&peer);
     let (io, reader) = (Rc::clone(io), Rc::clone(&peer));
     spawn_local(async move {

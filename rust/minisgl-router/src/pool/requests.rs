@@ -2,9 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::rc::Rc;
 
 use minisgl_gateway::live::IdHasher;
 use minisgl_gateway::message::{SamplingParams, ToEngine};
+use serde::Deserialize;
 
 /// By ids that are numbers in a row.
 pub(super) type ById<T> = HashMap<i64, T, BuildHasherDefault<IdHasher>>;
@@ -202,43 +204,59 @@ pub(super) fn as_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// So many characters of the name in its hello are kept.
-const MAX_NAME: usize = 64;
+/// `minisgl.runner.front_ends.FrontEndRules`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct FrontEndRules {
+    pub max_front_ends: usize,
+    pub max_name: usize,
+    pub send_buffer_bytes: usize,
+    pub max_queued_bytes: usize,
+    pub too_many: String,
+    pub hello_first: String,
+    pub does_not_read: String,
+    pub not_above: String,
+    pub ends: String,
+    pub put_out: String,
+    pub has_gone: String,
+}
 
 pub(super) struct FrontEnd {
     pub(super) name: String,
     pub(super) greeted: bool,
     last_id: i64,
+    rules: Rc<FrontEndRules>,
     /// Its requests that have not ended: the pool's ids by its own.
     pub(super) live: ById<i64>,
 }
 
 impl FrontEnd {
-    pub(super) fn new(number: u32) -> Self {
+    pub(super) fn new(number: u32, rules: &Rc<FrontEndRules>) -> Self {
         Self {
             name: format!("front end {number}"),
             greeted: false,
             last_id: -1,
+            rules: Rc::clone(rules),
             live: ById::default(),
         }
     }
 
     pub(super) fn hello(&mut self, name: &str) {
-        self.name = name.chars().take(MAX_NAME).collect();
+        self.name = name.chars().take(self.rules.max_name).collect();
         self.greeted = true;
     }
 
     /// Why it must go, if it may not say this now.
     pub(super) fn check(&mut self, message: &ToEngine) -> Result<(), String> {
         if !self.greeted && !matches!(message, ToEngine::Hello { .. }) {
-            return Err("the first message of a connection must be hello".to_owned());
+            return Err(self.rules.hello_first.clone());
         }
         if let ToEngine::AddRequest { req_id, .. } = *message {
             let last_id = self.last_id;
             if req_id <= last_id {
-                return Err(format!(
-                    "request id {req_id} does not lie above the last one, {last_id}"
-                ));
+                let text = self.rules.not_above.replace("{req_id}", &req_id.to_string());
+                return Err(text.replace("{last_id}", &last_id.to_string()));
             }
             self.last_id = req_id;
         }

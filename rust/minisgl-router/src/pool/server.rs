@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use minisgl_gateway::engine::{WatchTimes, Watchdog};
 use minisgl_gateway::message::{FromPool, encode_from_pool};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use serde::Deserialize;
@@ -21,11 +22,11 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{interval, sleep, timeout};
 
 use super::follow::follow;
-use super::io::{Io, MAX_FRONT_ENDS, refuse, serve};
+use super::io::{Io, refuse, serve};
+use super::requests::FrontEndRules;
 use super::switchboard::{Readings, Switchboard};
 use crate::policy::RouterConfig;
 
-const BEAT_EVERY: Duration = Duration::from_millis(500);
 /// For last words to front ends.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -54,9 +55,10 @@ impl EnginePool {
         config.router.num_engines = num_engines;
         let readings = Arc::new(Mutex::new(Readings::default()));
         // the one that is used is made in the thread, where it stays
-        let board = Switchboard::new(config.router.clone()).map_err(invalid)?;
+        let rules = Rc::new(config.front_ends.clone());
+        let board = Switchboard::new(config.router.clone(), rules).map_err(invalid)?;
         board.read(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
-        let listener = listen_at(&config.listen)?;
+        let listener = listen_at(&config.listen, config.front_ends.max_front_ends)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -64,11 +66,12 @@ impl EnginePool {
         let (commands, receiver) = unbounded_channel();
         let seen = Arc::clone(&readings);
         let thread = std::thread::Builder::new().name("engine-pool".into()).spawn(move || {
-            let Ok(board) = Switchboard::new(config.router.clone()) else {
+            let rules = Rc::new(config.front_ends.clone());
+            let Ok(board) = Switchboard::new(config.router.clone(), Rc::clone(&rules)) else {
                 return;
             };
             let tasks = LocalSet::new();
-            let io = Rc::new(Io::new(board, num_engines, seen));
+            let io = Rc::new(Io::new(board, num_engines, seen, rules));
             runtime.block_on(tasks.run_until(run(io, &config, listener, receiver)));
             let _ = remove_file(&config.listen); // it may be gone with its folder
         })?;
@@ -115,12 +118,12 @@ impl Drop for EnginePool {
 }
 
 /// A socket that is its user's alone before anyone can connect.
-fn listen_at(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+fn listen_at(path: &Path, max_front_ends: usize) -> io::Result<std::os::unix::net::UnixListener> {
     let made = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::io::fcntl_setfd(&made, rustix::io::FdFlags::CLOEXEC)?;
     bind(&made, &SocketAddrUnix::new(path)?)?;
     set_permissions(path, Permissions::from_mode(0o600))?;
-    listen(&made, i32::try_from(MAX_FRONT_ENDS).unwrap_or(i32::MAX))?;
+    listen(&made, i32::try_from(max_front_ends).unwrap_or(i32::MAX))?;
     let listener = std::os::unix::net::UnixListener::from(made);
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -137,13 +140,14 @@ async fn run(
     };
     let mut tasks = vec![
         spawn_local(accept(Rc::clone(&io), listener)),
-        spawn_local(beat(Rc::clone(&io))),
+        spawn_local(beat(Rc::clone(&io), config.watch.interval_s)),
     ];
     for (engine, path) in config.engines.iter().enumerate() {
-        let (io, path, step_timeout) = (Rc::clone(&io), path.clone(), config.step_timeout());
-        tasks.push(spawn_local(
-            async move { follow(io, engine, &path, step_timeout).await },
-        ));
+        let (io, path) = (Rc::clone(&io), path.clone());
+        let (step_timeout, times) = (config.step_timeout, config.watch);
+        tasks.push(spawn_local(async move {
+            follow(io, engine, &path, || Watchdog::new(step_timeout, times)).await;
+        }));
     }
     loop {
         tokio::select! {
@@ -167,9 +171,9 @@ async fn run(
 async fn accept(io: Rc<Io>, listener: UnixListener) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) if io.num_peers() < MAX_FRONT_ENDS => serve(&io, stream),
+            Ok((stream, _)) if io.num_peers() < io.rules.max_front_ends => serve(&io, stream),
             Ok((stream, _)) => {
-                let text = "the engine process has too many front ends";
+                let text = &io.rules.too_many;
                 refuse(&stream, &encode_from_pool(&[FromPool::EngineFailed(text)])).await;
             }
             Err(_) => sleep(Duration::from_millis(10)).await, // who came has gone already, or descriptors are short
@@ -177,8 +181,8 @@ async fn accept(io: Rc<Io>, listener: UnixListener) {
     }
 }
 
-async fn beat(io: Rc<Io>) {
-    let mut ticks = interval(BEAT_EVERY);
+async fn beat(io: Rc<Io>, interval_s: f64) {
+    let mut ticks = interval(Duration::try_from_secs_f64(interval_s).unwrap_or(LINGER));
     loop {
         ticks.tick().await;
         io.act(Switchboard::beat);
@@ -198,11 +202,8 @@ pub struct PoolConfig {
     pub router: RouterConfig,
     /// So many seconds a forward may take.
     pub step_timeout: f64,
-}
-
-impl PoolConfig {
-    /// How long a forward may take; far away if that is no length of time.
-    pub(super) fn step_timeout(&self) -> Duration {
-        Duration::try_from_secs_f64(self.step_timeout).unwrap_or(Duration::MAX / 4)
-    }
+    /// When an engine is in trouble.
+    pub watch: WatchTimes,
+    /// What front ends are held to.
+    pub front_ends: FrontEndRules,
 }

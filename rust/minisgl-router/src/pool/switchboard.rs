@@ -8,7 +8,7 @@ use std::rc::Rc;
 use minisgl_gateway::message::{FromPool, Heartbeat, LoadProgress, Phase, StepTokens, ToEngine, encode_from_pool};
 
 use super::engines::{Engine, State};
-use super::requests::{ABORT, ById, ERROR, FrontEnd, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
+use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
 /// What is counted.
@@ -58,6 +58,7 @@ pub struct Switchboard {
     /// no keys, do not hear of it.
     pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
+    rules: Rc<FrontEndRules>,
     pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
     pub(super) adapters: BTreeMap<i64, (String, String)>,
     pub(super) said_ready: Option<minisgl_gateway::message::EngineReady>,
@@ -74,12 +75,13 @@ impl Switchboard {
     ///
     /// # Errors
     /// Names the field of the router's configuration that cannot be.
-    pub fn new(config: RouterConfig) -> Result<Self, String> {
+    pub fn new(config: RouterConfig, rules: Rc<FrontEndRules>) -> Result<Self, String> {
         let engines = (0..config.num_engines).map(|_| Engine::new()).collect();
         Ok(Self {
             own_prefixes: (!config.keys.is_empty()).then(|| OwnPrefixes::new(config.page_size)),
             router: Router::new(config)?,
             engines,
+            rules,
             front_ends: BTreeMap::new(),
             requests: ById::default(),
             next_id: 0,
@@ -147,7 +149,7 @@ impl Switchboard {
     pub fn front_end_came(&mut self) -> u32 {
         let number = self.next_front_end;
         self.next_front_end += 1;
-        self.front_ends.insert(number, FrontEnd::new(number));
+        self.front_ends.insert(number, FrontEnd::new(number, &self.rules));
         let mut frames = Vec::new();
         for (engine, one) in self.engines.iter().enumerate() {
             one.snapshot(engine, |message| frames.push(encode_from_pool(&[message])));
@@ -224,7 +226,7 @@ impl Switchboard {
             return;
         };
         if let Some(reason) = reason {
-            let text = format!("the engine process ends the connection: {reason}");
+            let text = self.rules.ends.replace("{reason}", reason);
             self.send(number, FromPool::EngineFailed(&text), true);
         }
         self.out.push(Out::Close(number));
@@ -243,12 +245,12 @@ impl Switchboard {
             }
         }
         if reason.is_some() || !live.is_empty() {
-            let why = reason.map_or("has gone".to_owned(), |reason| format!("was put out: {reason}"));
-            self.say_line(format!(
-                "{} {why}; {} of its requests are aborted",
-                gone.name,
-                live.len()
-            ));
+            let text = match reason {
+                Some(reason) => self.rules.put_out.replace("{reason}", reason),
+                None => self.rules.has_gone.clone(),
+            };
+            let text = text.replace("{num_live}", &live.len().to_string());
+            self.say_line(text.replace("{name}", &gone.name));
         }
     }
 

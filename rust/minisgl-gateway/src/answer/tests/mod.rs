@@ -13,7 +13,7 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
         "model_name": "echo", "aliases": ["also"], "thinking": null, "tools": null, "template_variables": [], "template_names": ["messages"], "version": VERSION,
         "fields": {"chat": {"echo": [false], "continue_final_message": null, "modalities": [["text"]]}, "generate": {"text": null}},
         "max_kept_answers": 9, "max_kept_bytes": 9000, "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
-        "simulated": false, "tokenizer": {"text": ""}, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
+        "simulated": false, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
         "errors": errors(), "embeds": true, "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
         "limits": {"max_queued_requests": 1, "max_queued_tokens": 1, "max_body_bytes": 1, "max_encoding_bytes": 1,
@@ -21,6 +21,8 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
     });
     found["harmless_headers"] = json!([["x-content-type-options", "nosniff"], ["x-other", "a"]]);
+    found["metrics"] = json!({"seconds": [1.0], "tokens": [1.0], "window_s": 10.0});
+    found["watch"] = json!({"interval_s": 0.5, "silent_s": 1.5, "silence_s": 3.0, "loop_timeout_s": 3.0});
     found["exposed_headers"] = "X-Request-Id".into();
     for (name, value) in changes.as_object().unwrap() {
         found[name] = value.clone();
@@ -65,9 +67,9 @@ fn bounds() -> Value {
 #[test]
 fn a_configuration_of_another_version_is_refused_by_its_number() {
     let error = GatewayConfig::read(r#"{"version": 0, "no_such_field": 1}"#).unwrap_err();
-    assert!(error.starts_with("it has version 0, the extension reads 2"), "{error}");
+    assert!(error.starts_with("it has version 0, the extension reads 3"), "{error}");
     assert!(
-        GatewayConfig::read(r#"{"version": 2}"#)
+        GatewayConfig::read(r#"{"version": 3}"#)
             .unwrap_err()
             .contains("missing field")
     );

@@ -1,12 +1,29 @@
 //! Engines whose next token follows from all before it, and front ends that check what they get.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
 
 use minisgl_gateway::message::{EngineReady, FromEngine, LENGTH_BYTES, SamplingParams, StepTokens, ToEngine, decode};
 
-use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
+use super::super::requests::{ABORT, ERROR, FrontEndRules, LENGTH, STOP};
 use super::super::switchboard::{Out, Switchboard};
 use crate::policy::RouterConfig;
+
+pub(super) fn rules() -> Rc<FrontEndRules> {
+    Rc::new(FrontEndRules {
+        max_front_ends: 9,
+        max_name: 64,
+        send_buffer_bytes: 1 << 17,
+        max_queued_bytes: 1 << 20,
+        too_many: "too many".to_owned(),
+        hello_first: "no hello".to_owned(),
+        does_not_read: "does not read".to_owned(),
+        not_above: "{req_id} is not above {last_id}".to_owned(),
+        ends: "ends: {reason}".to_owned(),
+        put_out: "{name} out: {reason}; {num_live}".to_owned(),
+        has_gone: "{name} gone; {num_live}".to_owned(),
+    })
+}
 
 /// The token after these.
 pub(super) fn next_token(tokens: &[i32]) -> i32 {
@@ -187,7 +204,7 @@ impl World {
     /// All engines are ready; with `forever` each that dies is being started again.
     pub(super) fn new(config: RouterConfig, forever: bool) -> Self {
         let mut world = Self {
-            board: Switchboard::new(config.clone()).unwrap(),
+            board: Switchboard::new(config.clone(), rules()).unwrap(),
             engines: (0..config.num_engines).map(|_| None).collect(),
             front_ends: BTreeMap::new(),
             gone: BTreeSet::new(),

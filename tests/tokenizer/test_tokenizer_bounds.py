@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minisgl.tokenizer import Tokenizer, TooManyTokens
-from minisgl.tokenizer import tokenizer as tokenizer_module
-from minisgl.tokenizer.bounds import TokenBound, can_cut, pieces
-from tests.helpers.text import REAL, tokenizer_named
+from tests.helpers.text import REAL, echo_library, library
 
 CORPUS = [
     "the cat sat on the mat and it's the best, don't you think so?",
@@ -53,10 +51,10 @@ CUT = [f"{name}{'-nfc' if nfc else ''}" for name in PRE_TOKENIZERS for nfc in (F
 def backend(name: str) -> tokenizers.Tokenizer:
     """A tokenizer trained on a few words, with special tokens around a text and one within."""
     if name in REAL:
-        return tokenizer_named(name)._backend
+        return library(name)
     kind = name.removesuffix("-nfc")
     if kind == "bytes":
-        return Tokenizer.echo()._backend
+        return echo_library()
     found = tokenizers.Tokenizer(models.BPE())
     found.pre_tokenizer = PRE_TOKENIZERS[kind]
     found.decoder = decoders.ByteLevel()
@@ -72,8 +70,12 @@ def backend(name: str) -> tokenizers.Tokenizer:
 
 
 @functools.cache
-def bound_of(name: str) -> TokenBound | None:
-    return TokenBound.of(backend(name))
+def ours(name: str) -> Tokenizer:
+    return of(backend(name))
+
+
+def of(one: tokenizers.Tokenizer) -> Tokenizer:
+    return Tokenizer.from_json(one.to_str())
 
 
 def text_of_bits() -> st.SearchStrategy[str]:
@@ -118,7 +120,7 @@ def text_of_bits() -> st.SearchStrategy[str]:
 @given(text=text_of_bits(), size=st.integers(2, 12))
 def test_pieces_have_the_ids_of_the_whole(name: str, text: str, size: int) -> None:
     whole = backend(name)
-    found = list(pieces(text, size))
+    found = ours(name).text.pieces(text, size)
     assert "".join(found) == text
     ids = [token for piece in found for token in whole.encode(piece, add_special_tokens=False).ids]
     assert ids == whole.encode(text, add_special_tokens=False).ids
@@ -128,47 +130,54 @@ def test_pieces_have_the_ids_of_the_whole(name: str, text: str, size: int) -> No
 @settings(max_examples=60, deadline=None)
 @given(text=text_of_bits(), repeat=st.integers(1, 5))
 def test_no_text_has_fewer_tokens_than_its_bound(name: str, text: str, repeat: int) -> None:
-    bound = bound_of(name)
-    assert bound is not None
-    assert bound.min_tokens(text * repeat, -1) <= len(backend(name).encode(text * repeat, add_special_tokens=False).ids)
+    least = ours(name).text.min_tokens(text * repeat, 0)
+    assert least <= len(backend(name).encode(text * repeat, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("name", [*CUT, *REAL])
 def test_which_tokenizers_may_be_fed_in_pieces(name: str) -> None:
-    assert can_cut(backend(name)) is (name != "mistral-v3")
+    assert cuts(ours(name)) is (name != "mistral-v3")
+
+
+def cuts(tokenizer: Tokenizer) -> bool:
+    return len(tokenizer.text.pieces("the cat and the mat", 2)) > 1
 
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "qwen-nfc"])
-def test_a_long_text_has_the_same_ids_and_stops_at_the_limit(
-    monkeypatch: pytest.MonkeyPatch, name: str, special: bool
-) -> None:
-    monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 64)
-    tokenizer = Tokenizer(backend(name), {}, {})
-    text = "the cat and the mat, fun isn't it? <end> 12 e\u0301 " * 40
+def test_a_long_text_has_the_same_ids_and_stops_at_the_limit(name: str, special: bool) -> None:
+    tokenizer = ours(name)
+    text = "the cat and the mat, fun isn't it? <end> 12 e\u0301 " * 4000
     expected = backend(name).encode(text, add_special_tokens=special).ids
-    assert tokenizer.encode(text, special).tolist() == expected
+    assert tokenizer.encode(text, special, most=len(expected)).tolist() == expected
     texts = [text, "a b", text[:50], text]
     assert [ids.tolist() for ids in tokenizer.encode_batch(texts, special)] == [
         backend(name).encode(one, add_special_tokens=special).ids for one in texts
     ]
-    encoded: list[str] = []
-    whole = tokenizer._encode_whole
-    monkeypatch.setattr(tokenizer, "_encode_whole", lambda texts, *rest: encoded.extend(texts) or whole(texts, *rest))
-    with pytest.raises(TooManyTokens):
-        tokenizer.encode(text, special, most=len(expected) // 2)
-    assert sum(map(len, encoded)) < len(text) * 3 / 4
-    assert tokenizer.encode(text, special, most=len(expected)).tolist() == expected
+    plain = text.replace("<end>", "end")
+    count = len(backend(name).encode(plain, add_special_tokens=special).ids)
+    with pytest.raises(TooManyTokens) as caught:
+        tokenizer.encode(plain, special, most=count // 2)
+    assert caught.value.at_least and count // 2 < caught.value.count < count * 3 / 4
+
+
+def test_a_short_text_is_counted_to_its_end() -> None:
+    text = "the cat <end> and the mat " * 9
+    count = len(backend("gpt2").encode(text).ids)
+    with pytest.raises(TooManyTokens) as caught:
+        ours("gpt2").encode(text, most=count - 5)
+    assert (caught.value.count, caught.value.at_least) == (count, False)
 
 
 @pytest.mark.parametrize("text", [" " * 100_000, "a" * 100_000, "😀" * 25_000, "a, " * 33_000])
 @pytest.mark.parametrize("name", ["bytes", "gpt2", "qwen-nfc"])
-def test_what_cannot_fit_is_not_encoded(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    tokenizer = Tokenizer(backend(name), {}, {})
-    monkeypatch.setattr(tokenizer, "_encode_whole", None)
+def test_what_cannot_fit_is_not_encoded(name: str, text: str) -> None:
+    tokenizer = ours(name)
+    before = tokenizer.text.cache_stats()["bytes_encoded"]
     with pytest.raises(TooManyTokens) as caught:
         tokenizer.encode(text, most=1000)
     assert caught.value.at_least and 1000 < caught.value.count <= len(backend(name).encode(text).ids)
+    assert tokenizer.text.cache_stats()["bytes_encoded"] == before
     with pytest.raises(TooManyTokens):
         tokenizer.encode_batch(["a", text], most=1000)
 
@@ -178,34 +187,30 @@ def no_bound() -> dict[str, tokenizers.Tokenizer]:
     word = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     drops = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     fused = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", fuse_unk=True))
-    strips = Tokenizer.echo()._backend
+    strips = echo_library()
     strips.normalizer = normalizers.Strip()
-    removes = Tokenizer.echo()._backend
+    removes = echo_library()
     removes.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), removes.pre_tokenizer])
     return {"words": word, "drops": drops, "fused": fused, "strips": strips, "removes": removes}
 
 
 @pytest.mark.parametrize("name", list(no_bound()))
 def test_a_tokenizer_that_can_drop_text_has_no_bound(name: str) -> None:
-    assert TokenBound.of(no_bound()[name]) is None
+    assert of(no_bound()[name]).text.min_tokens("a" * 1000, 0) == 0
 
 
 def test_a_token_that_takes_spaces_along_has_no_bound() -> None:
-    one = Tokenizer.echo()._backend
+    one = echo_library()
     one.add_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
-    bound = TokenBound.of(one)
-    assert bound is not None
     text = "a" + " " * 50 + "<mask>"
-    assert bound.min_tokens(text, -1) == 0 and len(one.encode(text).ids) == 2
-    assert bound.min_tokens(text[:-1], -1) == 50
+    assert of(one).text.min_tokens(text, 0) == 0 and len(one.encode(text).ids) == 2
+    assert of(one).text.min_tokens(text[:-1], 0) == 50
 
 
 def test_one_unknown_token_a_character() -> None:
     one = tokenizers.Tokenizer(models.BPE(vocab={"<unk>": 0, "a": 1}, merges=[], unk_token="<unk>"))
-    bound = TokenBound.of(one)
-    assert bound is not None
     for text in ("😀" * 9, "a" * 9, "b " * 9):
-        assert 0 < bound.min_tokens(text, -1) <= len(one.encode(text).ids)
+        assert 0 < of(one).text.min_tokens(text, 0) <= len(one.encode(text).ids)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +226,6 @@ def test_one_unknown_token_a_character() -> None:
 )
 def test_where_a_cut_could_change_ids_there_is_none(change: Any) -> None:
     one = tokenizers.Tokenizer.from_str(backend("gpt2").to_str())
-    assert can_cut(one)
+    assert cuts(of(one))
     change(one)
-    assert not can_cut(one)
+    assert not cuts(of(one))

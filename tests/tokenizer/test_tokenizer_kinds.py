@@ -24,7 +24,7 @@ def tokenizer_of(tokens: list[str], decoder: Any) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=tokens[0]))
     if decoder is not None:
         backend.decoder = decoder
-    return Tokenizer(backend, {}, {})
+    return Tokenizer.from_json(backend.to_str())
 
 
 LITERAL = {
@@ -39,7 +39,6 @@ LITERAL = {
 def test_sentencepiece_in_a_text_that_goes_on(kind: str) -> None:
     """Only the very first space of a text is stripped, so behind another word nothing is."""
     tokenizer = tokenizer_of([*PIECES, *BYTES], LITERAL[kind])
-    assert tokenizer._table.literal
     word = PIECES.index("b")
 
     @settings(max_examples=200, deadline=None)
@@ -77,26 +76,15 @@ def test_an_invalid_byte_leaves_delivered_characters_alone() -> None:
 def test_other_decoders_get_a_window(decoder: Any) -> None:
     tokens = ["the", "##se", "▁a", "b▁", "字"]
     tokenizer = tokenizer_of(tokens, decoder)
-    assert not tokenizer._table.literal and not tokenizer._table.byte_level
     ids = [0, 1, 2, 3, 4, 99, 0, 1] * 3
     assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
 def test_a_window_stays_short() -> None:
-    """The work for an id does not grow with the text, also where it all looks unfinished."""
+    """The work for an id does not grow with the text, also where it all looks unfinished: else this takes minutes."""
     tokenizer = tokenizer_of(["\ufffd", "b"], decoders.WordPiece())
-    backend = tokenizer._backend
-    sizes: list[int] = []
-
-    class Sized:
-        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-            sizes.append(len(ids))
-            return str(backend.decode(ids, skip_special_tokens=skip_special_tokens))
-
-    tokenizer._table.tokenizer = Sized()  # type: ignore[assignment]
-    ids = [0] * 500 + [1] * 500
-    assert streamed(tokenizer, ids) == backend.decode(ids)
-    assert max(sizes) <= 12
+    ids = [0] * 5000 + [1] * 5000
+    assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
 def test_an_added_token_of_a_byte_level_tokenizer_is_its_own_text() -> None:
@@ -105,7 +93,7 @@ def test_an_added_token_of_a_byte_level_tokenizer_is_its_own_text() -> None:
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(["<｜user｜>", "two words"])
     backend.add_special_tokens(["<｜end▁of▁text｜>"])
-    tokenizer = Tokenizer(backend, {}, {})
+    tokenizer = Tokenizer.from_json(backend.to_str())
     ids = [0, 3, 1, 2, 4, 5]
     assert streamed(tokenizer, ids) == " a<｜user｜>字two words"
     assert streamed(tokenizer, ids, skip=False) == tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,255 @@
+//! Text in Python: `minisgl._rust.TextTokenizer` and its streams, `GatewayTemplate`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use minisgl_text::{
+    ChatTemplate, ChatTemplateSource, ContentShape, Decoder, TextError, TextStream as Stream, Tokenizer,
+    TokenizerSource,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arrays::to_numpy;
+
+/// Of the texts and ids that are kept to encode a conversation's next turn faster.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// As `minisgl.tokenizer.tokenizer` names what is wrong with a text.
+fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
+    let named = |name: &str| py.import("minisgl.tokenizer.tokenizer")?.getattr(name);
+    let made = match error {
+        TextError::TooMany { count, at_least } => {
+            named("TooManyTokens").and_then(|class| class.call1((count, at_least)))
+        }
+        TextError::NotEncodable(_) => named("NotEncodable").and_then(|class| class.call1((error.to_string(),))),
+        other => return PyValueError::new_err(other.to_string()),
+    };
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
+    to_numpy(py, ids.into_iter().map(u32::cast_signed))
+}
+
+/// See `_rust.pyi`.
+#[pyfunction]
+pub(crate) fn without_billing_header(system: &str) -> &str {
+    minisgl_text::without_billing_header(system)
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct TextTokenizer {
+    pub inner: Arc<Tokenizer>,
+}
+
+#[pymethods]
+impl TextTokenizer {
+    #[new]
+    #[pyo3(signature = (file=None, text=None, cache_bytes=CACHE_BYTES))]
+    fn new(py: Python<'_>, file: Option<PathBuf>, text: Option<String>, cache_bytes: usize) -> PyResult<Self> {
+        let source = match (file, text) {
+            (Some(file), None) => TokenizerSource::File(file),
+            (None, Some(text)) => TokenizerSource::Text(text),
+            _ => return Err(PyValueError::new_err("either a file or a text")),
+        };
+        let tokenizer = py.detach(|| Tokenizer::new(&source, cache_bytes));
+        Ok(Self {
+            inner: Arc::new(tokenizer.map_err(|error| to_python(py, &error))?),
+        })
+    }
+
+    #[pyo3(signature = (text, add_special_tokens=true, most=None))]
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        text: &str,
+        add_special_tokens: bool,
+        most: Option<usize>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let most = most.unwrap_or(usize::MAX);
+        let ids = py.detach(|| self.inner.encode(text, add_special_tokens, most));
+        array(py, ids.map_err(|error| to_python(py, &error))?)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    #[pyo3(signature = (texts, add_special_tokens=true, most=None))]
+    fn encode_batch<'py>(
+        &self,
+        py: Python<'py>,
+        texts: Vec<String>,
+        add_special_tokens: bool,
+        most: Option<usize>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let most = most.unwrap_or(usize::MAX);
+        let found = py.detach(|| self.inner.encode_batch(&texts, add_special_tokens, most));
+        let found = found.map_err(|error| to_python(py, &error))?;
+        found.into_iter().map(|ids| array(py, ids)).collect()
+    }
+
+    fn min_tokens(&self, py: Python<'_>, text: &str, most: usize) -> usize {
+        py.detach(|| self.inner.min_tokens(text, most))
+    }
+
+    fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
+        self.inner.pieces(text, size).collect()
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    #[pyo3(signature = (ids, skip_special_tokens=true))]
+    fn decode(&self, py: Python<'_>, ids: Vec<i32>, skip_special_tokens: bool) -> PyResult<String> {
+        let ids: Vec<u32> = ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
+        let found = py.detach(|| self.inner.decode(&ids, skip_special_tokens));
+        found.map_err(|error| to_python(py, &error))
+    }
+
+    fn token_bytes<'py>(&self, py: Python<'py>, token_id: i32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.inner.token_bytes(token_id))
+    }
+
+    fn token_id(&self, text: &str) -> Option<i32> {
+        self.inner.token_id(text)
+    }
+
+    #[getter]
+    fn num_ids(&self) -> usize {
+        self.inner.num_ids()
+    }
+
+    #[getter]
+    fn special_ids(&self) -> Vec<usize> {
+        self.inner.special_ids().collect()
+    }
+
+    #[getter]
+    fn leading_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, self.inner.leading_ids().to_vec())
+    }
+
+    #[getter]
+    fn caches(&self) -> bool {
+        self.inner.caches()
+    }
+
+    fn cache_stats(&self) -> BTreeMap<&'static str, u64> {
+        let stats = self.inner.cache_stats();
+        BTreeMap::from([
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("bytes_hit", stats.bytes_hit),
+            ("bytes_encoded", stats.bytes_encoded),
+            ("bytes_held", stats.bytes_held),
+        ])
+    }
+
+    #[pyo3(signature = (skip_special_tokens=true))]
+    fn decoder(&self, skip_special_tokens: bool) -> TextDecoder {
+        TextDecoder {
+            inner: self.inner.decoder(skip_special_tokens),
+        }
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    fn stream(&self, stop: Vec<String>, shown: Vec<i32>) -> TextStream {
+        TextStream {
+            inner: Stream::new(&self.inner, &stop, &shown),
+        }
+    }
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct TextDecoder {
+    inner: Decoder,
+}
+
+#[pymethods]
+impl TextDecoder {
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    fn push(&mut self, ids: Vec<i32>) -> String {
+        let mut out = String::new();
+        self.inner.push(&ids, &mut out);
+        out
+    }
+
+    fn place(&mut self, token_id: i32) -> (usize, String) {
+        let mut out = String::new();
+        let before = self.inner.place(token_id, &mut out);
+        (before, out)
+    }
+
+    fn flush(&mut self) -> String {
+        let mut out = String::new();
+        self.inner.flush(&mut out);
+        out
+    }
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct TextStream {
+    inner: Stream,
+}
+
+#[pymethods]
+impl TextStream {
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    #[pyo3(signature = (ids, may_stop=true))]
+    fn push(&mut self, ids: Vec<i32>, may_stop: bool) -> String {
+        let mut out = String::new();
+        self.inner.push(&ids, may_stop, &mut out);
+        out
+    }
+
+    #[getter]
+    fn stopped(&self) -> bool {
+        self.inner.stopped()
+    }
+
+    #[getter]
+    fn matched_stop(&self) -> Option<&str> {
+        self.inner.matched_stop()
+    }
+
+    fn finish(&mut self) -> String {
+        let mut out = String::new();
+        self.inner.finish(&mut out);
+        out
+    }
+}
+
+/// See `_rust.pyi`.
+#[pyclass(frozen)]
+pub(crate) struct GatewayTemplate {
+    inner: ChatTemplate,
+}
+
+#[pymethods]
+impl GatewayTemplate {
+    #[new]
+    #[pyo3(signature = (source, content, special_tokens=BTreeMap::new()))]
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    fn new(py: Python<'_>, source: String, content: &str, special_tokens: BTreeMap<String, String>) -> PyResult<Self> {
+        let content = match content {
+            "string" => ContentShape::String,
+            "parts" => ContentShape::Parts,
+            "either" => ContentShape::Either,
+            other => return Err(PyValueError::new_err(format!("content: {other}"))),
+        };
+        let source = ChatTemplateSource { source, content };
+        let inner = ChatTemplate::new(&source, &special_tokens).map_err(|error| to_python(py, &error))?;
+        Ok(Self { inner })
+    }
+
+    /// `messages` and `variables` are JSON.
+    fn render(&self, py: Python<'_>, messages: &str, variables: &str, add_generation_prompt: bool) -> PyResult<String> {
+        let json = |error: serde_json::Error| PyValueError::new_err(format!("not JSON: {error}"));
+        let messages: Vec<serde_json::Value> = serde_json::from_str(messages).map_err(json)?;
+        let variables = serde_json::from_str(variables).map_err(json)?;
+        let found = py.detach(|| self.inner.render(&messages, &variables, add_generation_prompt));
+        found.map_err(|error| to_python(py, &error))
+    }
+}

@@ -1,0 +1,198 @@
+//! How few tokens a text can have, known without encoding it: bytes against the most bytes of a kind that one token
+//! stands for.
+//!
+//! Invariants: [`Bound::min_tokens`] is never more than what encoding gives. That rests on every byte of the normalized
+//! text being covered by some token, so it is only said of tokenizers for which that is certain: BPE with all bytes in the
+//! vocabulary (byte level or byte fallback) or one unknown token a character, Unigram with byte fallback, with normalizers
+//! and pre-tokenizers that drop nothing. An added token that takes the spaces around it along covers any number of them: of
+//! a text that names one nothing is said.
+
+use serde_json::Value;
+use tokenizers::{Model as _, ModelWrapper, NormalizedString, Normalizer as _};
+
+use super::bytes::{char_to_byte, push_byte_level, type_of};
+use super::normalize::Backend;
+use super::pieces::Parts;
+
+const CHUNK_BYTES: usize = 1 << 16;
+/// What pieces of a text can have more than the whole when they are normalized alone: marks that would join the last
+/// character of the piece before (none has more than four parts of four bytes), and a prefix that each piece gets.
+const JOINED_BYTES: usize = 32;
+const MAX_PREFIX_BYTES: usize = 16;
+const KEEPING_NORMALIZERS: [&str; 6] = ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "ByteLevel"];
+const KEEPING_PRE_TOKENIZERS: [&str; 6] = [
+    "ByteLevel",
+    "Metaspace",
+    "Digits",
+    "Split",
+    "Punctuation",
+    "UnicodeScripts",
+];
+
+/// Bytes of a text: all of them, ASCII letters, spaces, those of other alphabets, others.
+type Kinds = [usize; 5];
+
+fn count(data: &[u8]) -> Kinds {
+    let mut found = [data.len(), 0, 0, 0, 0];
+    for byte in data {
+        let kind = match byte {
+            b'a'..=b'z' | b'A'..=b'Z' => 1,
+            b' ' | b'\t' | b'\n' | b'\r' => 2,
+            0x80.. => 3,
+            _ => 4,
+        };
+        found[kind] += 1;
+    }
+    found
+}
+
+pub(super) struct Bound {
+    /// By kind: the most bytes of it that a token stands for.
+    longest: Kinds,
+    normalizes: bool,
+    /// Added tokens that take spaces along.
+    swallowing: Vec<String>,
+}
+
+impl Bound {
+    /// None where a token can stand for any length of text.
+    pub(super) fn of(backend: &Backend, parts: &Parts) -> Option<Self> {
+        let is_byte_level = |step: &Value| type_of(step) == "ByteLevel";
+        let steps = || parts.normalizers.iter().chain(&parts.pre_tokenizers);
+        let pieces = pieces_of_vocab(backend, steps().any(is_byte_level))?;
+        let normalizes = parts.normalizers.len() > 1 || parts.normalizers.iter().any(|step| !is_byte_level(step));
+        if !parts.normalizers.iter().all(keeps_all)
+            || !parts.pre_tokenizers.iter().all(splits_only)
+            || (normalizes && parts.normalizers.iter().any(is_byte_level))
+        {
+            return None;
+        }
+        let swallowing = || parts.tokens.iter().filter(|token| token.lstrip || token.rstrip);
+        if !parts.normalizers.is_empty() && swallowing().any(|token| token.normalized) {
+            return None;
+        }
+        let mut found = Self {
+            longest: [1; 5],
+            normalizes,
+            swallowing: swallowing().map(|token| token.content.clone()).collect(),
+        };
+        for piece in &pieces {
+            found.see(piece);
+        }
+        for token in &parts.tokens {
+            found.see(token.content.as_bytes());
+            let normal = found.normalized(backend, &token.content)?;
+            found.see(normal.as_bytes());
+        }
+        if parts.pre_tokenizers.iter().any(|step| type_of(step) == "Metaspace") {
+            found.longest = [found.longest[0]; 5]; // spaces become longer bytes of another kind
+        }
+        Some(found)
+    }
+
+    fn see(&mut self, piece: &[u8]) {
+        if self.longest.iter().any(|&longest| piece.len() > longest) {
+            for (longest, count) in self.longest.iter_mut().zip(count(piece)) {
+                *longest = count.max(*longest);
+            }
+        }
+    }
+
+    fn normalized<'a>(&self, backend: &Backend, text: &'a str) -> Option<std::borrow::Cow<'a, str>> {
+        let Some(normalizer) = backend.get_normalizer().filter(|_| self.normalizes) else {
+            return Some(text.into());
+        };
+        let mut found = NormalizedString::from(text);
+        normalizer.normalize(&mut found).ok()?;
+        Some(found.get().to_owned().into())
+    }
+
+    /// A number of tokens that `text` has at least; it is not looked at further once that is beyond `most`.
+    pub(super) fn min_tokens(&self, backend: &Backend, text: &str, most: usize) -> usize {
+        if text.len() <= most || self.swallowing.iter().any(|token| text.contains(token)) {
+            return 0;
+        }
+        let (mut totals, mut found, mut rest) = ([0; 5], 0, text);
+        while !rest.is_empty() && found <= most {
+            let is_end = |at: &usize| rest.is_char_boundary(*at);
+            let end = (CHUNK_BYTES.min(rest.len())..=rest.len())
+                .find(is_end)
+                .unwrap_or(rest.len());
+            let (chunk, after) = rest.split_at(end);
+            rest = after;
+            let Some(normal) = self.normalized(backend, chunk) else {
+                return found;
+            };
+            let joined = if self.normalizes { JOINED_BYTES } else { 0 };
+            for (total, count) in totals.iter_mut().zip(count(normal.as_bytes())) {
+                *total += count.saturating_sub(joined);
+            }
+            let least = totals
+                .iter()
+                .zip(self.longest)
+                .map(|(total, longest)| total.div_ceil(longest));
+            found = least.max().unwrap_or(0);
+        }
+        found
+    }
+}
+
+/// Whether it drops no character, and what it makes of one depends on its neighbours at most.
+fn keeps_all(normalizer: &Value) -> bool {
+    match type_of(normalizer) {
+        "Replace" => {
+            let is_one = |text: &Value| text.as_str().is_some_and(|text| text.chars().count() == 1);
+            is_one(&normalizer["pattern"]["String"]) && is_one(&normalizer["content"])
+        }
+        "Prepend" => normalizer["prepend"]
+            .as_str()
+            .is_some_and(|text| text.len() <= MAX_PREFIX_BYTES),
+        other => KEEPING_NORMALIZERS.contains(&other),
+    }
+}
+
+fn splits_only(pre_tokenizer: &Value) -> bool {
+    KEEPING_PRE_TOKENIZERS.contains(&type_of(pre_tokenizer)) && pre_tokenizer["behavior"] != "Removed"
+}
+
+/// What each token stands for, in bytes; None if some text could be without a token of its own.
+fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<Vec<Vec<u8>>> {
+    let model = backend.get_model();
+    let has = |token: &str| model.token_to_id(token).is_some();
+    let pieces = || model.get_vocab().into_keys().map(String::into_bytes).collect();
+    let bpe = match model {
+        ModelWrapper::BPE(bpe) => Some(bpe),
+        _ => None,
+    };
+    if bpe.is_some() && is_byte_level {
+        let alphabet = char_to_byte();
+        let mut chars = (0..512).filter(|&at| alphabet[at].is_some()).filter_map(char_at);
+        if !chars.all(|char| has(char.encode_utf8(&mut [0; 4]))) {
+            return None;
+        }
+        let bytes_of = |token: String| {
+            let mut bytes = Vec::new();
+            push_byte_level(&token, &alphabet, &mut bytes);
+            bytes
+        };
+        return Some(model.get_vocab().into_keys().map(bytes_of).collect());
+    }
+    let falls_back = match model {
+        ModelWrapper::BPE(bpe) => bpe.byte_fallback,
+        ModelWrapper::Unigram(unigram) => unigram.byte_fallback(),
+        _ => false,
+    };
+    if falls_back && (0..=u8::MAX).all(|byte| has(&format!("<0x{byte:02X}>"))) {
+        return Some(pieces());
+    }
+    if bpe.is_some_and(|bpe| bpe.unk_token.is_some() && !bpe.fuse_unk) {
+        let mut found: Vec<Vec<u8>> = pieces();
+        found.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // one token for any unknown character
+        return Some(found);
+    }
+    None
+}
+
+fn char_at(at: usize) -> Option<char> {
+    u32::try_from(at).ok().and_then(char::from_u32)
+}
