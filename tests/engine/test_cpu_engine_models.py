@@ -3,6 +3,7 @@ instruction set that this machine has."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
@@ -102,6 +104,19 @@ def test_rounding_to_bfloat16_is_seen_and_small(reference: Any, folder: Path, is
     ours = logits(load(folder, kv_dtype="f32", activations="bf16"), IDS).log_softmax(-1)
     kl = float((theirs.exp() * (theirs - ours)).sum(-1).mean())
     assert 1e-9 < kl < 2e-3, kl
+
+
+def test_shards_whose_tensors_are_of_mixed_types(tmp_path: Path) -> None:
+    reference = tiny_model("qwen3-moe")
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.bfloat16().half())  # each type holds it
+    kinds = itertools.cycle((torch.float32, torch.float16, torch.bfloat16))
+    folder = save(reference, tmp_path, shards=True)
+    for shard in folder.glob("*.safetensors"):
+        save_file({name: tensor.to(next(kinds)) for name, tensor in load_file(shard).items()}, shard)
+    ours = logits(load(folder, kv_dtype="f32"), IDS)
+    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
 def test_experts_in_one_tensor_are_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 from safetensors.numpy import load_file
 
@@ -17,10 +19,14 @@ from tests.helpers.gguf import quiet, write_gguf, written_model
 NAMES = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 
 
+def write(file: Path, **settings: Any) -> Path:
+    return write_gguf(file, written_model("qwen3-tied"), "qwen3", quantise=gguf.GGMLQuantizationType.MXFP4, **settings)
+
+
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
-    found = write_gguf(tmp_path / "m.gguf", written_model("qwen3-tied"), "qwen3", tensors_a_part=12)
+    found = write(tmp_path / "m.gguf", tensors_a_part=12)
     assert sorted(one.name for one in tmp_path.glob("*.gguf")) == NAMES and found.name == NAMES[0]
     return found
 
@@ -31,7 +37,7 @@ def load(path: Path) -> None:
 
 def test_it_is_the_model_of_one_file(first: Path, tmp_path: Path) -> None:
     """Also where the parts are links, as in a hub's cache."""
-    whole = write_gguf(tmp_path / "whole.gguf", written_model("qwen3-tied"), "qwen3")
+    whole = write(tmp_path / "whole.gguf")
     (tmp_path / "links").mkdir()
     for i, name in enumerate(NAMES):
         (tmp_path / name).rename(tmp_path / f"blob{i}")

@@ -66,6 +66,8 @@ QUANTS = {
     "Q2_K/model.gguf": "Q2_K",
     "x.fp16.gguf": "FP16",
     "TriLM-TQ1_0.gguf": "TQ1_0",
+    "x-Q1_0.gguf": "Q1_0",
+    "x-nvfp4.gguf": "NVFP4",
     "plain.gguf": "plain",
 }
 
@@ -81,6 +83,9 @@ def test_quantizations(path: str) -> None:
         (None, "F16 Q8_0 Q4_K_M Q2_K", "Q4_K_M"),
         (None, "F16 Q8_0 Q2_K", "Q8_0"),
         (None, "F16 Q2_K", "F16"),
+        (None, "F16 IQ4_XS", "IQ4_XS"),
+        (None, "IQ2_M Q3_K_S UD-IQ1_S UD-Q2_K_XL", "Q3_K_S"),
+        (None, "UD-IQ1_S IQ3_M", "IQ3_M"),
         ("q4_k", "Q4_K_M Q4_K_S Q4_K", "Q4_K"),
         ("Q4_K_XL", "Q4_K_M UD-Q4_K_XL", "UD-Q4_K_XL"),
         ("Q4_K", "Q4_K_M", None),

@@ -47,8 +47,9 @@ SHORT = {
 }
 """What people type -> the repository. A name without a size is the first row of its name."""
 
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4")
-"""Of a repository's GGUF files the first of these is taken where nobody named one, else the first by name."""
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4", "IQ4_XS")
+"""Of a repository's GGUF files the first of these is taken where nobody named one, else the first by name, one of a
+type that the CPU engine does not read last."""
 
 HOSTS: dict[str, ModelSource] = {
     "huggingface.co": "huggingface",
@@ -68,6 +69,7 @@ _QUANT = re.compile(
     r"(?:^|[-_./])((?:UD-)?(?:I?Q\d(?:_\w+?)*|TQ\d_\d|MXFP4(?:_\w+?)*|NVFP4|BF16|FP?16|FP?32))(?=[-./]|$)",
     re.IGNORECASE,
 )
+_UNREAD = re.compile(r"(?:UD-)?IQ[1-3]")
 _BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
 
@@ -205,4 +207,4 @@ def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
     if wanted.quant is not None:
         there = ", ".join(dict.fromkeys(quants.values()))
         raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {there}")
-    return next(iter(models))
+    return min(models, key=lambda first: _UNREAD.match(quants[first]) is not None)
