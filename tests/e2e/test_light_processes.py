@@ -18,7 +18,7 @@ from tests.helpers.engines import CPU
 from tests.helpers.seconds import WAIT_S
 
 OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "google.protobuf", "matplotlib")
-HEAVY = ("libtorch", "/torch/", "/transformers/")
+HEAVY = ("libtorch", "/torch/", "/transformers/", "/tokenizers/")
 FLAGS = {
     "echo": ("--engine", "echo"),
     "sim": ("--engine", "sim", "--sim-profile", "null"),

@@ -225,25 +225,6 @@ def test_a_matcher_may_go_to_another_thread() -> None:
     assert mask.any() and not matcher.error
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 320])
-def test_both_forms_of_the_library_allow_the_same(seed: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a token that may not come, in some: the error is the same, too."""
-    grammar = of_schema(PERSON) if seed % 2 else of_regex("(ab|[^c]{2,5})*x?")
-    ours = matcher(grammar, vocab_size)
-    monkeypatch.setitem(sys.modules, "minisgl._rust", None)
-    theirs = matcher(grammar, vocab_size)
-    rng, masks = random.Random(seed), 0
-    while masks < 80 and not theirs.error:
-        may = mask_of(ours, vocab_size)
-        assert may == mask_of(theirs, vocab_size) and ours.error == theirs.error
-        token = rng.choice(may) if rng.random() < 0.98 else rng.randrange(EOS_ID)
-        ours.consume(token)
-        theirs.consume(token)
-        masks += 1
-    assert mask_of(ours, vocab_size) == mask_of(theirs, vocab_size) and ours.error == theirs.error
-
-
 def mask_of(made: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
     mask = np.full(-(-vocab_size // 32), -1, np.int32)
     made.fill(mask)

@@ -20,7 +20,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from minisgl.grammar import sources
@@ -144,40 +143,9 @@ def _reason(grammar: str) -> str:
 
 
 def _found(grammar: str) -> str:
-    try:
-        from minisgl._rust import check_grammar
-    except ImportError:
-        return _brief(_by_the_package(grammar))
+    from minisgl._rust import check_grammar
+
     return _brief(check_grammar(grammar, LEXER_FUEL, NUM_STEPS, _BEGINS))
-
-
-def _by_the_package(grammar: str) -> str:
-    """The same, with the GIL held."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
-    is_error, texts = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    if is_error:
-        return texts[0]
-    if any("no tokenizer" in text for text in texts):
-        return ""  # it names special tokens: the engine knows them
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
-    for _ in range(NUM_STEPS):
-        mask = matcher.compute_bitmask()
-        if matcher.is_error() or matcher.is_stopped():
-            break
-        allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
-        if not allowed:
-            break
-        matcher.consume_token(next((byte for byte in allowed if byte in _BEGINS), allowed[-1]))
-    return matcher.get_error() if matcher.is_error() else ""
-
-
-@cache
-def _bytes() -> Any:
-    from llguidance import LLTokenizer
-
-    return LLTokenizer("byte")
 
 
 def _brief(text: str) -> str:

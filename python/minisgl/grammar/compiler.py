@@ -13,11 +13,14 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from minisgl.grammar.matcher import first_line, make_matchers
 from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer.tokenizer import tokenizer_json
 from minisgl.utils.memory import give_back
+
+if TYPE_CHECKING:  # loaded with the first grammar
+    from minisgl._rust import GrammarTokenizer
 
 MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
 COPIES_AT_ONCE = 8  # then others have their turn
@@ -72,8 +75,8 @@ class GrammarCompiler:
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._wake = wake
         self._threaded = threaded
-        self._making = threading.Lock()  # of `_make`
-        self._make: Callable[[str], Matcher] | None = None
+        self._making = threading.Lock()  # of `_tokenizer`
+        self._tokenizer: GrammarTokenizer | None = None
         self._changed = threading.Condition()  # of all below
         self._closed = False
         self._compiling = _Lane("grammar-compile", NUM_COMPILING, 0)
@@ -168,7 +171,7 @@ class GrammarCompiler:
             start = job.start = job.start or self._start(job.grammar)
             error = start.error
         except Exception as raised:  # the library's, or of a model without a tokenizer that it knows
-            error = first_line(str(raised)) or type(raised).__name__
+            error = str(raised).partition("\n")[0].strip() or type(raised).__name__
         for _ in range(COPIES_AT_ONCE):
             self._finish(job, None if error or start is None else start.copy(), error)
         with self._changed:
@@ -206,10 +209,16 @@ class GrammarCompiler:
         if not self._eos_ids:
             raise ValueError("the model has no end of sequence, where a grammar could end")
         with self._making:
-            if self._make is None:
-                self._make = make_matchers(tokenizer_json(self._model_dir), self._vocab_size, self._eos_ids)
+            if self._tokenizer is None:
+                from minisgl._rust import GrammarTokenizer
+
+                text = tokenizer_json(self._model_dir)
+                self._tokenizer = GrammarTokenizer(text, self._vocab_size, self._eos_ids)
+                del text
                 give_back()  # tens of megabytes, of a large vocabulary
-        return self._make(grammar)
+        from minisgl._rust import GrammarMatcher
+
+        return GrammarMatcher(self._tokenizer, grammar)
 
 
 def _num_bytes(grammar: str, matcher: Matcher) -> int:

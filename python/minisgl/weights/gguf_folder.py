@@ -18,7 +18,6 @@ from minisgl import _rust, envs
 from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
-from minisgl.weights.gguf_tokenizer import end_ids, tokenizer_files
 
 FORMAT = "3"  # part of the key: a change of what is written makes new folders
 SOURCE = "source.json"
@@ -67,6 +66,7 @@ def read_header(file: Path) -> _rust.GgufHeader:
 
 def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict[str, Any]:
     """config.json, generation_config.json and the tokenizer, into `folder`; returns the first. Raises `ConfigError`."""
+    from minisgl.weights.gguf_tokenizer import end_ids, tokenizer_files  # with a library that serving does without
 
     try:
         fields = Fields(header["metadata"])

@@ -1,5 +1,4 @@
-//! Grammars and requests' places in them, by the library llguidance; `minisgl/grammar/matcher.py` is the same on its
-//! Python package.
+//! Grammars and requests' places in them, by the library llguidance.
 //!
 //! Invariants: building, compiling and `prepare` run without the GIL, so that nobody waits for them; `try_fill` takes
 //! little more than `LONGEST`, whatever the grammar; a panic of the library is an error, and nothing is printed; an

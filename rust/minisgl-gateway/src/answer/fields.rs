@@ -32,30 +32,47 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// One text or several.
-#[derive(Debug)]
-pub struct Texts(pub Vec<String>);
+/// What is a text, or a list of items.
+trait TextOrList<'de>: Sized {
+    type Item: Deserialize<'de>;
+    const EXPECTED: &'static str;
+    fn of_text(text: String) -> Self;
+    fn of_list(items: Vec<Self::Item>) -> Result<Self, &'static str>;
 
-impl<'de> Deserialize<'de> for Texts {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct OneOrMore;
-        impl<'de> Visitor<'de> for OneOrMore {
-            type Value = Texts;
+    fn read<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Any<T>(PhantomData<T>);
+        impl<'de, T: TextOrList<'de>> Visitor<'de> for Any<T> {
+            type Value = T;
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a text or a list of texts")
+                out.write_str(T::EXPECTED)
             }
-            fn visit_str<E>(self, text: &str) -> Result<Texts, E> {
-                Ok(Texts(vec![text.to_owned()]))
+            fn visit_str<E>(self, text: &str) -> Result<T, E> {
+                Ok(T::of_text(text.to_owned()))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Texts, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<T, A::Error> {
                 let mut found = Vec::new();
                 while let Some(item) = items.next_element()? {
                     found.push(item);
                 }
-                Ok(Texts(found))
+                T::of_list(found).map_err(serde::de::Error::custom)
             }
         }
-        from.deserialize_any(OneOrMore)
+        from.deserialize_any(Any(PhantomData))
+    }
+}
+
+/// One text or several.
+#[derive(Debug)]
+pub struct Texts(pub Vec<String>);
+
+impl<'de> TextOrList<'de> for Texts {
+    type Item = String;
+    const EXPECTED: &'static str = "a text or a list of texts";
+    fn of_text(text: String) -> Self {
+        Texts(vec![text])
+    }
+    fn of_list(items: Vec<String>) -> Result<Self, &'static str> {
+        Ok(Texts(items))
     }
 }
 
@@ -105,40 +122,29 @@ impl<'de> Deserialize<'de> for Item {
     }
 }
 
-impl<'de> Deserialize<'de> for Prompts {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
-            type Value = Prompts;
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a text, texts, token ids or lists of them")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<Prompts, E> {
-                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompts, A::Error> {
-                let (mut ids, mut found) = (Vec::new(), Vec::new());
-                while let Some(item) = items.next_element()? {
-                    match item {
-                        Item::Text(text) => found.push(Prompt::Text(text)),
-                        Item::Ids(ids) => found.push(Prompt::Ids(ids)),
-                        Item::Id(id) => ids.push(id),
-                    }
-                }
-                if !ids.is_empty() {
-                    if !found.is_empty() {
-                        return Err(serde::de::Error::custom("prompts of different kinds"));
-                    }
-                    found.push(Prompt::Ids(ids));
-                }
-                let texts = found.iter().filter(|one| matches!(one, Prompt::Text(_))).count();
-                if texts != 0 && texts != found.len() {
-                    return Err(serde::de::Error::custom("prompts of different kinds"));
-                }
-                Ok(Prompts(found))
+impl<'de> TextOrList<'de> for Prompts {
+    type Item = Item;
+    const EXPECTED: &'static str = "a text, texts, token ids or lists of them";
+    fn of_text(text: String) -> Self {
+        Prompts(vec![Prompt::Text(text)])
+    }
+    fn of_list(items: Vec<Item>) -> Result<Self, &'static str> {
+        let (mut ids, mut found) = (Vec::new(), Vec::new());
+        for item in items {
+            match item {
+                Item::Text(text) => found.push(Prompt::Text(text)),
+                Item::Ids(ids) => found.push(Prompt::Ids(ids)),
+                Item::Id(id) => ids.push(id),
             }
         }
-        from.deserialize_any(Any)
+        let num_texts = found.iter().filter(|one| matches!(one, Prompt::Text(_))).count();
+        if (!ids.is_empty() && !found.is_empty()) || (num_texts != 0 && num_texts != found.len()) {
+            return Err("prompts of different kinds");
+        }
+        if !ids.is_empty() {
+            found.push(Prompt::Ids(ids));
+        }
+        Ok(Prompts(found))
     }
 }
 
@@ -184,28 +190,27 @@ pub enum Content {
     Parts(Vec<Part>),
 }
 
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
-            type Value = Content;
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a text or text parts")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Content, A::Error> {
-                let mut found = Vec::new();
-                while let Some(Object(part)) = items.next_element()? {
-                    found.push(part);
-                }
-                Ok(Content::Parts(found))
-            }
-        }
-        from.deserialize_any(Any)
+impl<'de> TextOrList<'de> for Content {
+    type Item = Object<Part>;
+    const EXPECTED: &'static str = "a text or text parts";
+    fn of_text(text: String) -> Self {
+        Content::Text(text)
+    }
+    fn of_list(items: Vec<Object<Part>>) -> Result<Self, &'static str> {
+        Ok(Content::Parts(items.into_iter().map(|Object(part)| part).collect()))
     }
 }
+
+macro_rules! text_or_list {
+    ($($name:ident)*) => {
+        $(impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                TextOrList::read(from)
+            }
+        })*
+    };
+}
+text_or_list!(Texts Prompts Content);
 
 /// Of a chat's answer: only the middle one is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
@@ -276,85 +281,48 @@ impl<'de: 'a, 'a> Deserialize<'de> for Written<'a> {
 
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident $table:literal { $($field:ident: $kind:ty,)* }) => {
+        body! {
+            $(#[$doc])* $name $table {
+                model: Option<String>,
+                temperature: Option<f64>,
+                top_p: Option<f64>,
+                top_k: Option<i64>,
+                min_p: Option<f64>,
+                seed: Option<i64>,
+                n: Option<i64>,
+                max_tokens: Option<i64>,
+                min_tokens: Option<i64>,
+                stop: Option<Texts>,
+                stop_token_ids: Option<Vec<i32>>,
+                ignore_eos: Option<bool>,
+                frequency_penalty: Option<f64>,
+                presence_penalty: Option<f64>,
+                repetition_penalty: Option<f64>,
+                logit_bias: Option<Map<String, Value>>,
+                stream: Option<bool>,
+                stream_options: Option<Object<StreamOptions>>,
+                priority: Option<i32>,
+                user: Option<String>,
+                metadata: Option<Map<String, Value>>,
+                store: Option<bool>,
+                $($field: $kind,)*
+            } {
+                // the form of the answer, as the Python server reads it
+                response_format, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar,
+                guided_whitespace_pattern, guided_decoding_backend, json_schema, regex, ebnf, grammar,
+            }
+        }
+    };
+    ($(#[$doc:meta])* $name:ident $table:literal { $($field:ident: $kind:ty,)* } { $($form:ident,)* }) => {
         $(#[$doc])*
         #[derive(Debug, serde::Deserialize)]
         pub struct $name {
-            pub model: Option<String>,
-            pub temperature: Option<f64>,
-            pub top_p: Option<f64>,
-            pub top_k: Option<i64>,
-            pub min_p: Option<f64>,
-            pub seed: Option<i64>,
-            pub n: Option<i64>,
-            pub max_tokens: Option<i64>,
-            pub min_tokens: Option<i64>,
-            pub stop: Option<Texts>,
-            pub stop_token_ids: Option<Vec<i32>>,
-            pub ignore_eos: Option<bool>,
-            pub frequency_penalty: Option<f64>,
-            pub presence_penalty: Option<f64>,
-            pub repetition_penalty: Option<f64>,
-            pub logit_bias: Option<Map<String, Value>>,
-            pub stream: Option<bool>,
-            pub stream_options: Option<Object<StreamOptions>>,
-            pub priority: Option<i32>,
-            pub user: Option<String>,
-            pub metadata: Option<Map<String, Value>>,
-            pub store: Option<bool>,
-            // the form of the answer, as the Python server reads it
-            pub response_format: Raw,
-            pub structured_outputs: Raw,
-            pub guided_json: Raw,
-            pub guided_regex: Raw,
-            pub guided_choice: Raw,
-            pub guided_grammar: Raw,
-            pub guided_whitespace_pattern: Raw,
-            pub guided_decoding_backend: Raw,
-            pub json_schema: Raw,
-            pub regex: Raw,
-            pub ebnf: Raw,
-            pub grammar: Raw,
             $(pub $field: $kind,)*
+            $(pub $form: Raw,)*
         }
 
         impl Body for $name {
-            const FIELDS: &'static [&'static str] = &[
-                "model",
-                "temperature",
-                "top_p",
-                "top_k",
-                "min_p",
-                "seed",
-                "n",
-                "max_tokens",
-                "min_tokens",
-                "stop",
-                "stop_token_ids",
-                "ignore_eos",
-                "frequency_penalty",
-                "presence_penalty",
-                "repetition_penalty",
-                "logit_bias",
-                "stream",
-                "stream_options",
-                "priority",
-                "user",
-                "metadata",
-                "store",
-                "response_format",
-                "structured_outputs",
-                "guided_json",
-                "guided_regex",
-                "guided_choice",
-                "guided_grammar",
-                "guided_whitespace_pattern",
-                "guided_decoding_backend",
-                "json_schema",
-                "regex",
-                "ebnf",
-                "grammar",
-                $(stringify!($field),)*
-            ];
+            const FIELDS: &'static [&'static str] = &[$(stringify!($field),)* $(stringify!($form),)*];
             const TABLE: &'static str = $table;
         }
 
@@ -382,20 +350,7 @@ macro_rules! body {
                     stream: self.stream.unwrap_or(false),
                     stream_options: self.stream_options.take().map(|found| found.0),
                     priority: i64::from(self.priority.unwrap_or(0)),
-                    form: given([
-                        ("response_format", self.response_format.take()),
-                        ("structured_outputs", self.structured_outputs.take()),
-                        ("guided_json", self.guided_json.take()),
-                        ("guided_regex", self.guided_regex.take()),
-                        ("guided_choice", self.guided_choice.take()),
-                        ("guided_grammar", self.guided_grammar.take()),
-                        ("guided_whitespace_pattern", self.guided_whitespace_pattern.take()),
-                        ("guided_decoding_backend", self.guided_decoding_backend.take()),
-                        ("json_schema", self.json_schema.take()),
-                        ("regex", self.regex.take()),
-                        ("ebnf", self.ebnf.take()),
-                        ("grammar", self.grammar.take()),
-                    ]),
+                    form: given([$((stringify!($form), self.$form.take()),)*]),
                 }
             }
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,6 @@ from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.grammar.slots import Matcher
 from minisgl.step import Int32Array
 from tests.helpers.grammars import PERSON, matcher, of_regex, of_schema
-
-pytestmark = pytest.mark.usefixtures("library")
-
-
-@pytest.fixture(params=["extension", "package"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which form of it makes the matchers."""
-    if request.param == "package":
-        monkeypatch.setitem(sys.modules, "minisgl._rust", None)
-    return str(request.param)
 
 
 def allowed(made: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
@@ -112,9 +101,3 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     made.fill(mask)
     assert made.error and "secret" not in made.error and json.dumps(secret) not in made.error
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_extension_makes_them_where_there_is_one(library: str) -> None:
-    assert type(matcher(of_regex("a"))).__module__ == (
-        "minisgl._rust" if library == "extension" else "minisgl.grammar.matcher"
-    )
