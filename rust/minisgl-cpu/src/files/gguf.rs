@@ -356,8 +356,8 @@ fn entries(header: &Header<'_>, file: usize) -> Result<Vec<Entry>> {
             bytes: tensor.bytes.clone(),
         }),
         None => Err(Error::unsupported(format!(
-            "tensor {}: {} is not read: choose another quantization of the same model, such as Q4_K_M, IQ4_XS or Q2_K",
-            tensor.name, tensor.type_name
+            "tensor {}: the CPU engine does not read {}: choose another quantization of the same model, such as {}",
+            tensor.name, tensor.type_name, "Q4_K_M, IQ4_XS or Q2_K"
         ))),
     };
     let mut entries = header.tensors.iter().map(entry).collect::<Result<Vec<_>>>()?;
