@@ -263,6 +263,10 @@ pub fn request(method: &str, target: &str, body: &str) -> String {
     format!("{method} {target} HTTP/1.1\r\nhost: localhost\r\n{length}\r\n{body}")
 }
 
+pub async fn send(stream: &mut (impl AsyncWriteExt + Unpin), text: String) {
+    stream.write_all(text.as_bytes()).await.unwrap();
+}
+
 pub fn last(method: &str, target: &str, body: &str) -> String {
     request(method, target, body).replacen("host:", "connection: close\r\nhost:", 1)
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::io::AsyncWriteExt;
 
 fn cpu() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -18,7 +17,7 @@ fn clients_wait_for_descriptors() {
     alone(concat!(module_path!(), "::clients_wait_for_descriptors"), async {
         let server = Server::start();
         let mut early = server.connect().await;
-        early.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
+        send(&mut early, request("POST", "/echo", "a")).await;
         read_until(&mut early, "\r\n\r\na").await;
         let limit = getrlimit(Resource::Nofile);
         setrlimit(
@@ -36,15 +35,15 @@ fn clients_wait_for_descriptors() {
         let (began, cpu_before) = (Instant::now(), cpu());
         for _ in 0..20 {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            early.write_all(request("POST", "/echo", "b").as_bytes()).await.unwrap();
+            send(&mut early, request("POST", "/echo", "b")).await;
             read_until(&mut early, "\r\n\r\nb").await;
         }
         assert!(cpu() - cpu_before < began.elapsed() / 6, "it asks on and on");
-        early.write_all(request("GET", "/other", "").as_bytes()).await.unwrap(); // nor is there one for the fallback
+        send(&mut early, request("GET", "/other", "")).await; // nor is there one for the fallback
         assert!(read_until(&mut early, "}}").await.starts_with("HTTP/1.1 503 "));
         drop(files);
         let mut late = late;
-        late.write_all(last("POST", "/echo", "late").as_bytes()).await.unwrap();
+        send(&mut late, last("POST", "/echo", "late")).await;
         assert!(read_all(&mut late).await.ends_with("\r\n\r\nlate"));
         let log = server.log.borrow();
         assert!(
@@ -69,7 +68,7 @@ fn there_are_as_many_as_descriptors_allow() {
             let mut open = Vec::new();
             for _ in 0..6 {
                 let mut one = server.connect().await;
-                one.write_all(request("POST", "/echo", "a").as_bytes()).await.unwrap();
+                send(&mut one, request("POST", "/echo", "a")).await;
                 read_until(&mut one, "\r\n\r\na").await;
                 open.push(one);
             }
@@ -86,7 +85,7 @@ fn there_are_as_many_as_descriptors_allow() {
             open.pop();
             until(|| server.options.counts.open.get() == 5).await;
             let mut next = server.connect().await;
-            next.write_all(last("POST", "/echo", "b").as_bytes()).await.unwrap();
+            send(&mut next, last("POST", "/echo", "b")).await;
             assert!(read_all(&mut next).await.ends_with("\r\n\r\nb"));
         },
     );

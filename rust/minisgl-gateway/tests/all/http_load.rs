@@ -71,10 +71,7 @@ fn many_idle_connections() {
         let mut idle: Vec<TcpStream> = Vec::new();
         for _ in 0..clients(10_000) {
             let mut stream = server.connect().await;
-            stream
-                .write_all(request("POST", "/echo", "hello").as_bytes())
-                .await
-                .unwrap();
+            send(&mut stream, request("POST", "/echo", "hello")).await;
             idle.push(stream);
         }
         for stream in &mut idle {
@@ -141,10 +138,7 @@ fn a_flood_of_requests_on_one_connection() {
                     let sent = request("POST", "/echo", &format!("<{index}>"));
                     writing.write_all(sent.as_bytes()).await.unwrap();
                 }
-                writing
-                    .write_all(last("POST", "/echo", "<end>").as_bytes())
-                    .await
-                    .unwrap();
+                send(&mut writing, last("POST", "/echo", "<end>")).await;
                 writing
             });
             let mut found = String::new();

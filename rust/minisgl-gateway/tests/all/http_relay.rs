@@ -83,7 +83,7 @@ fn neither_side_is_read_faster_than_the_other_takes_it() {
             })
         }));
         let mut stream = server.connect().await;
-        stream.write_all(last("GET", "/other", "").as_bytes()).await.unwrap();
+        send(&mut stream, last("GET", "/other", "")).await;
         stream.readable().await.unwrap();
         let mut before = 0;
         loop {
@@ -144,16 +144,10 @@ fn an_early_answer_that_keeps_the_connection() {
             })
         }));
         let mut stream = server.connect().await;
-        stream
-            .write_all(request("POST", "/other", "begin end").replace("end", "").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("POST", "/other", "begin end").replace("end", "")).await;
         read_until(&mut stream, "ok").await;
         stream.write_all(b"end").await.unwrap();
-        stream
-            .write_all(last("POST", "/echo", "next").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, last("POST", "/echo", "next")).await;
         assert!(read_all(&mut stream).await.ends_with("next"));
         until(|| *server.fallback.received.borrow() == [b"begin end"]).await;
     });
@@ -185,14 +179,11 @@ fn a_server_that_dies() {
                 })
             }));
             let mut stream = server.connect().await;
-            stream.write_all(request("GET", "/other", "").as_bytes()).await.unwrap();
+            send(&mut stream, request("GET", "/other", "")).await;
             if expected.ends_with("503 ") {
                 let answer = read_until(&mut stream, "}}").await;
                 assert!(answer.starts_with(expected), "{answer}");
-                stream
-                    .write_all(last("POST", "/echo", "next").as_bytes())
-                    .await
-                    .unwrap();
+                send(&mut stream, last("POST", "/echo", "next")).await;
                 assert!(read_all(&mut stream).await.ends_with("next"));
             } else {
                 assert_eq!(read_all(&mut stream).await, expected);
@@ -290,10 +281,7 @@ fn large_bodies_beyond_the_bound_go_on() {
         let server = Server::with_fallback(OK);
         server.options.bodies.set_most(150_000);
         let mut first = server.connect().await;
-        first
-            .write_all(request("POST", "/wait", &"a".repeat(100_000)).as_bytes())
-            .await
-            .unwrap();
+        send(&mut first, request("POST", "/wait", &"a".repeat(100_000))).await;
         until(|| server.answers.waiting.get() == 1).await;
         assert_eq!(server.options.bodies.held(), 100_000);
         let large = server

@@ -62,10 +62,7 @@ fn connections_are_kept_for_a_while() {
         let mut stream = server.connect().await;
         for _ in 0..3 {
             sleep(Duration::from_secs(50)).await;
-            stream
-                .write_all(request("POST", "/echo", "hello").as_bytes())
-                .await
-                .unwrap();
+            send(&mut stream, request("POST", "/echo", "hello")).await;
             read_until(&mut stream, "hello").await;
         }
         let begin = Instant::now();
@@ -74,10 +71,7 @@ fn connections_are_kept_for_a_while() {
 
         server.options.keep_alive_timeout.set(Duration::from_secs(1000));
         let mut stream = server.connect().await;
-        stream
-            .write_all(request("POST", "/echo", "hello").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("POST", "/echo", "hello")).await;
         read_until(&mut stream, "hello").await;
         sleep(Duration::from_secs(500)).await;
         let begin = Instant::now();
@@ -100,10 +94,7 @@ fn a_body_that_pauses_goes_on_as_it_comes() {
         stream.write_all(end.as_bytes()).await.unwrap();
         read_until(&mut stream, "ok").await;
         assert_eq!(*server.fallback.received.borrow(), [sent.as_bytes()]);
-        stream
-            .write_all(last("POST", "/echo", "next").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, last("POST", "/echo", "next")).await;
         assert!(read_all(&mut stream).await.ends_with("next"));
     });
 }
@@ -113,10 +104,7 @@ fn who_waits_after_closing_his_half_is_asked_whether_he_does() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = server.connect().await;
-        stream
-            .write_all(request("POST", "/wait", "hello").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("POST", "/wait", "hello")).await;
         stream.shutdown().await.unwrap();
         until(|| server.answers.waiting.get() == 1).await;
         let begin = Instant::now();
@@ -152,10 +140,7 @@ fn who_closes_his_half_and_leaves_is_found_out() {
         assert_eq!(server.answers.gone.get(), server.answers.waiting.get());
         // once the answer has begun, the end of the client's half means that it is gone
         let mut stream = server.connect().await;
-        stream
-            .write_all(request("GET", "/wait-stream", "").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("GET", "/wait-stream", "")).await;
         read_until(&mut stream, "begun\r\n").await;
         let begin = Instant::now();
         stream.shutdown().await.unwrap();
@@ -170,10 +155,7 @@ fn a_client_that_does_not_read_is_dropped() {
         let server = Server::start();
         let mut stream = small_client(&server).await;
         let begin = Instant::now();
-        stream
-            .write_all(request("POST", "/big", "30000000").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("POST", "/big", "30000000")).await;
         until(|| server.options.counts.open.get() == 1).await;
         server.all_gone().await;
         assert_eq!(begin.elapsed().as_secs(), 60);
@@ -190,10 +172,7 @@ fn a_stream_waits_for_its_client() {
     run(async {
         let server = Server::start();
         let mut stream = small_client(&server).await;
-        stream
-            .write_all(request("GET", "/wait-stream", "").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("GET", "/wait-stream", "")).await;
         until(|| server.answers.waiting.get() == 1).await;
         let writer = server.answers.writers.borrow()[0].clone();
         let resumed = server.answers.resumed.clone();
@@ -223,10 +202,7 @@ fn a_stream_whose_client_reads_too_little_is_dropped() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = small_client(&server).await;
-        stream
-            .write_all(request("GET", "/wait-stream", "").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, request("GET", "/wait-stream", "")).await;
         until(|| server.answers.waiting.get() == 1).await;
         let writer = server.answers.writers.borrow()[0].clone();
         fill(&writer);
@@ -249,10 +225,7 @@ fn a_slow_reader_of_a_whole_answer_may_take_its_time() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = server.connect().await;
-        stream
-            .write_all(last("POST", "/big", "30000000").as_bytes())
-            .await
-            .unwrap();
+        send(&mut stream, last("POST", "/big", "30000000")).await;
         let begin = Instant::now();
         let (mut size, mut input) = (0, vec![0; 200_000]);
         loop {
@@ -275,13 +248,11 @@ fn closing_and_cutting() {
     run_without_clock(async {
         let mut server = Server::start();
         let mut idle = server.connect().await;
-        idle.write_all(request("POST", "/echo", "hello").as_bytes())
-            .await
-            .unwrap();
+        send(&mut idle, request("POST", "/echo", "hello")).await;
         read_until(&mut idle, "hello").await;
         let (mut ends, mut endless) = (server.connect().await, server.connect().await);
         for stream in [&mut ends, &mut endless] {
-            stream.write_all(request("GET", "/wait", "").as_bytes()).await.unwrap();
+            send(stream, request("GET", "/wait", "")).await;
         }
         until(|| server.answers.waiting.get() == 2).await;
         server.options.stop.close();
