@@ -152,7 +152,7 @@ fn types_and_parts_that_are_not_read_are_refused() {
     let advice = "choose another quantization of the same model, such as Q4_K_M, IQ4_XS or Q2_K";
     assert_eq!(
         error.to_string(),
-        format!("m.gguf: tensor norm.weight: I8 is not read: {advice}")
+        format!("m.gguf: tensor norm.weight: the CPU engine does not read I8: {advice}")
     );
     assert_eq!(error.fault, Fault::Unsupported);
     let error = File::open(&folder.0.join("absent.gguf")).unwrap_err();
