@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
+from minisgl import _rust
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
 from minisgl.models.config import load_config
@@ -182,6 +184,21 @@ def test_a_gguf_file(variant: str, arch: str, tmp_path: Path, monkeypatch: pytes
     file = write_gguf(tmp_path / "m.gguf", reference, arch)
     ours = logits(load(file, kv_dtype="f32"), IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _rust.GGUF_TYPES if kind != "Q2_0"])  # which gguf-py cannot write
+def test_blocks_are_computed_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the numbers that they stand for, in full: attention, experts, embedding and head."""
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+    reference = written_model("qwen3-moe", num_hidden_layers=1, **sizes)
+    found = []
+    for decoded in (False, True):
+        file = tmp_path / f"{decoded}.gguf"
+        write_gguf(file, reference, "qwen3moe", quantise=GGMLQuantizationType[kind], decoded=decoded)
+        found.append(logits(load(file, kv_dtype="f32"), IDS).double().log_softmax(-1))
+    kl = float((found[1].exp() * (found[1] - found[0])).sum(-1).mean())
+    assert kl < (1e-2 if kind in ("Q5_1", "Q4_K", "Q5_K", "Q6_K") else 1e-9), kl  # those are rounded once more
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers.pre_tokenizers import ByteLevel
 
+from minisgl import _rust
 from tests.helpers.models import tiny_model
 
 _LAYER = {
@@ -52,6 +53,8 @@ _SCALES = {
     GGMLQuantizationType.IQ3_S: ((0, 2e-4),),
     GGMLQuantizationType.IQ4_NL: ((0, 4e-4),),
     GGMLQuantizationType.IQ4_XS: ((0, 2e-5),),
+    GGMLQuantizationType.NVFP4: ((0, 6.1274e-5), (2, 6.1274e-5)),  # its bytes are four scales of 8 bits
+    GGMLQuantizationType.Q1_0: ((0, 0.04),),
 }
 
 
@@ -142,9 +145,10 @@ def write_gguf(
     quantise: GGMLQuantizationType = GGMLQuantizationType.F32,
     edit: Edit | None = None,
     tensors_a_part: int = 0,
+    decoded: bool = False,
 ) -> Path:
     """`model` of transformers, with a vocabulary of `TOKENS`, as a GGUF file; matrices in `quantise`, but no router.
-    `tensors_a_part`: in parts, the first of which is returned."""
+    `tensors_a_part`: in parts, the first of which is returned. `decoded`: the numbers of `quantise` in full."""
     config = model.config
     writer = GGUFWriter(file, arch, split_max_tensors=tensors_a_part)
     writer.add_block_count(config.num_hidden_layers)
@@ -181,7 +185,10 @@ def write_gguf(
     writer.add_chat_template("{{ messages[0].content }}")
     for seed, (name, array) in enumerate(tensors_of(model, arch).items()):
         stored = quantise if array.ndim > 1 and "ffn_gate_inp" not in name else GGMLQuantizationType.F32
-        writer.add_tensor(name, quantized(array, stored, seed), raw_dtype=stored)
+        data = quantized(array, stored, seed)
+        if decoded:
+            data = np.frombuffer(_rust.decode_blocks(stored.name, data.tobytes()), np.float32).reshape(array.shape)
+        writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.F32 if decoded else stored)
     if edit is not None:
         edit(writer)
     writer.write_header_to_file()
