@@ -114,7 +114,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 def test_what_the_quantizer_writes_is_served_alike(
     kind: str, full: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the same file, and beside that file as llama.cpp decodes it: then it rounds no activations."""
+    """Beside the same file, where llama.cpp rounds activations to 8 bits; and beside that file as it decodes it."""
     monkeypatch.setenv(envs.CACHE, str(tmp_path))
     file = requantized(full[0], kind)
     tensors = _rust.gguf_header(file)["tensors"].items()
@@ -125,7 +125,7 @@ def test_what_the_quantizer_writes_is_served_alike(
     with LLM(str(file), engine="cpu", log_level="error", max_seq_len=256) as llm:
         ours = our_steps(llm, prompts, 16)
     exact = 0.1 if types & {*ROUNDED_AGAIN} else 0.01
-    for served, within in ((file, 0.1), (requantized(file, "F32"), exact)):
+    for served, within in ((file, 0.15), (requantized(file, "F32"), exact)):
         with llama_cpp(served, length=256) as server:
             theirs = [server.steps(prompt, 16) for prompt in prompts]
         found = compared(theirs, ours, num_top=5, tie_within=within)
