@@ -68,7 +68,7 @@ def families(found: Readings | None) -> Iterable[Metric]:
     labels = ("outcome", "route", "reason")
     requests = CounterMetricFamily("minisgl:gateway_requests", "requests by what the gateway did", labels=labels)
     texts = CounterMetricFamily(
-        "minisgl:encode_cache_texts", "texts between special tokens that the gateway looked up", labels=("outcome",)
+        "minisgl:encode_cache_texts", "texts between special tokens that were looked up", labels=("outcome",)
     )
     saved = CounterMetricFamily("minisgl:encode_cache_hit_bytes", "text that was not encoded again", labels=())
     held = GaugeMetricFamily("minisgl:encode_cache_bytes", "memory of that cache", labels=())

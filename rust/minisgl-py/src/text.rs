@@ -17,6 +17,9 @@ use crate::arrays::to_numpy;
 /// Of the texts and ids that are kept to encode a conversation's next turn faster.
 const CACHE_BYTES: usize = 64 << 20;
 
+/// So many ids are decoded at once with the GIL held.
+const SHORT: usize = 1024;
+
 /// As `minisgl.tokenizer.tokenizer` names what is wrong with a text.
 fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
     let named = |name: &str| py.import("minisgl.tokenizer.tokenizer")?.getattr(name);
@@ -28,6 +31,11 @@ fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
         other => return PyValueError::new_err(other.to_string()),
     };
     made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// What takes long lets other threads run; else it is not worth waiting for the GIL afterwards.
+fn apart<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
+    if takes_long { py.detach(work) } else { work() }
 }
 
 fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
@@ -91,7 +99,7 @@ impl TextTokenizer {
     }
 
     fn min_tokens(&self, py: Python<'_>, text: &str, most: usize) -> usize {
-        py.detach(|| self.inner.min_tokens(text, most))
+        apart(py, text.len() > most, || self.inner.min_tokens(text, most))
     }
 
     fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
@@ -102,7 +110,7 @@ impl TextTokenizer {
     #[pyo3(signature = (ids, skip_special_tokens=true))]
     fn decode(&self, py: Python<'_>, ids: Vec<i32>, skip_special_tokens: bool) -> PyResult<String> {
         let ids: Vec<u32> = ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-        let found = py.detach(|| self.inner.decode(&ids, skip_special_tokens));
+        let found = apart(py, ids.len() > SHORT, || self.inner.decode(&ids, skip_special_tokens));
         found.map_err(|error| to_python(py, &error))
     }
 
@@ -169,9 +177,9 @@ pub(crate) struct TextDecoder {
 #[pymethods]
 impl TextDecoder {
     #[allow(clippy::needless_pass_by_value)] // what Python gives
-    fn push(&mut self, ids: Vec<i32>) -> String {
+    fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
         let mut out = String::new();
-        self.inner.push(&ids, &mut out);
+        apart(py, ids.len() > SHORT, || self.inner.push(&ids, &mut out));
         out
     }
 
@@ -198,9 +206,9 @@ pub(crate) struct TextStream {
 impl TextStream {
     #[allow(clippy::needless_pass_by_value)] // what Python gives
     #[pyo3(signature = (ids, may_stop=true))]
-    fn push(&mut self, ids: Vec<i32>, may_stop: bool) -> String {
+    fn push(&mut self, py: Python<'_>, ids: Vec<i32>, may_stop: bool) -> String {
         let mut out = String::new();
-        self.inner.push(&ids, may_stop, &mut out);
+        apart(py, ids.len() > SHORT, || self.inner.push(&ids, may_stop, &mut out));
         out
     }
 
