@@ -1,11 +1,11 @@
-//! The text module by itself: a byte tokenizer, streams in any grouping, the cache's bounds, templates.
+//! The text module by itself: a byte tokenizer, the cache's bounds, templates. With real tokenizers: `tests/tokenizer`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-use minisgl_text::{ChatTemplate, ChatTemplateSource, ContentShape, TextError, TextStream, Tokenizer, TokenizerSource};
+use minisgl_text::{ChatTemplate, ChatTemplateSource, ContentShape, TextError, Tokenizer, TokenizerSource};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -84,28 +84,6 @@ proptest! {
         }
         prop_assert_eq!(plain.cache_stats().bytes_held, 0);
     }
-
-    #[test]
-    fn a_stream_gives_the_text_before_the_first_stop_string(
-        text in "[ab é漢]{0,40}",
-        stop in "[ab é漢]{1,4}",
-        cuts in prop::collection::vec(1_usize..5, 0..40),
-    ) {
-        let tokenizer = tokenizer(0);
-        let ids: Vec<i32> = text.bytes().map(i32::from).collect();
-        let mut stream = TextStream::new(&tokenizer, std::slice::from_ref(&stop), &[]);
-        let (mut out, mut at) = (String::new(), 0);
-        for cut in cuts.into_iter().chain([ids.len()]) {
-            let end = (at + cut).min(ids.len());
-            stream.push(&ids[at..end], true, &mut out);
-            prop_assert!(text.starts_with(&out));
-            at = end;
-        }
-        stream.finish(&mut out);
-        let expected = text.find(&stop).map_or(text.as_str(), |at| &text[..at]);
-        prop_assert_eq!(&out, expected);
-        prop_assert_eq!(stream.stopped(), text.contains(&stop));
-    }
 }
 
 #[test]
@@ -163,20 +141,6 @@ fn threads_share_a_tokenizer() {
             });
         }
     });
-}
-
-#[test]
-fn a_text_that_must_have_too_many_tokens_is_not_encoded() {
-    let tokenizer = tokenizer(0);
-    let text = "word ".repeat(100_000);
-    assert_eq!(tokenizer.encode(&text, false, usize::MAX).unwrap().len(), text.len());
-    let count = |most| match tokenizer.encode(&text, false, most) {
-        Err(TextError::TooMany { count, at_least }) => (count, at_least),
-        other => panic!("{other:?}"),
-    };
-    let (least, at_least) = count(10);
-    assert!(at_least && 10 < least && least <= text.len());
-    assert_eq!(count(text.len() - 1), (text.len(), true)); // a token a byte
 }
 
 fn rendered(source: &str, messages: &[Value]) -> Result<String, TextError> {
