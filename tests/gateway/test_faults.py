@@ -17,6 +17,8 @@ import pytest
 from minisgl.config import Limits
 from minisgl.message import AbortRequest
 from minisgl.metrics.gateway import shown
+from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.echo import echo_json
 from tests.helpers.answers import Answer, Client
 from tests.helpers.bodies import COMPLETION
 from tests.helpers.e2e import ServerProcess, until
@@ -115,7 +117,9 @@ def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:
 def panicking_server(panicking: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
     """A request whose id begins with "panic-" panics in its gateway."""
     monkeypatch.setattr("minisgl.server.gateway.gateway_class", lambda: panicking.Gateway)
-    with frontend(front_end="rust") as running:
+    tokenizer = Tokenizer.echo()
+    tokenizer.text = panicking.TextTokenizer(text=echo_json())  # the module's own
+    with frontend(front_end="rust", tokenizer=tokenizer) as running:
         yield running
         running.wait_until(lambda: running.num_live == 0)
 
