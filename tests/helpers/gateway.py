@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from minisgl.metrics.gateway import OTHER, Readings
 from minisgl.metrics.keys import KeyReading
@@ -54,19 +52,14 @@ def no_readings() -> Readings:
 
 
 class Recording:
-    """What comes from Python: `told`, `published`. `found` are its readings."""
+    """What comes from Python: `published`. `found` are its readings."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] | None = None
         self.published: list[tuple[int, int, int]] = []
         self.published_keys: list[tuple[int, int]] = []
         self.is_draining = False
         self.found = no_readings()
         self.num_readings = 0
-
-    def serve(self, config: str, form: Callable[[str], str | None]) -> list[str]:
-        self.told = json.loads(config)
-        return ["everything is passed on"]
 
     def drain(self) -> None:
         self.is_draining = True
