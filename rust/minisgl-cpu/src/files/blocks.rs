@@ -102,9 +102,9 @@ impl Kind {
 }
 
 /// What the codes of `IQ4_NL` and `IQ4_XS` stand for.
-const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(crate) const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// What the codes of `MXFP4` and `NVFP4` stand for, twice.
-const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(crate) const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// d, then 16 bytes: number i in the low, number 16 + i in the high half of byte i.
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
@@ -190,18 +190,23 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
+/// Of the j-th 32 numbers of a K-block.
+fn scale_and_min(scales: &[u8], j: usize) -> (f32, f32) {
+    let (scale, min) = scale_and_min_codes(scales, j);
+    (f32::from(scale), f32::from(min))
+}
+
 /// Of the j-th 32 numbers of a K-block. The first four lie in 6 bits of a byte, the others in 4 bits of another and
 /// the 2 bits that the first four leave.
-fn scale_and_min(scales: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = if j < 4 {
+pub(crate) fn scale_and_min_codes(scales: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
         (scales[j] & 63, scales[j + 4] & 63)
     } else {
         (
             scales[j + 4] & 15 | scales[j - 4] >> 6 << 4,
             scales[j + 4] >> 4 | scales[j] >> 6 << 4,
         )
-    };
-    (f32::from(scale), f32::from(min))
+    }
 }
 
 /// 128 bytes of low halves, 64 of upper two bits, 16 scales, d. Each half of the block: 4 x 32 numbers, of which the
@@ -245,12 +250,15 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
 
 /// An exponent, then as `iq4_nl`.
 fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
-    // half of 2^(e - 127), as the values are doubled; the smallest two are below the normal numbers
-    let bits = match block[0] {
-        e @ 0..2 => 0x0020_0000 << e,
-        e => u32::from(e - 1) << 23,
-    };
-    looked_up(&FLOATS, f32::from_bits(bits), &block[1..], out);
+    looked_up(&FLOATS, half_of_e8m0(block[0]), &block[1..], out);
+}
+
+/// Half of 2^(e - 127), as the values are doubled; the smallest two are below the normal numbers.
+pub(crate) fn half_of_e8m0(e: u8) -> f32 {
+    f32::from_bits(match e {
+        0..2 => 0x0020_0000 << e,
+        _ => u32::from(e - 1) << 23,
+    })
 }
 
 /// 4 scales, then 4 x 8 bytes: of 16 numbers the first 8 in the low, the last 8 in the high halves.
@@ -261,7 +269,7 @@ fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
 }
 
 /// Half of an 8-bit number with 4 bits of exponent and 3 of mantissa; its sign bit is not looked at.
-fn half_of_e4m3(bits: u8) -> f32 {
+pub(crate) fn half_of_e4m3(bits: u8) -> f32 {
     let (exponent, mantissa) = (bits >> 3 & 15, f32::from(bits & 7));
     match exponent {
         _ if bits == 0x7f => 0.0, // NaN
@@ -285,14 +293,18 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
 fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let (high, quants, scales, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
     for (at, y) in out.chunks_exact_mut(16).enumerate() {
-        // the lower 4 bits of scales i and 8 + i are a byte's halves; bytes 8 to 11 have the upper 2 of i, 4 + i, ..
-        let scale = scales[at % 8] >> (4 * (at / 8)) & 15 | (scales[8 + at % 4] >> (2 * (at / 4)) & 3) << 4;
-        let d = d * (f32::from(scale) - 32.0);
+        let d = d * (f32::from(scale_of_six(scales, at)) - 32.0);
         let high = &high[16 * (at % 2)..];
         for (i, (y, q)) in y.iter_mut().zip(twos(quants, at)).enumerate() {
             *y = d * (f32::from(q | (high[i] >> (at / 2) & 1) << 2) - 4.0);
         }
     }
+}
+
+/// The `at`-th of 16 scales of 6 bits: the lower 4 bits of scales i and 8 + i are a byte's halves; bytes 8 to 11 have the
+/// upper 2 of i, 4 + i, ..
+pub(crate) fn scale_of_six(scales: &[u8], at: usize) -> u8 {
+    scales[at % 8] >> (4 * (at / 8)) & 15 | (scales[8 + at % 4] >> (2 * (at / 4)) & 3) << 4
 }
 
 /// The `at`-th 16 numbers of 2 bits; of 32 bytes the lowest bits are the first 32 numbers.
@@ -301,18 +313,23 @@ fn twos(quants: &[u8], at: usize) -> impl Iterator<Item = u8> {
     quants[start..][..16].iter().map(move |&q| q >> shift & 3)
 }
 
-/// 32 bytes of 5 x 32 numbers, 16 of 5 x 16, 4 of 4 x 4; d. Digits of base 3, the highest first, as a fraction of 256.
+/// 32 bytes of 5 x 32 numbers, 16 of 5 x 16, 4 of 4 x 4; d.
 fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     let d = half(block, 52);
     let mut out = out.iter_mut();
     for (bytes, digits) in [(&block[..32], 5), (&block[32..48], 5), (&block[48..52], 4)] {
-        for power in [1u8, 3, 9, 27, 81].into_iter().take(digits) {
+        for place in 0..digits {
             for (&q, y) in bytes.iter().zip(&mut out) {
-                let digit = (u16::from(q.wrapping_mul(power)) * 3) >> 8;
-                *y = d * (f32::from(digit) - 1.0);
+                *y = d * (f32::from(digit(q, place)) - 1.0);
             }
         }
     }
+}
+
+/// A digit of base 3, the highest first, of a fraction of 256.
+pub(crate) fn digit(q: u8, place: usize) -> u8 {
+    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+    ((u16::from(q.wrapping_mul(POWERS[place])) * 3) >> 8) as u8
 }
 
 /// 64 bytes as in `q2_k`; d.

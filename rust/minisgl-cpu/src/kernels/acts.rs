@@ -2,7 +2,7 @@
 //!
 //! Block after block of 32 inputs, in it row after row, so that the rows of a tile lie at fixed distances:
 //! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
-//! d times the sum, and the sum itself. Kernels on tiles also keep f32 as sums of bf16: [block][row][part][32].
+//! d times the sum, and the sum itself. Sums are there for each half of a block, too: [block][half][row]. Kernels on tiles also keep f32 as sums of bf16: [block][row][part][32].
 //!
 //! Invariants: inputs beyond k are zero in every prepared row.
 
@@ -123,6 +123,8 @@ pub struct ActsPtr {
     pub x: *mut f32,
     /// [block][row] sums of 32 numbers.
     pub sum: *mut f32,
+    /// [block][half][row] sums of 16 numbers.
+    pub sum16: *mut f32,
     /// [block][row][part][32]: numbers as sums of `Mode::parts` of bf16, for kernels that want them so.
     pub parts: *mut u16,
     /// [block][row][32] integers of -127..=127.
@@ -133,6 +135,8 @@ pub struct ActsPtr {
     pub ds: *mut f32,
     /// [block][row] -128 times the sum of integers, for kernels that add 128 to the weights.
     pub offset: *mut i32,
+    /// [block][half][row] the same for 16 of the integers.
+    pub offset16: *mut i32,
     /// Which of these there are.
     pub mode: Mode,
     /// Rows, with those that are there only for the distance.
@@ -166,10 +170,12 @@ impl ActsPtr {
         let ptr = Self {
             x: take(f32s, cells * BLOCK * 4).cast(),
             sum: take(f32s, cells * 4).cast(),
+            sum16: take(f32s, 2 * cells * 4).cast(),
             q: take(int8, cells * BLOCK).cast(),
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
+            offset16: take(int8, 2 * cells * 4).cast(),
             // The last: nobody touches it where no kernel wants it. Tiles may read beyond the last row.
             parts: take(f32s, cells * BLOCK * mode.parts() * 2 + 16 * 3 * 64).cast(),
             mode,

@@ -16,6 +16,8 @@ mod avx512;
 mod isa;
 #[cfg(any(target_arch = "aarch64", test))]
 mod neon;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod place;
 pub mod scalar;
 
 use std::ops::Range;

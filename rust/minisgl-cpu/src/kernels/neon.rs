@@ -5,10 +5,9 @@
 
 #![allow(clippy::needless_range_loop)] // lanes of several arrays at once
 
-use super::scalar::{self, q4_input};
-use super::{ActsPtr, Product, Table};
-use crate::files::blocks::{bf16_to_f32, f16_to_f32};
-use crate::weights::{BLOCK, Form, PANEL};
+use super::scalar::{self, cell16, ds16, input};
+use super::{Product, Table};
+use crate::weights::{BLOCK, Block, Form, PANEL, plain};
 
 /// A number for each of a panel's 16 rows.
 type Lanes<T> = [T; PANEL];
@@ -61,129 +60,117 @@ unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
 /// Products of a panel with rows of f32, from row `first` on.
 unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let form = p.w.form();
-    let blocks = p.w.panel(panel).chunks_exact(form.block_bytes());
-    for (b, block) in blocks.enumerate() {
+    let layout = form.layout();
+    for b in 0..p.w.blocks() {
+        let block = p.w.block(panel, b);
         let w = unpack(form, block);
+        let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
-            // SAFETY: the caller's: the row is prepared.
-            let (x, sum) = unsafe { cell(p.acts, b, row) };
-            let mut s = [0.0f32; PANEL];
-            for step in 0..BLOCK {
-                let i = if form == Form::Q4 { q4_input(step) } else { step };
-                for lane in 0..PANEL {
-                    s[lane] = w[i][lane].mul_add(x[i], s[lane]);
-                }
-            }
-            match form {
-                Form::Q4 => {
-                    let (d, m) = (halves(block), halves(&block[32..]));
+            let cell = b * p.acts.rows + row;
+            // SAFETY: the caller's: the row is prepared, and nobody writes to it meanwhile.
+            let x: &[f32; BLOCK] = unsafe { &*p.acts.x.add(cell * BLOCK).cast() };
+            let share = BLOCK / layout.subs.max(1);
+            for sub in 0..layout.subs.max(1) {
+                let mut s = [0.0f32; PANEL];
+                for step in sub * share..(sub + 1) * share {
+                    let i = input(layout.by_halves(), step);
                     for lane in 0..PANEL {
-                        acc[lane] = m[lane].mul_add(sum, s[lane].mul_add(d[lane], acc[lane]));
+                        s[lane] = w[i][lane].mul_add(x[i], s[lane]);
                     }
                 }
-                Form::Q8 => {
-                    let d = halves(block);
-                    for lane in 0..PANEL {
-                        acc[lane] = s[lane].mul_add(d[lane], acc[lane]);
-                    }
+                if layout.subs == 0 {
+                    (0..PANEL).for_each(|lane| acc[lane] += s[lane]);
+                    continue;
                 }
-                Form::F16 | Form::Bf16 | Form::F32 => {
-                    for lane in 0..PANEL {
-                        acc[lane] += s[lane];
-                    }
+                (0..PANEL).for_each(|lane| acc[lane] = s[lane].mul_add(scales.d[sub][lane], acc[lane]));
+                if layout.min {
+                    // SAFETY: as above.
+                    let sum = unsafe {
+                        match layout.subs {
+                            1 => *p.acts.sum.add(cell),
+                            _ => *p.acts.sum16.add(cell16(&p.acts, b, sub, row)),
+                        }
+                    };
+                    (0..PANEL).for_each(|lane| acc[lane] = scales.m[sub][lane].mul_add(sum, acc[lane]));
                 }
             }
         }
     }
-}
-
-/// A block's activations of a row, and their sum.
-unsafe fn cell<'a>(acts: ActsPtr, b: usize, row: usize) -> (&'a [f32; BLOCK], f32) {
-    let cell = b * acts.rows + row;
-    // SAFETY: the caller's: the row is prepared in f32, and nobody writes to it meanwhile.
-    unsafe { (&*acts.x.add(cell * BLOCK).cast(), *acts.sum.add(cell)) }
 }
 
 /// Products of a panel with rows of bytes, from row `first` on.
 unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let (form, acts) = (p.w.form(), p.acts);
-    let blocks = p.w.panel(panel).chunks_exact(form.block_bytes());
-    for (b, block) in blocks.enumerate() {
-        let w = integers(form, block);
-        let d = halves(block);
+    let layout = form.layout();
+    let share = BLOCK / layout.subs;
+    for b in 0..p.w.blocks() {
+        let block = p.w.block(panel, b);
+        let w = integers(block);
+        let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * acts.rows + row;
             // SAFETY: the caller's: the row is prepared in int8.
-            let (q, d_x, sum) = unsafe {
-                let q: &[i8; BLOCK] = &*acts.q.add(cell * BLOCK).cast();
-                (q, *acts.d.add(cell), *acts.ds.add(cell))
-            };
-            let mut s = [0i32; PANEL];
-            for i in 0..BLOCK {
-                for lane in 0..PANEL {
-                    s[lane] += i32::from(w[i][lane] * i16::from(q[i]));
+            let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
+            for sub in 0..layout.subs {
+                let mut s = [0i32; PANEL];
+                for i in sub * share..(sub + 1) * share {
+                    for lane in 0..PANEL {
+                        s[lane] += i32::from(w[i][lane] * i16::from(q[i]));
+                    }
                 }
-            }
-            for lane in 0..PANEL {
-                acc[lane] = (s[lane] as f32).mul_add(d[lane] * d_x, acc[lane]);
-            }
-            if form == Form::Q4 {
-                let m = halves(&block[32..]);
                 for lane in 0..PANEL {
-                    acc[lane] = m[lane].mul_add(sum, acc[lane]);
+                    acc[lane] = (s[lane] as f32).mul_add(scales.d[sub][lane] * d, acc[lane]);
+                }
+                if layout.min {
+                    // SAFETY: as above.
+                    let ds = unsafe {
+                        match layout.subs {
+                            1 => *acts.ds.add(cell),
+                            _ => ds16(acts, b, sub, row),
+                        }
+                    };
+                    (0..PANEL).for_each(|lane| acc[lane] = scales.m[sub][lane].mul_add(ds, acc[lane]));
                 }
             }
         }
     }
 }
 
-fn halves(bytes: &[u8]) -> Lanes<f32> {
-    std::array::from_fn(|lane| f16_to_f32(u16_at(bytes, 2 * lane)))
+/// Scales and minima of a block, for each share of its inputs.
+struct Scales {
+    d: [Lanes<f32>; 2],
+    m: [Lanes<f32>; 2],
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+impl Scales {
+    fn of(block: Block<'_>, subs: usize) -> Self {
+        let each = |number: &dyn Fn(usize, usize) -> f32| {
+            std::array::from_fn(|sub| std::array::from_fn(|lane| if sub < subs { number(lane, sub) } else { 0.0 }))
+        };
+        Self {
+            d: each(&|lane, sub| block.scale(lane, sub)),
+            m: each(&|lane, sub| block.min(lane, sub)),
+        }
+    }
 }
 
 /// A quantized block without its scales: input by input, 16 rows each.
-fn integers(form: Form, block: &[u8]) -> [Lanes<i16>; BLOCK] {
+fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
     let mut all = [[0; PANEL]; BLOCK];
-    if form == Form::Q4 {
-        for (j, vector) in block[64..].chunks_exact(4 * PANEL).enumerate() {
-            for (lane, bytes) in vector.chunks_exact(4).enumerate() {
-                for (i, byte) in bytes.iter().enumerate() {
-                    all[4 * j + i][lane] = i16::from(byte & 15);
-                    all[16 + 4 * j + i][lane] = i16::from(byte >> 4);
-                }
-            }
-        }
-    } else {
-        for (j, vector) in block[32..].chunks_exact(4 * PANEL).enumerate() {
-            for (lane, bytes) in vector.chunks_exact(4).enumerate() {
-                for (i, byte) in bytes.iter().enumerate() {
-                    all[4 * j + i][lane] = i16::from(*byte as i8);
-                }
-            }
+    for (j, four) in all.chunks_exact_mut(4).enumerate() {
+        for (at, value) in block.values(j).into_iter().enumerate() {
+            four[at % 4][at / 4] = value;
         }
     }
     all
 }
 
 /// A block as f32, unscaled: input by input, 16 rows each.
-fn unpack(form: Form, block: &[u8]) -> [Lanes<f32>; BLOCK] {
-    match form {
-        Form::Q4 | Form::Q8 => integers(form, block).map(|lanes| lanes.map(f32::from)),
-        Form::Bf16 => std::array::from_fn(|i| {
-            let at = |lane: usize| i / 2 * 64 + lane * 4 + i % 2 * 2;
-            std::array::from_fn(|lane| bf16_to_f32(u16_at(block, at(lane))))
-        }),
-        Form::F16 => std::array::from_fn(|i| std::array::from_fn(|lane| f16_to_f32(u16_at(block, i * 32 + lane * 2)))),
-        Form::F32 => std::array::from_fn(|i| {
-            let at = |lane: usize| i * 64 + lane * 4;
-            let number = |at: usize| [block[at], block[at + 1], block[at + 2], block[at + 3]];
-            std::array::from_fn(|lane| f32::from_le_bytes(number(at(lane))))
-        }),
+fn unpack(form: Form, block: Block<'_>) -> [Lanes<f32>; BLOCK] {
+    if form.is_quantized() {
+        return integers(block).map(|lanes| lanes.map(f32::from));
     }
+    std::array::from_fn(|i| std::array::from_fn(|lane| plain(form, block.codes(), lane, i)))
 }
 
 #[cfg(test)]

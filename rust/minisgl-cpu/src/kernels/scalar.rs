@@ -3,8 +3,7 @@
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
 use super::{ActsPtr, Mode, Product, Table};
-use crate::files::blocks::{bf16_to_f32, f16_to_f32};
-use crate::weights::{BLOCK, Form, PANEL};
+use crate::weights::{BLOCK, Block, Form, PANEL, plain};
 
 pub(super) static TABLE: Table = Table {
     prepare,
@@ -23,9 +22,14 @@ pub(super) const TINY: u32 = (127 - 100) << 23;
 /// Bits of infinity: absolute values from here on are not finite.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 
-/// The order of a block's inputs in the sums of f32 products with Q4: both halves of a byte, byte after byte.
-pub(super) const fn q4_input(step: usize) -> usize {
-    step / 2 + step % 2 * 16
+/// The order of a block's inputs in the sums of f32 products; `by_halves`: both halves of a byte, byte after byte.
+pub(super) const fn input(by_halves: bool, step: usize) -> usize {
+    if by_halves { step / 2 + step % 2 * 16 } else { step }
+}
+
+/// Where share `sub` of block `b` of a row is among the cells for 16 inputs.
+pub(super) const fn cell16(acts: &ActsPtr, b: usize, sub: usize, row: usize) -> usize {
+    (2 * b + sub) * acts.rows + row
 }
 
 /// A fixed tree over 16 numbers: i and i + 8, then i + 4, i + 2, i + 1.
@@ -53,17 +57,24 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             unsafe {
                 std::ptr::copy_nonoverlapping(v.as_ptr(), acts.x.add(cell * BLOCK), BLOCK);
                 *acts.sum.add(cell) = tree(std::array::from_fn(|i| v[i] + v[i + 16]));
+                for sub in 0..2 {
+                    *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(std::array::from_fn(|i| v[16 * sub + i]));
+                }
             }
         }
         if acts.mode.has_int8() {
             let (q, d) = quantize(&v);
-            let sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
+            let sum16 = [0, 16].map(|at| q[at..at + 16].iter().map(|&q| i32::from(q)).sum::<i32>());
+            let sum = sum16[0] + sum16[1];
             // SAFETY: as above.
             unsafe {
                 std::ptr::copy_nonoverlapping(q.as_ptr(), acts.q.add(cell * BLOCK), BLOCK);
                 *acts.d.add(cell) = d;
                 *acts.ds.add(cell) = d * sum as f32;
                 *acts.offset.add(cell) = -128 * sum;
+                for sub in 0..2 {
+                    *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum16[sub];
+                }
             }
         }
     }
@@ -113,16 +124,19 @@ unsafe fn matmul(p: &Product<'_>) {
 unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) -> [f32; PANEL] {
     let (form, acts) = (p.w.form(), p.acts);
     let mut sums = [0.0; PANEL];
-    for (b, block) in p.w.panel(panel).chunks_exact(form.block_bytes()).enumerate() {
-        let cell = b * acts.rows + row;
+    for b in 0..p.w.blocks() {
+        let block = p.w.block(panel, b);
         for (lane, acc) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's: the row is prepared, in the mode that the form needs.
             unsafe {
                 *acc = if int8 {
-                    add_int8(*acc, form, block, lane, acts, cell)
+                    add_int8(*acc, form, block, lane, acts, b, row)
+                } else if form.is_quantized() {
+                    add_exact(*acc, form, block, lane, acts, b, row)
                 } else {
-                    let x = &*acts.x.add(cell * BLOCK).cast::<[f32; BLOCK]>();
-                    add_exact(*acc, form, block, lane, x, *acts.sum.add(cell))
+                    let x = &*acts.x.add((b * acts.rows + row) * BLOCK).cast::<[f32; BLOCK]>();
+                    let codes = block.codes();
+                    *acc + (0..BLOCK).fold(0.0, |s, i| plain(form, codes, lane, i).mul_add(x[i], s))
                 };
             }
         }
@@ -130,62 +144,80 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
     sums
 }
 
-/// `acc` and what row `lane` of a block adds to it.
-fn add_exact(acc: f32, form: Form, block: &[u8], lane: usize, x: &[f32; BLOCK], sum: f32) -> f32 {
-    let mut s = 0.0f32;
-    for step in 0..BLOCK {
-        let i = if form == Form::Q4 { q4_input(step) } else { step };
-        s = stored(form, block, lane, i).mul_add(x[i], s);
-    }
-    match form {
-        Form::Q4 => min(block, lane).mul_add(sum, s.mul_add(scale(block, lane), acc)),
-        Form::Q8 => s.mul_add(scale(block, lane), acc),
-        Form::F16 | Form::Bf16 | Form::F32 => acc + s,
-    }
-}
-
-unsafe fn add_int8(acc: f32, form: Form, block: &[u8], lane: usize, acts: ActsPtr, cell: usize) -> f32 {
-    // SAFETY: the caller's: the cell is prepared in int8.
-    let (q, d, ds) = unsafe {
-        let q = &*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>();
-        (q, *acts.d.add(cell), *acts.ds.add(cell))
-    };
-    let product = |i: usize| stored(form, block, lane, i) as i32 * i32::from(q[i]);
-    let sum: i32 = (0..BLOCK).map(product).sum();
-    let acc = (sum as f32).mul_add(scale(block, lane) * d, acc);
-    if form == Form::Q4 {
-        min(block, lane).mul_add(ds, acc)
-    } else {
-        acc
-    }
-}
-
-fn u16_at(block: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
-}
-
-fn scale(block: &[u8], lane: usize) -> f32 {
-    f16_to_f32(u16_at(block, 2 * lane))
-}
-
-fn min(block: &[u8], lane: usize) -> f32 {
-    f16_to_f32(u16_at(block, 32 + 2 * lane))
-}
-
-/// Input `i` of row `lane` as it is stored: an integer without its scale, or the number.
-fn stored(form: Form, block: &[u8], lane: usize, i: usize) -> f32 {
-    match form {
-        Form::Q4 => {
-            let byte = block[64 + i % 16 / 4 * 64 + lane * 4 + i % 4];
-            f32::from(byte >> (i / 16 * 4) & 15)
+/// `acc` and what row `lane` of a block of codes adds to it: share by share of its inputs the sum of value times input,
+/// times the scale; and the minimum times the sum of inputs.
+unsafe fn add_exact(
+    mut acc: f32,
+    form: Form,
+    block: Block<'_>,
+    lane: usize,
+    acts: ActsPtr,
+    b: usize,
+    row: usize,
+) -> f32 {
+    let layout = form.layout();
+    let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
+    // SAFETY: the caller's: the row is prepared in f32.
+    let x = unsafe { &*acts.x.add(cell * BLOCK).cast::<[f32; BLOCK]>() };
+    for sub in 0..layout.subs {
+        let mut s = 0.0f32;
+        for step in sub * share..(sub + 1) * share {
+            let i = input(layout.by_halves(), step);
+            s = (block.value(lane, i) as f32).mul_add(x[i], s);
         }
-        Form::Q8 => f32::from(block[32 + i / 4 * 64 + lane * 4 + i % 4] as i8),
-        Form::Bf16 => bf16_to_f32(u16_at(block, i / 2 * 64 + lane * 4 + i % 2 * 2)),
-        Form::F16 => f16_to_f32(u16_at(block, i * 32 + lane * 2)),
-        Form::F32 => {
-            let at = i * 64 + lane * 4;
-            f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+        acc = s.mul_add(block.scale(lane, sub), acc);
+        if layout.min {
+            // SAFETY: as above.
+            let sum = unsafe {
+                match layout.subs {
+                    1 => *acts.sum.add(cell),
+                    _ => *acts.sum16.add(cell16(&acts, b, sub, row)),
+                }
+            };
+            acc = block.min(lane, sub).mul_add(sum, acc);
         }
+    }
+    acc
+}
+
+/// The same with bytes: sums are integers.
+unsafe fn add_int8(
+    mut acc: f32,
+    form: Form,
+    block: Block<'_>,
+    lane: usize,
+    acts: ActsPtr,
+    b: usize,
+    row: usize,
+) -> f32 {
+    let layout = form.layout();
+    let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
+    // SAFETY: the caller's: the row is prepared in int8.
+    let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
+    for sub in 0..layout.subs {
+        let product = |i: usize| block.value(lane, i) * i32::from(q[i]);
+        let sum: i32 = (sub * share..(sub + 1) * share).map(product).sum();
+        acc = (sum as f32).mul_add(block.scale(lane, sub) * d, acc);
+        if layout.min {
+            // SAFETY: as above.
+            let ds = unsafe {
+                match layout.subs {
+                    1 => *acts.ds.add(cell),
+                    _ => ds16(acts, b, sub, row),
+                }
+            };
+            acc = block.min(lane, sub).mul_add(ds, acc);
+        }
+    }
+    acc
+}
+
+/// Scale times sum of integers of 16 inputs, as `ds` is of 32.
+pub(super) unsafe fn ds16(acts: ActsPtr, b: usize, sub: usize, row: usize) -> f32 {
+    // SAFETY: the caller's: the row is prepared in int8.
+    unsafe {
+        let sum = *acts.offset16.add(cell16(&acts, b, sub, row)) / -128;
+        *acts.d.add(b * acts.rows + row) * sum as f32
     }
 }
 

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::files::{Kind, TensorView};
-use crate::weights::{BLOCK, Form, Part};
+use crate::weights::tests::sensible;
+use crate::weights::{Form, Part};
 
 /// Numbers that are the same for the same seed.
 struct Numbers(u64);
@@ -31,45 +32,27 @@ impl Numbers {
             _ => plain,
         }
     }
+}
 
-    fn weight_f32(&mut self) -> f32 {
-        self.next() as f32 / (1u64 << 30) as f32 - 1.0
-    }
+/// The kind that a form holds.
+fn kind_of(form: Form) -> Kind {
+    Kind::ALL.into_iter().find(|&kind| Form::of(kind) == form).unwrap()
 }
 
 /// A matrix with blocks of any bits, among them the least and the largest.
 fn matrix(form: Form, n: usize, k: usize, numbers: &mut Numbers, extremes: bool) -> Matrix {
     let mut data = Vec::new();
-    let full = numbers.next() as u8;
-    let half = |numbers: &mut Numbers| crate::files::blocks::f32_to_f16(numbers.weight_f32()).to_le_bytes();
-    let kind = match form {
-        Form::Q4 | Form::Q8 => {
-            for _ in 0..n * k.div_ceil(BLOCK) {
-                data.extend(half(numbers));
-                if form == Form::Q4 {
-                    data.extend(half(numbers));
-                }
-                let fill = extremes && numbers.next().is_multiple_of(2);
-                let fills = [0x80, 0x7f, 0xff, 0x00, full];
-                let byte = fills[numbers.next() as usize % fills.len()];
-                let bytes = if form == Form::Q4 { 16 } else { 32 };
-                data.extend((0..bytes).map(|_| if fill { byte } else { numbers.next() as u8 }));
-            }
-            if form == Form::Q4 { Kind::Q4_1 } else { Kind::Q8_0 }
-        }
-        Form::F16 => {
-            (0..n * k).for_each(|_| data.extend(half(numbers)));
-            Kind::F16
-        }
-        Form::Bf16 => {
-            (0..n * k).for_each(|_| data.extend(&numbers.weight_f32().to_le_bytes()[2..]));
-            Kind::BF16
-        }
-        Form::F32 => {
-            (0..n * k).for_each(|_| data.extend(numbers.weight_f32().to_le_bytes()));
-            Kind::F32
-        }
-    };
+    let (kind, full) = (kind_of(form), numbers.next() as u8);
+    for _ in 0..n * k / kind.block_len() {
+        let fill = extremes && numbers.next().is_multiple_of(2);
+        let fills = [0x80, 0x7f, 0xff, 0x00, full];
+        let byte = fills[numbers.next() as usize % fills.len()];
+        let mut block: Vec<u8> = (0..kind.block_bytes())
+            .map(|_| if fill { byte } else { numbers.next() as u8 })
+            .collect();
+        sensible(kind, &mut block);
+        data.extend(block);
+    }
     let shape = [n, k];
     let part = Part::new(TensorView::new("w", kind, &shape, &data).unwrap());
     Matrix::pack(&[part], false, None).unwrap()
@@ -85,11 +68,7 @@ pub(super) struct Case {
 impl Case {
     pub(super) fn new(form: Form, mode: Mode, (n, k, rows): (usize, usize, usize), seed: u64, extremes: bool) -> Self {
         let mut numbers = Numbers(seed);
-        let k = if form.is_quantized() {
-            k.next_multiple_of(BLOCK)
-        } else {
-            k
-        };
+        let k = k.next_multiple_of(kind_of(form).block_len());
         let w = matrix(form, n, k, &mut numbers, extremes);
         let x = (0..rows * k).map(|_| numbers.activation(extremes)).collect();
         Self { w, x, rows, mode }
@@ -187,7 +166,8 @@ fn what_is_not_finite_shows() {
             for mode in modes(form) {
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     let mut case = Case::new(form, mode, (32, 64, 9), 3, false);
-                    case.x[3 * 64 + 40] = bad;
+                    let k = case.w.k();
+                    case.x[3 * k + 40] = bad;
                     let out = case.all(isa);
                     let row = |r: usize| &out[r * 32..(r + 1) * 32];
                     assert!(row(3).iter().all(|x| !x.is_finite()), "{isa:?} {form:?} {mode:?}");

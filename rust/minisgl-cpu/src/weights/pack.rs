@@ -1,10 +1,11 @@
 //! From tensors to panels.
 //!
-//! Invariants: what fits a `Form` without loss is copied bit by bit; the rest goes through f32 and is quantized by
-//! one rule a form.
+//! Invariants: a kind's own form takes its bits as they are; another form takes its numbers, and what has fewer bits than
+//! they need is quantized by one rule a form.
 
-use super::matrix::{BLOCK, Form, Matrix, PANEL};
-use crate::files::blocks::{decode, f16_to_f32, f32_to_bf16, f32_to_f16};
+use super::form::Form;
+use super::matrix::{BLOCK, Matrix, PANEL};
+use crate::files::blocks::{decode, digit, f32_to_bf16, f32_to_f16, scale_and_min_codes, scale_of_six};
 use crate::files::quantize::encode;
 use crate::files::{Kind, TensorView};
 use crate::{Error, Result};
@@ -47,33 +48,6 @@ impl<'a> Part<'a> {
     }
 }
 
-impl Form {
-    /// The form that holds a kind with the least loss.
-    #[must_use]
-    pub fn of(kind: Kind) -> Self {
-        match kind {
-            Kind::F16 => Self::F16,
-            Kind::BF16 => Self::Bf16,
-            Kind::Q4_0 | Kind::Q4_1 | Kind::Q4_K => Self::Q4,
-            Kind::Q8_0 | Kind::Q5_0 | Kind::Q5_1 | Kind::Q5_K | Kind::Q6_K => Self::Q8,
-            Kind::F32 | Kind::Q2_K | Kind::Q3_K | Kind::IQ4_NL | Kind::IQ4_XS => Self::F32,
-            Kind::TQ1_0 | Kind::TQ2_0 | Kind::MXFP4 | Kind::NVFP4 | Kind::Q1_0 | Kind::Q2_0 => Self::F32,
-        }
-    }
-
-    /// The form that holds both with the least loss: 8 bits for 4 and 8; F32 for all else that differs.
-    #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        if self == other {
-            self
-        } else if self.is_quantized() && other.is_quantized() {
-            Self::Q8
-        } else {
-            Self::F32
-        }
-    }
-}
-
 impl Matrix {
     /// Stacks `parts` one below the other, or (`interleave`) panel by panel in turns, every part padded to whole
     /// panels by itself. `form`: another one than the parts' own. Several threads may pack different matrices at once.
@@ -87,8 +61,9 @@ impl Matrix {
             let text = format!("tensor {name} has rows of {other}, {} of {k}", first.tensor.name());
             return Err(Error::file(text));
         }
-        let own = parts.iter().map(|part| Form::of(part.tensor.kind()));
-        let form = form.or_else(|| own.reduce(Form::with)).unwrap_or(Form::F32);
+        let own = Form::of(first.tensor.kind());
+        let alike = parts.iter().all(|part| Form::of(part.tensor.kind()) == own);
+        let form = form.unwrap_or(if alike { own } else { Form::F32 });
         if interleave {
             return Self::pack_interleaved(parts, form, k);
         }
@@ -125,51 +100,135 @@ impl Matrix {
     /// Row `r` from its stored bytes.
     fn put(&mut self, r: usize, kind: Kind, row: &[u8]) {
         let (form, k, lane) = (self.form(), self.k(), r % PANEL);
-        let blocks = self.panel_mut(r / PANEL).chunks_exact_mut(form.block_bytes());
-        match (kind, form) {
-            (Kind::Q4_0, Form::Q4) => row.chunks_exact(18).zip(blocks).for_each(|(from, to)| {
-                let d = u16::from_le_bytes([from[0], from[1]]);
-                let m = f32_to_f16(-8.0 * f16_to_f32(d));
-                put_q4(to, lane, [from[0], from[1]], m.to_le_bytes(), &from[2..]);
-            }),
-            (Kind::Q4_1, Form::Q4) => row.chunks_exact(20).zip(blocks).for_each(|(from, to)| {
-                put_q4(to, lane, [from[0], from[1]], [from[2], from[3]], &from[4..]);
-            }),
-            (Kind::Q8_0, Form::Q8) => row.chunks_exact(34).zip(blocks).for_each(|(from, to)| {
-                put_q8(to, lane, [from[0], from[1]], &from[2..]);
-            }),
-            (Kind::Q5_0, Form::Q8) => row.chunks_exact(22).zip(blocks).for_each(|(from, to)| {
-                put_q8(to, lane, [from[0], from[1]], &fives(&from[2..6], &from[6..]));
-            }),
-            (Kind::Q4_K, Form::Q4) => {
-                let subs = (0..k / BLOCK).map(|b| fours(&row[b / 8 * 144..][..144], b % 8));
-                for ((d, m, q), to) in subs.zip(blocks) {
-                    put_q4(to, lane, d.to_le_bytes(), m.to_le_bytes(), &q);
+        let layout = form.layout();
+        let units = self.panel_mut(r / PANEL).chunks_exact_mut(layout.unit_bytes());
+        if form.is_quantized() && form == Form::of(kind) {
+            let inputs = layout.unit * BLOCK;
+            let stored = inputs / kind.block_len() * kind.block_bytes();
+            for (from, to) in row.chunks_exact(stored).zip(units) {
+                let (head, codes) = to.split_at_mut(layout.head);
+                put_head(kind, from, head, lane);
+                for (j, to) in codes.chunks_exact_mut(layout.codes()).enumerate() {
+                    put_codes(layout.bits, &codes_of(kind, from, j), to, lane);
                 }
             }
-            _ => {
-                let mut numbers = vec![0.0; k.next_multiple_of(BLOCK)];
-                decode(kind, row, &mut numbers[..k]);
-                for (from, to) in numbers.chunks_exact(BLOCK).zip(blocks) {
-                    put_numbers(to, lane, form, from);
-                }
-            }
+            return;
+        }
+        assert_eq!(layout.unit, 1, "numbers become {form:?}");
+        let mut numbers = vec![0.0; k.next_multiple_of(BLOCK)];
+        decode(kind, row, &mut numbers[..k]);
+        for (from, to) in numbers.chunks_exact(BLOCK).zip(units) {
+            put_numbers(to, lane, form, from);
         }
     }
 }
 
-fn put_q4(to: &mut [u8], lane: usize, d: [u8; 2], m: [u8; 2], bytes: &[u8]) {
-    to[2 * lane..][..2].copy_from_slice(&d);
-    to[32 + 2 * lane..][..2].copy_from_slice(&m);
-    for (j, bytes) in bytes.chunks_exact(4).enumerate() {
-        to[64 + 64 * j + 4 * lane..][..4].copy_from_slice(bytes);
+/// The scales of row `lane` of a unit, from the blocks that are stored for it.
+fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
+    let mut half = |to: usize, at: usize, sign: u8| {
+        head[to + 2 * lane] = from[at];
+        head[to + 2 * lane + 1] = from[at + 1] ^ sign;
+    };
+    match kind {
+        Kind::MXFP4 => head[lane] = from[0],
+        Kind::NVFP4 => (0..4).for_each(|i| head[16 * i + lane] = from[i]),
+        Kind::Q4_1 | Kind::Q5_1 => {
+            half(0, 0, 0);
+            half(32, 2, 0);
+        }
+        Kind::Q4_K | Kind::Q5_K => {
+            half(0, 0, 0);
+            half(32, 2, 0x80); // ggml subtracts it
+            for j in 0..8 {
+                let (scale, min) = scale_and_min_codes(&from[4..16], j);
+                head[64 + 32 * j + lane] = scale;
+                head[64 + 32 * j + 16 + lane] = min;
+            }
+        }
+        Kind::Q2_K => {
+            half(0, 80, 0);
+            half(32, 82, 0x80);
+            (0..16).for_each(|i| head[64 + 16 * i + lane] = from[i]);
+        }
+        Kind::Q3_K => {
+            half(0, 108, 0);
+            for i in 0..16 {
+                let scale = scale_of_six(&from[96..108], i);
+                head[32 + 16 * (i / 2) + lane] |= (scale & 15) << (4 * (i % 2));
+                head[160 + 16 * (i / 4) + lane] |= scale >> 4 << (2 * (i % 4));
+            }
+        }
+        Kind::Q6_K => {
+            half(0, 208, 0);
+            (0..16).for_each(|i| head[32 + 16 * i + lane] = from[192 + i]);
+        }
+        Kind::IQ4_XS => {
+            half(0, 0, 0);
+            let high = u16::from_le_bytes([from[2], from[3]]);
+            for j in 0..8 {
+                let scale = from[4 + j / 2] >> (4 * (j % 2)) & 15 | ((high >> (2 * j) & 3) as u8) << 4;
+                head[32 + 16 * j + lane] = scale.wrapping_sub(32);
+            }
+        }
+        Kind::TQ1_0 => half(0, 52, 0),
+        Kind::TQ2_0 => half(0, 64, 0),
+        _ => half(0, 0, 0),
     }
 }
 
-fn put_q8(to: &mut [u8], lane: usize, d: [u8; 2], bytes: &[u8]) {
-    to[2 * lane..][..2].copy_from_slice(&d);
-    for (j, bytes) in bytes.chunks_exact(4).enumerate() {
-        to[32 + 64 * j + 4 * lane..][..4].copy_from_slice(bytes);
+/// The codes of the `j`-th 32 numbers of a unit, as their kind stores them.
+fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
+    let nibbles = |qs: usize, i: usize| from[qs + i % 16] >> (i / 16 * 4) & 15;
+    let fifth = |at: usize, i: usize| (from[at + i / 8] >> (i % 8) & 1) << 4;
+    let fours = |qs: usize, i: usize| from[qs + j / 2 * 32 + i] >> (j % 2 * 4) & 15;
+    let twos = |qs: usize, i: usize| from[qs + j / 4 * 32 + i] >> (j % 4 * 2) & 3;
+    let (side, turn) = (j / 4, j % 4);
+    match kind {
+        Kind::Q4_0 | Kind::IQ4_NL => std::array::from_fn(|i| nibbles(2, i)),
+        Kind::MXFP4 => std::array::from_fn(|i| nibbles(1, i)),
+        Kind::Q4_1 => std::array::from_fn(|i| nibbles(4, i)),
+        Kind::IQ4_XS => std::array::from_fn(|i| nibbles(8 + 16 * j, i)),
+        Kind::Q5_0 => std::array::from_fn(|i| nibbles(6, i) | fifth(2, i)),
+        Kind::Q5_1 => std::array::from_fn(|i| nibbles(8, i) | fifth(4, i)),
+        Kind::Q8_0 => std::array::from_fn(|i| from[2 + i]),
+        Kind::Q2_K => std::array::from_fn(|i| twos(16, i)),
+        Kind::Q3_K => std::array::from_fn(|i| twos(32, i) | (from[i] >> j & 1) << 2),
+        Kind::Q4_K => std::array::from_fn(|i| fours(16, i)),
+        Kind::Q5_K => std::array::from_fn(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
+        Kind::Q6_K => std::array::from_fn(|i| {
+            let low = from[64 * side + 32 * (turn % 2) + i] >> (4 * (turn / 2)) & 15;
+            low | (from[128 + 32 * side + i] >> (2 * turn) & 3) << 4
+        }),
+        Kind::TQ1_0 => std::array::from_fn(|i| match 32 * j + i {
+            at @ 0..160 => digit(from[at % 32], at / 32),
+            at @ 160..240 => digit(from[32 + at % 16], at / 16 - 10),
+            at => digit(from[48 + at % 4], at / 4 - 60),
+        }),
+        Kind::TQ2_0 => std::array::from_fn(|i| twos(0, i)),
+        Kind::NVFP4 => std::array::from_fn(|i| {
+            let at = 32 * j + i;
+            from[4 + at / 16 * 8 + at % 8] >> (at % 16 / 8 * 4) & 15
+        }),
+        Kind::Q1_0 => std::array::from_fn(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
+        Kind::Q2_0 => std::array::from_fn(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
+        Kind::F32 | Kind::F16 | Kind::BF16 => unreachable!("{kind:?} has numbers"),
+    }
+}
+
+/// Codes of row `lane` into the planes of a block (see `form`).
+fn put_codes(bits: [usize; 2], codes: &[u8; BLOCK], to: &mut [u8], lane: usize) {
+    let mut at = 0;
+    let mut shift = 0;
+    for bits in bits.into_iter().filter(|&bits| bits > 0) {
+        let mask = ((1u16 << bits) - 1) as u8;
+        for (j, four) in codes.chunks_exact(4).enumerate() {
+            let to = &mut to[at + 64 * (j % bits) + 4 * lane..][..4];
+            for (to, code) in to.iter_mut().zip(four) {
+                *to |= (code >> shift & mask) << (bits * (j / bits));
+            }
+        }
+        at += 64 * bits;
+        shift += bits;
     }
 }
 
@@ -179,12 +238,14 @@ fn put_numbers(to: &mut [u8], lane: usize, form: Form, from: &[f32]) {
         Form::Q4 => {
             let mut block = [0; 20];
             let _ = encode(Kind::Q4_1, from, &mut block);
-            put_q4(to, lane, [block[0], block[1]], [block[2], block[3]], &block[4..]);
+            put_head(Kind::Q4_1, &block, &mut to[..64], lane);
+            put_codes([4, 0], &codes_of(Kind::Q4_1, &block, 0), &mut to[64..], lane);
         }
         Form::Q8 => {
             let mut block = [0; 34];
             let _ = encode(Kind::Q8_0, from, &mut block);
-            put_q8(to, lane, [block[0], block[1]], &block[2..]);
+            put_head(Kind::Q8_0, &block, &mut to[..32], lane);
+            put_codes([8, 0], &codes_of(Kind::Q8_0, &block, 0), &mut to[32..], lane);
         }
         Form::F16 => (0..BLOCK).for_each(|i| {
             to[i * 32 + lane * 2..][..2].copy_from_slice(&f32_to_f16(from[i]).to_le_bytes());
@@ -193,35 +254,8 @@ fn put_numbers(to: &mut [u8], lane: usize, form: Form, from: &[f32]) {
             let bytes = f32_to_bf16(from[i]).to_le_bytes();
             to[i / 2 * 64 + lane * 4 + i % 2 * 2..][..2].copy_from_slice(&bytes);
         }),
-        Form::F32 => (0..BLOCK).for_each(|i| {
+        _ => (0..BLOCK).for_each(|i| {
             to[i * 64 + lane * 4..][..4].copy_from_slice(&from[i].to_le_bytes());
         }),
     }
-}
-
-/// 32 numbers of five bits, less 16.
-fn fives(high: &[u8], low: &[u8]) -> [u8; BLOCK] {
-    let fifth = |i: usize| high[i / 8] >> (i % 8) & 1;
-    std::array::from_fn(|i| {
-        let four = low[i % 16] >> (i / 16 * 4) & 15;
-        (four | fifth(i) << 4).wrapping_sub(16)
-    })
-}
-
-/// The `j`-th 32 numbers of a K-block of 4 bits: scale, minimum, and the halves as Q4 has them.
-fn fours(block: &[u8], j: usize) -> (u16, u16, [u8; 16]) {
-    let super_scale = |at: usize| f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]));
-    let packed = &block[4..16];
-    let (scale, min) = if j < 4 {
-        (packed[j] & 63, packed[j + 4] & 63)
-    } else {
-        (
-            packed[j + 4] & 15 | packed[j - 4] >> 6 << 4,
-            packed[j + 4] >> 4 | packed[j] >> 6 << 4,
-        )
-    };
-    let d = f32_to_f16(super_scale(0) * f32::from(scale));
-    let m = f32_to_f16(-super_scale(2) * f32::from(min));
-    let four = |i: usize| block[16 + j / 2 * 32 + i] >> (j % 2 * 4) & 15;
-    (d, m, std::array::from_fn(|i| four(i) | four(16 + i) << 4))
 }

@@ -13,7 +13,8 @@ use super::expand::{TILE, parts_of, to_bf16};
 use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
 use crate::kernels::Mode;
 use crate::kernels::Product;
-use crate::kernels::avx512::{BF16, F16, F32, Q4, Q8, block_bytes};
+use crate::kernels::avx512::{BF16, F16, F32};
+use crate::kernels::place;
 use crate::weights::memory::Zeroed;
 use crate::weights::{Form, PANEL};
 
@@ -27,17 +28,38 @@ const SUMS: usize = MOST * PANEL * 4;
 pub(super) unsafe fn matmul(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
+        macro_rules! blocks {
+            ($form:ident) => {
+                match p.acts.mode {
+                    Mode::Bf16 => product::<{ Form::$form as u8 }, 1, 1>(p),
+                    _ => product::<{ Form::$form as u8 }, 3, 3>(p),
+                }
+            };
+        }
         match (p.acts.mode, p.w.form()) {
-            (Mode::Bf16, Form::Q4) => product::<Q4, 1, 1>(p),
-            (Mode::Bf16, Form::Q8) => product::<Q8, 1, 1>(p),
             (Mode::Bf16, Form::F16) => product::<F16, 1, 1>(p),
             (Mode::Bf16, Form::Bf16) => product::<BF16, 1, 1>(p),
             (Mode::Bf16, Form::F32) => product::<F32, 1, 1>(p),
-            (_, Form::Q4) => product::<Q4, 3, { parts_of(Q4) }>(p),
-            (_, Form::Q8) => product::<Q8, 3, { parts_of(Q8) }>(p),
             (_, Form::F16) => product::<F16, 3, { parts_of(F16) }>(p),
             (_, Form::Bf16) => product::<BF16, 3, { parts_of(BF16) }>(p),
             (_, Form::F32) => product::<F32, 3, { parts_of(F32) }>(p),
+            (_, Form::Q4) => blocks!(Q4),
+            (_, Form::Q8) => blocks!(Q8),
+            (_, Form::Q4_0) => blocks!(Q4_0),
+            (_, Form::Q5_0) => blocks!(Q5_0),
+            (_, Form::Q5_1) => blocks!(Q5_1),
+            (_, Form::Q4_K) => blocks!(Q4_K),
+            (_, Form::Q5_K) => blocks!(Q5_K),
+            (_, Form::Q6_K) => blocks!(Q6_K),
+            (_, Form::Q2_K) => blocks!(Q2_K),
+            (_, Form::Q3_K) => blocks!(Q3_K),
+            (_, Form::IQ4_NL) => blocks!(IQ4_NL),
+            (_, Form::IQ4_XS) => blocks!(IQ4_XS),
+            (_, Form::MXFP4) => blocks!(MXFP4),
+            (_, Form::NVFP4) => blocks!(NVFP4),
+            (_, Form::TQ2_0) => blocks!(TQ2_0),
+            (_, Form::Q1_0) => blocks!(Q1_0),
+            (_, Form::Q2_0) => blocks!(Q2_0),
         }
     }
 }
@@ -65,9 +87,12 @@ unsafe fn product<const FORM: u8, const A: usize, const W: usize>(p: &Product<'_
             for first in p.panels.clone().step_by(group) {
                 let panels = group.min(p.panels.end - first);
                 if FORM != BF16 {
-                    let from = p.w.panel(first).as_ptr();
-                    for block in 0..panels * p.w.blocks() {
-                        to_bf16::<FORM, W>(from.add(block * block_bytes(FORM)), tiles_at.add(block * W * TILE));
+                    for i in 0..panels {
+                        let from = p.w.panel(first + i).as_ptr();
+                        for b in 0..p.w.blocks() {
+                            let at = (i * p.w.blocks() + b) * W * TILE;
+                            to_bf16::<FORM, W>(place::Place::of::<FORM>(from, b), tiles_at.add(at));
+                        }
                     }
                 }
                 let mut place = Place {

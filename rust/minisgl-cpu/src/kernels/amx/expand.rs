@@ -6,7 +6,8 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::avx512::unpack::{group, steps, weights};
-use crate::kernels::avx512::{BF16, F16, Q4, Q8, halves};
+use crate::kernels::avx512::{BF16, F16, min, scale};
+use crate::kernels::place::{Place, layout};
 
 /// Bytes of a block as a tile of bf16.
 pub(super) const TILE: usize = 1024;
@@ -42,29 +43,24 @@ pub(super) const fn parts_of(form: u8) -> usize {
 /// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn to_bf16<const FORM: u8, const PARTS: usize>(block: *const u8, to: *mut u8) {
+pub(super) unsafe fn to_bf16<const FORM: u8, const PARTS: usize>(block: Place, to: *mut u8) {
+    let layout = const { layout(FORM) };
     // SAFETY: the caller's: a block of that form, `PARTS` aligned tiles at `to`.
     unsafe {
-        let (mut d, mut m) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-        if matches!(FORM, Q4 | Q8) {
-            d = halves(block);
-        }
-        if FORM == Q4 {
-            m = halves(block.add(32));
-        }
         for g in 0..4 {
+            let sub = g / 2 * (layout.subs / 2);
             let v = group::<FORM>(block, g);
             let mut w = [_mm512_setzero_ps(); 8];
             steps!(|T| {
                 let x = weights::<FORM, T>(block, g, v);
-                w[T] = match FORM {
-                    Q4 => _mm512_fmadd_ps(x, d, m),
-                    Q8 => _mm512_mul_ps(x, d),
-                    _ => x,
+                w[T] = match (layout.subs, layout.min) {
+                    (0, _) => x,
+                    (_, true) => _mm512_fmadd_ps(x, scale::<FORM>(block, sub), min::<FORM>(block, sub)),
+                    _ => _mm512_mul_ps(x, scale::<FORM>(block, sub)),
                 };
             });
             // Which step of a group has which input: see `unpack::input`.
-            if FORM == Q4 {
+            if layout.by_halves() {
                 for (i, row) in [2 * g, 8 + 2 * g].into_iter().enumerate() {
                     put::<PARTS>(w[i], w[i + 2], to.add(64 * row));
                     put::<PARTS>(w[i + 4], w[i + 6], to.add(64 * (row + 1)));

@@ -87,9 +87,9 @@ pub(super) unsafe fn matmul<const Q4: bool>(p: &Product<'_>) {
 
 const fn block_bytes<const Q4: bool>() -> usize {
     if Q4 {
-        Form::Q4.block_bytes()
+        Form::Q4.layout().unit_bytes()
     } else {
-        Form::Q8.block_bytes()
+        Form::Q8.layout().unit_bytes()
     }
 }
 

@@ -70,9 +70,9 @@ unsafe fn matmul(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
         match (p.acts.mode.int8_with(p.w.form()), p.w.form()) {
-            (true, _) if p.rows.len() < INT8_ROWS => (avx512::TABLE.matmul)(p),
-            (true, Form::Q4) => int8::matmul::<true>(p),
-            (true, _) => int8::matmul::<false>(p),
+            (true, Form::Q4) if p.rows.len() >= INT8_ROWS => int8::matmul::<true>(p),
+            (true, Form::Q8) if p.rows.len() >= INT8_ROWS => int8::matmul::<false>(p),
+            (true, _) => (avx512::TABLE.matmul)(p), // the same bits
             (false, _) => bf16::matmul(p),
         }
     }

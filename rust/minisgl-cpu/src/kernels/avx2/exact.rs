@@ -15,45 +15,101 @@ pub(super) const GROUP: usize = 8;
 /// The vectors that the weights of a group come out of.
 type Stored = [[__m256i; 2]; 2];
 
+/// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> [__m256i; 2] {
+    let layout = const { layout(FORM) };
+    let [low, high] = layout.bits;
+    // SAFETY: the caller's: a block's codes.
+    unsafe {
+        if low == 8 {
+            let top = _mm256_set1_epi8(-128);
+            return vectors(codes.add(64 * j)).map(|v| _mm256_xor_si256(v, top));
+        }
+        let mut code = plane(codes, low, j);
+        if high > 0 {
+            let (upper, by) = (plane(codes.add(64 * low), high, j), _mm_cvtsi32_si128(low as i32));
+            code = [0, 1].map(|i| _mm256_or_si256(code[i], _mm256_sll_epi16(upper[i], by)));
+        }
+        match layout.table {
+            Some(table) => {
+                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                code.map(|code| _mm256_shuffle_epi8(table, code))
+            }
+            None => code,
+        }
+    }
+}
+
+/// What a plane of `bits` bits holds of vector `j`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
+    let by = _mm_cvtsi32_si128((bits * (j / bits)) as i32);
+    let mask = _mm256_set1_epi8((1 << bits) - 1);
+    // SAFETY: the caller's: a whole plane.
+    let v = unsafe { vectors(at.add(64 * (j % bits))) };
+    v.map(|v| _mm256_and_si256(_mm256_srl_epi16(v, by), mask))
+}
+
 /// What steps `8 g .. 8 g + 8` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> Stored {
+pub(super) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> Stored {
+    let layout = const { layout(FORM) };
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
-        match FORM {
-            Q4 => {
-                let (v, low) = (vectors(block.add(64 + 64 * g)), _mm256_set1_epi8(15));
-                let top = [_mm256_srli_epi16::<4>(v[0]), _mm256_srli_epi16::<4>(v[1])];
-                [
-                    [_mm256_and_si256(v[0], low), _mm256_and_si256(v[1], low)],
-                    [_mm256_and_si256(top[0], low), _mm256_and_si256(top[1], low)],
-                ]
-            }
-            Q8 => {
-                let at = block.add(32 + 128 * g);
-                [vectors(at), vectors(at.add(64))]
-            }
-            _ => [[_mm256_setzero_si256(); 2]; 2],
+        if layout.subs == 0 {
+            return [[_mm256_setzero_si256(); 2]; 2];
         }
+        if FORM == Q8 {
+            let at = block.codes.add(128 * g);
+            return [vectors(at), vectors(at.add(64))];
+        }
+        let (first, second) = if layout.by_halves() {
+            (g, 4 + g)
+        } else {
+            (2 * g, 2 * g + 1)
+        };
+        let values = [biased::<FORM>(block.codes, first), biased::<FORM>(block.codes, second)];
+        let bias = _mm256_set1_epi8(layout.bias as i8);
+        values.map(|v| {
+            if layout.bias > 0 {
+                v.map(|v| _mm256_sub_epi8(v, bias))
+            } else {
+                v
+            }
+        })
     }
 }
 
 /// The weights of step `T` of group `g`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weights<const FORM: u8, const T: usize>(block: *const u8, g: usize, v: &Stored) -> Pair {
+pub(super) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: usize, v: &Stored) -> Pair {
+    let layout = const { layout(FORM) };
+    let numbers = block.codes;
     // SAFETY: the caller's: a whole block.
     unsafe {
         match FORM {
-            Q4 => [unsigned_byte::<T>(v[T % 2][0]), unsigned_byte::<T>(v[T % 2][1])],
-            Q8 => [signed_byte::<T>(v[T / 4][0]), signed_byte::<T>(v[T / 4][1])],
-            F16 => halves(block.add(256 * g + 32 * T)),
-            BF16 => {
-                let v = vectors(block.add(256 * g + T / 2 * 64));
-                [upper_half::<T>(v[0]), upper_half::<T>(v[1])]
+            F16 => halves(numbers.add(256 * g + 32 * T)),
+            BF16 => vectors(numbers.add(256 * g + T / 2 * 64)).map(|v| upper_half::<T>(v)),
+            F32 => load(numbers.add(512 * g + 64 * T).cast()),
+            _ => {
+                let (v, at) = if layout.by_halves() {
+                    (v[T % 2], T / 2)
+                } else {
+                    (v[T / 4], T % 4)
+                };
+                v.map(|v| {
+                    if layout.bias > 0 {
+                        signed_byte(v, at)
+                    } else {
+                        unsigned_byte(v, at)
+                    }
+                })
             }
-            _ => load(block.add(512 * g + 64 * T).cast()),
         }
     }
 }
@@ -77,11 +133,11 @@ fn shuffle(v: __m256i, moves: &'static [i8; 32]) -> __m256i {
     _mm256_shuffle_epi8(v, moves)
 }
 
-/// Byte `T / 2` of each lane.
+/// Byte `at` of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unsigned_byte<const T: usize>(v: __m256i) -> __m256 {
-    _mm256_cvtepi32_ps(match T / 2 {
+fn unsigned_byte(v: __m256i, at: usize) -> __m256 {
+    _mm256_cvtepi32_ps(match at {
         0 => _mm256_and_si256(v, _mm256_set1_epi32(255)),
         1 => shuffle(v, const { &mover(1, 0) }),
         2 => shuffle(v, const { &mover(2, 0) }),
@@ -89,11 +145,11 @@ fn unsigned_byte<const T: usize>(v: __m256i) -> __m256 {
     })
 }
 
-/// Byte `T % 4` of each lane, with its sign.
+/// Byte `at` of each lane, with its sign.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn signed_byte<const T: usize>(v: __m256i) -> __m256 {
-    let top = match T % 4 {
+fn signed_byte(v: __m256i, at: usize) -> __m256 {
+    let top = match at {
         0 => shuffle(v, const { &mover(0, 3) }),
         1 => shuffle(v, const { &mover(1, 3) }),
         2 => shuffle(v, const { &mover(2, 3) }),
@@ -116,11 +172,7 @@ fn upper_half<const T: usize>(v: __m256i) -> __m256 {
 /// Which input step `t` of group `g` takes.
 #[inline]
 pub(super) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
-    if FORM == Q4 {
-        4 * g + t / 2 + t % 2 * 16
-    } else {
-        GROUP * g + t
-    }
+    crate::kernels::scalar::input(const { layout(FORM).by_halves() }, GROUP * g + t)
 }
 
 /// Runs a body with each step of a group as a constant.
@@ -138,11 +190,11 @@ macro_rules! steps {
 pub(super) use steps;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
     // SAFETY: the caller's.
     unsafe {
         if p.rows.len() > FEW {
-            return many::matmul::<FORM>(p);
+            return many::matmul::<FORM, LIKE>(p);
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
@@ -166,11 +218,11 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     // SAFETY: the caller's: every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
-            few_blocks::<FORM, R, B>(p, weights.add(b * block_bytes(FORM)), b, row, &mut acc);
+            few_blocks::<FORM, R, B>(p, weights, b, row, &mut acc);
             b += B;
         }
         while b < blocks {
-            few_blocks::<FORM, R, 1>(p, weights.add(b * block_bytes(FORM)), b, row, &mut acc);
+            few_blocks::<FORM, R, 1>(p, weights, b, row, &mut acc);
             b += 1;
         }
         for (r, acc) in acc.into_iter().enumerate() {
@@ -179,53 +231,59 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     }
 }
 
-/// Adds what `B` blocks from `b` on give.
+/// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
     p: &Product<'_>,
-    at: *const u8,
+    panel: *const u8,
     b: usize,
     row: usize,
     acc: &mut [Pair; R],
 ) {
+    let layout = const { layout(FORM) };
+    let shares = layout.subs.max(1);
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
-        let mut s = [[zero(); R]; B];
+        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<FORM>(panel, b + i));
         for line in 0..(B * block_bytes(FORM)).div_ceil(64) {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + line * 64).cast());
+            _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
         }
+        let mut s = [[[zero(); R]; B]; 2];
         for g in 0..4 {
+            let sub = g / 2 * (shares - 1);
             let mut v = [[[_mm256_setzero_si256(); 2]; 2]; B];
             for i in 0..B {
-                v[i] = group::<FORM>(at.add(i * block_bytes(FORM)), g);
+                v[i] = group::<FORM>(blocks[i], g);
             }
             steps!(|T| {
                 for i in 0..B {
                     let x = p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const();
-                    let w = weights::<FORM, T>(at.add(i * block_bytes(FORM)), g, &v[i]);
+                    let w = weights::<FORM, T>(blocks[i], g, &v[i]);
                     for r in 0..R {
                         let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
-                        s[i][r] = fma(w, x, s[i][r]);
+                        s[sub][i][r] = fma(w, x, s[sub][i][r]);
                     }
                 }
             });
         }
         for i in 0..B {
-            let block = at.add(i * block_bytes(FORM));
-            let sums = p.acts.sum.add(cell(&p.acts, b + i, row)).cast_const();
-            for r in 0..R {
-                acc[r] = match FORM {
-                    Q4 => {
-                        let acc = fma2(s[i][r], halves(block), acc[r]);
-                        fma(halves(block.add(32)), _mm256_set1_ps(*sums.add(r)), acc)
+            if layout.subs == 0 {
+                for r in 0..R {
+                    acc[r] = sum(acc[r], s[0][i][r]);
+                }
+            }
+            for sub in 0..layout.subs {
+                let d = scale::<FORM>(blocks[i], sub);
+                for r in 0..R {
+                    acc[r] = fma2(s[sub][i][r], d, acc[r]);
+                }
+                if layout.min {
+                    let (m, sums) = (min::<FORM>(blocks[i], sub), sums(&p.acts, layout.subs, b + i, sub, row));
+                    for r in 0..R {
+                        acc[r] = fma(m, _mm256_set1_ps(*sums.add(r)), acc[r]);
                     }
-                    Q8 => fma2(s[i][r], halves(block), acc[r]),
-                    _ => [
-                        _mm256_add_ps(acc[r][0], s[i][r][0]),
-                        _mm256_add_ps(acc[r][1], s[i][r][1]),
-                    ],
-                };
+                }
             }
         }
     }

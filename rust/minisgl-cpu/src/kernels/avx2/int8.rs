@@ -1,12 +1,14 @@
 //! Products with int8 activations: `maddubs` sums two products of unsigned by signed bytes in 16 bits, which overflow
-//! in no order as long as the unsigned ones have 4 bits: 32 * 15 * 127 / 2 is below 2^15.
+//! in no order as long as the unsigned ones are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4
+//! with 6.
 //!
-//! Q4 has such halves of bytes. A byte of Q8 is `16 h + l - 128` with two of them; the activations' `offset` is what
-//! 128 gives.
+//! A byte of more bits is `16 h + l` with two of 4. What a value's bias gives is taken off by the activations' `offset`.
 //!
 //! Invariants: integer sums are exact in any order; the rest as `scalar`.
 
+use super::exact::biased;
 use super::*;
+use crate::kernels::scalar::ds16;
 
 /// Rows of a tile.
 const TALL: usize = 4;
@@ -39,32 +41,49 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
+    let layout = const { layout(FORM) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
         // SAFETY: the caller's: every block of the panel and of the rows is there.
         unsafe {
-            let block = weights.add(b * block_bytes(FORM));
+            let block = Place::of::<FORM>(weights, b);
             let cell = cell(&p.acts, b, row);
             if first {
                 for line in 0..block_bytes(FORM).div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(AHEAD + line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(block.codes.wrapping_add(AHEAD + line * 64).cast());
                 }
             }
             let q = p.acts.q.add(cell * BLOCK).cast_const();
-            let s = if FORM == Q4 {
-                sums_q4::<R>(block, q)
-            } else {
-                sums_q8::<R>(block, q, p.acts.offset.add(cell))
-            };
-            let d = halves(block);
-            for r in 0..R {
-                let dx = _mm256_set1_ps(*p.acts.d.add(cell + r));
-                let i = [_mm256_cvtepi32_ps(s[r][0]), _mm256_cvtepi32_ps(s[r][1])];
-                acc[r] = fma2(i, [_mm256_mul_ps(d[0], dx), _mm256_mul_ps(d[1], dx)], acc[r]);
-                if FORM == Q4 {
-                    let ds = _mm256_set1_ps(*p.acts.ds.add(cell + r));
-                    acc[r] = fma(halves(block.add(32)), ds, acc[r]);
+            for sub in 0..layout.subs {
+                let s = match FORM {
+                    Q4 | Q4_K => sums_of_halves::<R>(block.codes, q),
+                    _ => {
+                        let offset = match layout.subs {
+                            1 => p.acts.offset.add(cell),
+                            _ => p.acts.offset16.add(cell16(&p.acts, b, sub, row)),
+                        };
+                        match const { bits(FORM) } {
+                            8 => sums_of_bytes::<FORM, R>(block.codes, q, offset),
+                            _ => sums_of_values::<FORM, R>(block.codes, sub, q, offset),
+                        }
+                    }
+                };
+                let d = scale::<FORM>(block, sub);
+                for r in 0..R {
+                    let dx = _mm256_set1_ps(*p.acts.d.add(cell + r));
+                    let i = [_mm256_cvtepi32_ps(s[r][0]), _mm256_cvtepi32_ps(s[r][1])];
+                    acc[r] = fma2(i, [_mm256_mul_ps(d[0], dx), _mm256_mul_ps(d[1], dx)], acc[r]);
+                }
+                if layout.min {
+                    let m = min::<FORM>(block, sub);
+                    for r in 0..R {
+                        let ds = match layout.subs {
+                            1 => *p.acts.ds.add(cell + r),
+                            _ => ds16(p.acts, b, sub, row + r),
+                        };
+                        acc[r] = fma(m, _mm256_set1_ps(ds), acc[r]);
+                    }
                 }
             }
         }
@@ -113,15 +132,34 @@ fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
     [_mm256_madd_epi16(s[0], ones), _mm256_madd_epi16(s[1], ones)]
 }
 
+/// Bits that the values of a form need.
+const fn bits(form: u8) -> u32 {
+    let layout = layout(form);
+    let mut most = (1 << (layout.bits[0] + layout.bits[1])) - 1;
+    if let Some(table) = layout.table {
+        let mut i = 0;
+        most = 0;
+        while i < 16 {
+            if table[i] as u32 > most {
+                most = table[i] as u32;
+            }
+            i += 1;
+        }
+    }
+    let bits = 32 - most.leading_zeros();
+    if bits > 6 { 8 } else { bits }
+}
+
+/// Both halves of a byte at once.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sums_q4<const R: usize>(block: *const u8, q: *const i8) -> Sums<R> {
+unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums<R> {
     let mut s = [[_mm256_setzero_si256(); 2]; R];
     // What the compiler knows to be 4 it unrolls until registers run out.
     for j in 0..if R == 1 { 4 } else { std::hint::black_box(4) } {
         // SAFETY: the caller's: a block of weights and `R` cells.
         unsafe {
-            let v = vectors(block.add(64 + 64 * j));
+            let v = vectors(codes.add(64 * j));
             multiply(&mut s, low(v), q.add(4 * j));
             multiply(&mut s, high(v), q.add(16 + 4 * j));
         }
@@ -132,35 +170,81 @@ unsafe fn sums_q4<const R: usize>(block: *const u8, q: *const i8) -> Sums<R> {
     s
 }
 
-/// First all lower halves, then all upper ones: one set of sums is what registers have room for.
+/// Values of at most 6 bits; the sums of share `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sums_q8<const R: usize>(block: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {
+unsafe fn sums_of_values<const FORM: u8, const R: usize>(
+    codes: *const u8,
+    sub: usize,
+    q: *const i8,
+    offset: *const i32,
+) -> Sums<R> {
+    let layout = const { layout(FORM) };
+    // Vectors whose products fit into 16 bits.
+    let fit = const { 128 >> if bits(FORM) < 4 { 4 } else { bits(FORM) } };
+    let vectors = 8 / layout.subs;
+    let chunk = if fit < vectors { fit } else { vectors };
+    // SAFETY: the caller's: a block of weights and `R` cells.
+    unsafe {
+        let mut all = start::<R>(offset, layout.bias);
+        for from in (sub * vectors..(sub + 1) * vectors).step_by(chunk) {
+            let mut s = [[_mm256_setzero_si256(); 2]; R];
+            for j in from..from + chunk {
+                multiply(&mut s, biased::<FORM>(codes, j), q.add(4 * j));
+            }
+            add_wide(&mut all, &s);
+        }
+        all
+    }
+}
+
+/// What the bias gives is taken off.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn start<const R: usize>(offset: *const i32, bias: u8) -> Sums<R> {
+    let mut s = [[_mm256_setzero_si256(); 2]; R];
+    for r in 0..R {
+        // SAFETY: the caller's: `R` cells.
+        s[r] = [_mm256_set1_epi32(unsafe { *offset.add(r) } / 128 * i32::from(bias)); 2];
+    }
+    s
+}
+
+/// Adds sums of 16 bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_wide<const R: usize>(all: &mut Sums<R>, s: &Sums<R>) {
+    for r in 0..R {
+        let wide = widen(s[r]);
+        for h in 0..2 {
+            all[r][h] = _mm256_add_epi32(all[r][h], wide[h]);
+        }
+    }
+}
+
+/// Values of 8 bits. First all lower halves, then all upper ones: one set of sums is what registers have room for.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sums_of_bytes<const FORM: u8, const R: usize>(codes: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {
     let zero = [[_mm256_setzero_si256(); 2]; R];
     let (mut lows, mut highs) = (zero, zero);
-    let top = _mm256_set1_epi8(-128);
     let eight = || if R == 1 { 8 } else { std::hint::black_box(8) };
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
         for j in 0..eight() {
-            multiply(&mut lows, low(vectors(block.add(32 + 64 * j))), q.add(4 * j));
+            multiply(&mut lows, low(biased::<FORM>(codes, j)), q.add(4 * j));
         }
-        for r in 0..R {
-            let offset = _mm256_set1_epi32(*offset.add(r));
-            let s = widen(lows[r]);
-            lows[r] = [_mm256_add_epi32(s[0], offset), _mm256_add_epi32(s[1], offset)];
-        }
+        let mut all = start::<R>(offset, const { layout(FORM).bias });
+        add_wide(&mut all, &lows);
         for j in 0..eight() {
-            let v = vectors(block.add(32 + 64 * j));
-            let v = [_mm256_xor_si256(v[0], top), _mm256_xor_si256(v[1], top)];
-            multiply(&mut highs, high(v), q.add(4 * j));
+            multiply(&mut highs, high(biased::<FORM>(codes, j)), q.add(4 * j));
         }
         for r in 0..R {
             let s = widen(highs[r]);
             for h in 0..2 {
-                lows[r][h] = _mm256_add_epi32(lows[r][h], _mm256_slli_epi32::<4>(s[h]));
+                all[r][h] = _mm256_add_epi32(all[r][h], _mm256_slli_epi32::<4>(s[h]));
             }
         }
+        all
     }
-    lows
 }

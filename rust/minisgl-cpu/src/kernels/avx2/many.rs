@@ -15,30 +15,35 @@ const TALL: usize = 6;
 /// Rows that share what is unpacked once.
 const ROWS: usize = 120;
 
-/// Unpacked weights: [block][step][16], [block] scales and minima; and the rows' sums.
+/// Unpacked weights: [block][step][16], [block][share] scales and minima; and the rows' sums.
 #[repr(C, align(64))]
 struct Unpacked {
     w: [[[f32; PANEL]; BLOCK]; CHUNK],
-    scales: [[[f32; PANEL]; 2]; CHUNK],
+    scales: [[[[f32; PANEL]; 2]; 2]; CHUNK],
     acc: [[f32; PANEL]; ROWS],
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
     let mut room = std::mem::MaybeUninit::<Unpacked>::uninit();
     let room = room.as_mut_ptr();
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone() {
             // SAFETY: the caller's; `room` is written before it is read.
-            unsafe { panel_by_rows::<FORM>(p, panel, rows.clone(), room) };
+            unsafe { panel_by_rows::<FORM, LIKE>(p, panel, rows.clone(), room) };
         }
     }
 }
 
 /// A panel by at most `ROWS` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_by_rows<const FORM: u8>(p: &Product<'_>, panel: usize, rows: Range<usize>, room: *mut Unpacked) {
+unsafe fn panel_by_rows<const FORM: u8, const LIKE: u8>(
+    p: &Product<'_>,
+    panel: usize,
+    rows: Range<usize>,
+    room: *mut Unpacked,
+) {
     let blocks = p.acts.blocks();
     // SAFETY: the caller's.
     unsafe {
@@ -48,11 +53,11 @@ unsafe fn panel_by_rows<const FORM: u8>(p: &Product<'_>, panel: usize, rows: Ran
         }
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
-            let from = p.w.panel(panel).as_ptr().add(b * block_bytes(FORM));
-            unpack::<FORM>(from, chunk, room);
+            let from = p.w.panel(panel).as_ptr();
+            unpack::<FORM>(from, b, chunk, room);
             // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
             for line in 0..(CHUNK * block_bytes(FORM)).div_ceil(64) {
-                let next = from.wrapping_add(chunk * block_bytes(FORM) + line * 64);
+                let next = from.wrapping_add((b + chunk) * block_bytes(FORM) + line * 64);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
             let tiles = rows.len().div_ceil(TALL);
@@ -68,12 +73,12 @@ unsafe fn panel_by_rows<const FORM: u8>(p: &Product<'_>, panel: usize, rows: Ran
                     acc: acc.add(from * PANEL),
                 };
                 match to - from {
-                    1 => t.run::<FORM, 1>(),
-                    2 => t.run::<FORM, 2>(),
-                    3 => t.run::<FORM, 3>(),
-                    4 => t.run::<FORM, 4>(),
-                    5 => t.run::<FORM, 5>(),
-                    _ => t.run::<FORM, 6>(),
+                    1 => t.run::<LIKE, 1>(),
+                    2 => t.run::<LIKE, 2>(),
+                    3 => t.run::<LIKE, 3>(),
+                    4 => t.run::<LIKE, 4>(),
+                    5 => t.run::<LIKE, 5>(),
+                    _ => t.run::<LIKE, 6>(),
                 }
             }
         }
@@ -83,13 +88,14 @@ unsafe fn panel_by_rows<const FORM: u8>(p: &Product<'_>, panel: usize, rows: Ran
     }
 }
 
-/// Unpacks `chunk` blocks.
+/// Unpacks `chunk` blocks of the panel at `from`, from block `first` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, room: *mut Unpacked) {
+unsafe fn unpack<const FORM: u8>(from: *const u8, first: usize, chunk: usize, room: *mut Unpacked) {
+    let layout = const { layout(FORM) };
     for b in 0..chunk {
         // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
         unsafe {
-            let block = from.add(b * block_bytes(FORM));
+            let block = Place::of::<FORM>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b]).cast();
             for g in 0..4 {
                 let v = group::<FORM>(block, g);
@@ -97,11 +103,11 @@ unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, room: *mut Unpac
                     store(to.add((g * GROUP + T) * PANEL), weights::<FORM, T>(block, g, &v));
                 });
             }
-            if FORM == Q4 || FORM == Q8 {
-                let to: *mut f32 = (&raw mut (*room).scales[b]).cast();
-                store(to, halves(block));
-                if FORM == Q4 {
-                    store(to.add(PANEL), halves(block.add(32)));
+            for sub in 0..layout.subs {
+                let to: *mut f32 = (&raw mut (*room).scales[b][sub]).cast();
+                store(to, scale::<FORM>(block, sub));
+                if layout.min {
+                    store(to.add(PANEL), min::<FORM>(block, sub));
                 }
             }
         }
@@ -121,6 +127,7 @@ struct Tile<'a> {
 impl Tile<'_> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn run<const FORM: u8, const R: usize>(&self) {
+        let shares = const { if layout(FORM).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
             // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
             unsafe {
@@ -128,39 +135,47 @@ impl Tile<'_> {
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
                 let w: *const f32 = (&raw const (*self.room).w[b]).cast();
                 let mut s = [zero(); R];
-                for g in 0..4 {
-                    steps!(|T| {
-                        let w = load(w.add((g * GROUP + T) * PANEL));
-                        for r in 0..R {
-                            let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
-                            s[r] = fma(w, x, s[r]);
-                        }
-                    });
-                }
                 let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
-                for r in 0..R {
-                    let acc = self.acc.add(r * PANEL);
-                    let sum = self.acts.sum.add(cell + r);
-                    store(acc, total::<FORM>(load(acc), s[r], scales, sum));
+                for sub in 0..shares {
+                    for g in 4 / shares * sub..4 / shares * (sub + 1) {
+                        steps!(|T| {
+                            let w = load(w.add((g * GROUP + T) * PANEL));
+                            for r in 0..R {
+                                let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                                s[r] = fma(w, x, s[r]);
+                            }
+                        });
+                    }
+                    let sums = sums(self.acts, shares, self.b + b, sub, self.row);
+                    for r in 0..R {
+                        let acc = self.acc.add(r * PANEL);
+                        store(
+                            acc,
+                            total::<FORM>(load(acc), s[r], scales.add(sub * 2 * PANEL), sums.add(r)),
+                        );
+                        s[r] = zero();
+                    }
                 }
             }
         }
     }
 }
 
-/// `acc` and a block's sum.
+/// `acc` and the sum of the inputs that share a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn total<const FORM: u8>(acc: Pair, s: Pair, scales: *const f32, sum: *const f32) -> Pair {
+unsafe fn total<const FORM: u8>(acc: Pair, s: Pair, scales: *const f32, total: *const f32) -> Pair {
+    let layout = const { layout(FORM) };
+    if layout.subs == 0 {
+        return sum(acc, s);
+    }
     // SAFETY: the caller's: scales and sum are there if the form has them.
     unsafe {
-        match FORM {
-            Q4 => {
-                let acc = fma2(s, load(scales), acc);
-                fma(load(scales.add(PANEL)), _mm256_set1_ps(*sum), acc)
-            }
-            Q8 => fma2(s, load(scales), acc),
-            _ => [_mm256_add_ps(acc[0], s[0]), _mm256_add_ps(acc[1], s[1])],
+        let acc = fma2(s, load(scales), acc);
+        if layout.min {
+            fma(load(scales.add(PANEL)), _mm256_set1_ps(*total), acc)
+        } else {
+            acc
         }
     }
 }

@@ -11,6 +11,8 @@ mod small;
 
 use std::arch::x86_64::*;
 
+use super::place::{Place, block_bytes, cell, layout, like, sums};
+use super::scalar::cell16;
 use super::{ActsPtr, Mode, Product, Table};
 use crate::weights::{BLOCK, Form, PANEL};
 
@@ -27,41 +29,64 @@ pub(super) static TABLE: Table = Table {
 };
 
 /// `Form` as a constant that functions are compiled for.
-const Q4: u8 = 0;
-const Q8: u8 = 1;
-const F16: u8 = 2;
-const BF16: u8 = 3;
-const F32: u8 = 4;
+const Q4: u8 = Form::Q4 as u8;
+const Q8: u8 = Form::Q8 as u8;
+const F16: u8 = Form::F16 as u8;
+const BF16: u8 = Form::Bf16 as u8;
+const F32: u8 = Form::F32 as u8;
+const Q4_K: u8 = Form::Q4_K as u8;
+const Q5_K: u8 = Form::Q5_K as u8;
+const Q6_K: u8 = Form::Q6_K as u8;
+const Q2_K: u8 = Form::Q2_K as u8;
+const Q3_K: u8 = Form::Q3_K as u8;
+const IQ4_XS: u8 = Form::IQ4_XS as u8;
+const MXFP4: u8 = Form::MXFP4 as u8;
+const NVFP4: u8 = Form::NVFP4 as u8;
 
 /// How far ahead weights are asked for.
 const AHEAD: usize = 4096;
-
-/// The bytes of a block of a form.
-const fn block_bytes(form: u8) -> usize {
-    match form {
-        Q4 => Form::Q4.block_bytes(),
-        Q8 => Form::Q8.block_bytes(),
-        F16 => Form::F16.block_bytes(),
-        BF16 => Form::Bf16.block_bytes(),
-        _ => Form::F32.block_bytes(),
-    }
-}
 
 /// A panel's 16 lanes.
 type Pair = [__m256; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul(p: &Product<'_>) {
+    macro_rules! exact {
+        ($form:ident) => {
+            exact::matmul::<{ Form::$form as u8 }, { like(Form::$form as u8) }>(p)
+        };
+    }
+    macro_rules! either {
+        ($form:ident) => {
+            match p.acts.mode.int8_with(p.w.form()) {
+                true => int8::matmul::<{ Form::$form as u8 }>(p),
+                false => exact!($form),
+            }
+        };
+    }
     // SAFETY: the caller's: activations are prepared in the mode that the form needs, `out` has room.
     unsafe {
-        match (p.w.form(), p.acts.mode.int8_with(p.w.form())) {
-            (Form::Q4, true) => int8::matmul::<Q4>(p),
-            (Form::Q8, true) => int8::matmul::<Q8>(p),
-            (Form::Q4, false) => exact::matmul::<Q4>(p),
-            (Form::Q8, false) => exact::matmul::<Q8>(p),
-            (Form::F16, _) => exact::matmul::<F16>(p),
-            (Form::Bf16, _) => exact::matmul::<BF16>(p),
-            (Form::F32, _) => exact::matmul::<F32>(p),
+        match p.w.form() {
+            Form::F16 => exact!(F16),
+            Form::Bf16 => exact!(Bf16),
+            Form::F32 => exact!(F32),
+            Form::Q4 => either!(Q4),
+            Form::Q8 => either!(Q8),
+            Form::Q4_0 => either!(Q4_0),
+            Form::Q5_0 => either!(Q5_0),
+            Form::Q5_1 => either!(Q5_1),
+            Form::Q4_K => either!(Q4_K),
+            Form::Q5_K => either!(Q5_K),
+            Form::Q6_K => either!(Q6_K),
+            Form::Q2_K => either!(Q2_K),
+            Form::Q3_K => either!(Q3_K),
+            Form::IQ4_NL => either!(IQ4_NL),
+            Form::IQ4_XS => either!(IQ4_XS),
+            Form::MXFP4 => either!(MXFP4),
+            Form::NVFP4 => either!(NVFP4),
+            Form::TQ2_0 => either!(TQ2_0),
+            Form::Q1_0 => either!(Q1_0),
+            Form::Q2_0 => either!(Q2_0),
         }
     }
 }
@@ -72,7 +97,7 @@ fn zero() -> Pair {
     [_mm256_setzero_ps(); 2]
 }
 
-/// A block's 16 scales or minima (or 16 halves of any kind).
+/// 16 numbers of 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn halves(at: *const u8) -> Pair {
@@ -83,6 +108,112 @@ unsafe fn halves(at: *const u8) -> Pair {
             _mm256_cvtph_ps(_mm_loadu_si128(at.add(16).cast())),
         ]
     }
+}
+
+/// Integers for a panel's 16 lanes.
+type Whole = [__m256i; 2];
+
+/// 16 bytes, each in a lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
+    // SAFETY: the caller's: 16 bytes.
+    [0, 8].map(|i| unsafe {
+        let v = _mm_loadl_epi64(at.add(i).cast());
+        if SIGNED {
+            _mm256_cvtepi8_epi32(v)
+        } else {
+            _mm256_cvtepu8_epi32(v)
+        }
+    })
+}
+
+/// 16 fields of `bits` bits, which begin at bit `from` of 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
+    let (by, mask) = (_mm_cvtsi32_si128(from as i32), _mm256_set1_epi32((1 << bits) - 1));
+    // SAFETY: the caller's: 16 bytes.
+    unsafe { bytes::<false>(at) }.map(|v| _mm256_and_si256(_mm256_srl_epi32(v, by), mask))
+}
+
+/// A block's 16 scales, for share `sub` of its inputs (`weights::Block::scale`).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scale<const FORM: u8>(block: Place, sub: usize) -> Pair {
+    // SAFETY: the caller's: a whole head.
+    unsafe {
+        let (head, at) = (block.head, block.at);
+        let codes = match FORM {
+            Q4_K | Q5_K => bytes::<false>(head.add(64 + 32 * at)),
+            Q6_K => bytes::<true>(head.add(32 + 32 * at + 16 * sub)),
+            Q2_K => fields(head.add(64 + 32 * at + 16 * sub), 0, 4),
+            Q3_K => {
+                let low = fields(head.add(32 + 16 * at), 4 * sub, 4);
+                let high = fields(head.add(160 + at / 2 * 16), at % 2 * 4 + 2 * sub, 2);
+                [0, 1].map(|i| {
+                    let code = _mm256_or_si256(low[i], _mm256_slli_epi32::<4>(high[i]));
+                    _mm256_sub_epi32(code, _mm256_set1_epi32(32))
+                })
+            }
+            IQ4_XS => bytes::<true>(head.add(32 + 16 * at)),
+            MXFP4 => return bytes::<false>(head).map(|e| half_of_e8m0(e)),
+            NVFP4 => return bytes::<false>(head.add(32 * at + 16 * sub)).map(|bits| half_of_e4m3(bits)),
+            _ => return halves(head),
+        };
+        product(halves(head), codes.map(|code| _mm256_cvtepi32_ps(code)))
+    }
+}
+
+/// As `files::blocks::half_of_e8m0`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_of_e8m0(e: __m256i) -> __m256 {
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+    let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+    let below = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, below))
+}
+
+/// As `files::blocks::half_of_e4m3`: where f32 has its exponent and mantissa, times what the exponents differ by.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_of_e4m3(bits: __m256i) -> __m256 {
+    let nan = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f));
+    let at = _mm256_slli_epi32::<20>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7f)));
+    let by = _mm256_set1_ps(f32::from_bits((127 + 119) << 23));
+    let number = _mm256_mul_ps(_mm256_castsi256_ps(at), by);
+    _mm256_castsi256_ps(_mm256_andnot_si256(nan, _mm256_castps_si256(number)))
+}
+
+/// Its minima, likewise (`weights::Block::min`).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn min<const FORM: u8>(block: Place, sub: usize) -> Pair {
+    // SAFETY: the caller's: a whole head.
+    unsafe {
+        let (head, at) = (block.head, block.at);
+        let codes = match FORM {
+            Q4_K | Q5_K => bytes::<false>(head.add(64 + 32 * at + 16)),
+            Q2_K => fields(head.add(64 + 32 * at + 16 * sub), 4, 4),
+            _ => return halves(head.add(32)),
+        };
+        product(halves(head.add(32)), codes.map(|code| _mm256_cvtepi32_ps(code)))
+    }
+}
+
+/// `a + b`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum(a: Pair, b: Pair) -> Pair {
+    [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
+}
+
+/// `a b`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn product(a: Pair, b: Pair) -> Pair {
+    [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
 }
 
 /// 64 bytes: some of each of 16 rows.
@@ -134,15 +265,8 @@ unsafe fn put(p: &Product<'_>, panel: usize, row: usize, mut sums: Pair) {
         let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
         let out = p.out.add(at);
         if p.add {
-            let there = load(out);
-            sums = [_mm256_add_ps(there[0], sums[0]), _mm256_add_ps(there[1], sums[1])];
+            sums = sum(load(out), sums);
         }
         store(out, sums);
     }
-}
-
-/// Where row `row` of block `b` is among the activations' cells.
-#[inline]
-fn cell(acts: &ActsPtr, b: usize, row: usize) -> usize {
-    b * acts.rows + row
 }

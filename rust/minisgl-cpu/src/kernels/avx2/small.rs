@@ -71,9 +71,12 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
                     _mm256_storeu_ps(acts.x.add(cell * BLOCK + 8 * i), v[i]);
                 }
                 *acts.sum.add(cell) = tree(_mm256_add_ps(v[0], v[2]), _mm256_add_ps(v[1], v[3]));
+                for sub in 0..2 {
+                    *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[2 * sub], v[2 * sub + 1]);
+                }
             }
             if acts.mode.has_int8() {
-                quantize(v, acts, cell);
+                quantize(v, acts, b, row);
             }
         }
     }
@@ -92,7 +95,8 @@ fn to_bf16(x: __m256) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, cell: usize) {
+unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
+    let cell = cell(&acts, b, row);
     let positive = _mm256_set1_epi32(i32::MAX);
     let mut most = _mm256_setzero_si256();
     for v in v {
@@ -117,10 +121,13 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, cell: usize) {
     for i in 0..4 {
         q[i] = _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(v[i], by)), keep);
     }
-    let sum = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
-    let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
-    let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b0100_1110>(sum));
-    let sum = _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b1011_0001>(sum)));
+    let sum16 = [0, 2].map(|half| {
+        let sum = _mm256_add_epi32(q[half], q[half + 1]);
+        let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b0100_1110>(sum));
+        _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32::<0b1011_0001>(sum)))
+    });
+    let sum = sum16[0] + sum16[1];
     let q = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     let q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     // SAFETY: the caller's cell.
@@ -129,6 +136,9 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, cell: usize) {
         *acts.d.add(cell) = d;
         *acts.ds.add(cell) = d * sum as f32;
         *acts.offset.add(cell) = -128 * sum;
+        for sub in 0..2 {
+            *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum16[sub];
+        }
     }
 }
 

@@ -21,11 +21,11 @@ const TALL: usize = 6;
 const ROWS: usize = 120;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
     // SAFETY: the caller's.
     unsafe {
         if p.rows.len() > FEW {
-            return many::<FORM>(p);
+            return many::<FORM, LIKE>(p);
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
@@ -53,11 +53,11 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     // SAFETY: the caller's: every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
-            few_blocks::<FORM, R, B>(p, weights.add(b * block_bytes(FORM)), b, row, &mut acc);
+            few_blocks::<FORM, R, B>(p, weights, b, row, &mut acc);
             b += B;
         }
         while b < blocks {
-            few_blocks::<FORM, R, 1>(p, weights.add(b * block_bytes(FORM)), b, row, &mut acc);
+            few_blocks::<FORM, R, 1>(p, weights, b, row, &mut acc);
             b += 1;
         }
         for (r, acc) in acc.into_iter().enumerate() {
@@ -66,50 +66,58 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     }
 }
 
-/// Adds what `B` blocks from `b` on give.
+/// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
     p: &Product<'_>,
-    at: *const u8,
+    panel: *const u8,
     b: usize,
     row: usize,
     acc: &mut [__m512; R],
 ) {
+    let layout = const { layout(FORM) };
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
         let x: [*const f32; B] = std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
-        let mut s = [[_mm512_setzero_ps(); R]; B];
-        for i in 0..B {
-            prefetch::<FORM>(at.add(i * block_bytes(FORM)), AHEAD);
+        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<FORM>(panel, b + i));
+        let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
+        for block in blocks {
+            prefetch::<FORM>(block.codes, AHEAD);
         }
         for g in 0..4 {
+            let sub = g / 2 * (layout.subs / 2);
             let mut v = [[_mm512_setzero_si512(); 2]; B];
             for i in 0..B {
-                v[i] = group::<FORM>(at.add(i * block_bytes(FORM)), g);
+                v[i] = group::<FORM>(blocks[i], g);
             }
             steps!(|T| {
                 for i in 0..B {
-                    let w = weights::<FORM, T>(at.add(i * block_bytes(FORM)), g, v[i]);
+                    let w = weights::<FORM, T>(blocks[i], g, v[i]);
                     for r in 0..R {
                         let x = _mm512_set1_ps(*x[i].add(r * BLOCK + input::<FORM>(g, T)));
-                        s[i][r] = _mm512_fmadd_ps(w, x, s[i][r]);
+                        s[sub][i][r] = _mm512_fmadd_ps(w, x, s[sub][i][r]);
                     }
                 }
             });
         }
         for i in 0..B {
-            let block = at.add(i * block_bytes(FORM));
-            let sums = p.acts.sum.add(cell(&p.acts, b + i, row)).cast_const();
-            for r in 0..R {
-                acc[r] = match FORM {
-                    Q4 => {
-                        let acc = _mm512_fmadd_ps(s[i][r], halves(block), acc[r]);
-                        _mm512_fmadd_ps(halves(block.add(32)), _mm512_set1_ps(*sums.add(r)), acc)
+            if layout.subs == 0 {
+                for r in 0..R {
+                    acc[r] = _mm512_add_ps(acc[r], s[0][i][r]);
+                }
+            }
+            for sub in 0..layout.subs {
+                let d = scale::<FORM>(blocks[i], sub);
+                for r in 0..R {
+                    acc[r] = _mm512_fmadd_ps(s[sub][i][r], d, acc[r]);
+                }
+                if layout.min {
+                    let (m, sums) = (min::<FORM>(blocks[i], sub), sums(&p.acts, layout.subs, b + i, sub, row));
+                    for r in 0..R {
+                        acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(*sums.add(r)), acc[r]);
                     }
-                    Q8 => _mm512_fmadd_ps(s[i][r], halves(block), acc[r]),
-                    _ => _mm512_add_ps(acc[r], s[i][r]),
-                };
+                }
             }
         }
     }
@@ -127,16 +135,16 @@ fn prefetch<const FORM: u8>(block: *const u8, ahead: usize) {
 /// How far ahead weights are asked for.
 const AHEAD: usize = 12288;
 
-/// Unpacked weights: [block][panel][step][16] and [block][panel] scales and minima.
+/// Unpacked weights: [block][panel][step][16], and [block][panel][share] scales and minima.
 #[repr(C, align(64))]
 struct Unpacked {
     w: [[[[f32; PANEL]; BLOCK]; WIDE]; CHUNK],
-    scales: [[[[f32; PANEL]; 2]; WIDE]; CHUNK],
+    scales: [[[[[f32; PANEL]; 2]; 2]; WIDE]; CHUNK],
     acc: [[[f32; PANEL]; WIDE]; ROWS],
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn many<const FORM: u8>(p: &Product<'_>) {
+unsafe fn many<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
     let mut room = std::mem::MaybeUninit::<Unpacked>::uninit();
     let room = room.as_mut_ptr();
     for first in p.rows.clone().step_by(ROWS) {
@@ -145,10 +153,10 @@ unsafe fn many<const FORM: u8>(p: &Product<'_>) {
             // SAFETY: the caller's; `room` is written before it is read.
             unsafe {
                 match p.panels.end - panel {
-                    1 => panels_by_rows::<FORM, 1>(p, panel, rows.clone(), room),
-                    2 => panels_by_rows::<FORM, 2>(p, panel, rows.clone(), room),
-                    3 => panels_by_rows::<FORM, 3>(p, panel, rows.clone(), room),
-                    _ => panels_by_rows::<FORM, 4>(p, panel, rows.clone(), room),
+                    1 => panels_by_rows::<FORM, LIKE, 1>(p, panel, rows.clone(), room),
+                    2 => panels_by_rows::<FORM, LIKE, 2>(p, panel, rows.clone(), room),
+                    3 => panels_by_rows::<FORM, LIKE, 3>(p, panel, rows.clone(), room),
+                    _ => panels_by_rows::<FORM, LIKE, 4>(p, panel, rows.clone(), room),
                 }
             }
         }
@@ -157,7 +165,7 @@ unsafe fn many<const FORM: u8>(p: &Product<'_>) {
 
 /// `P` panels from `panel` on by at most `ROWS` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
+unsafe fn panels_by_rows<const FORM: u8, const LIKE: u8, const P: usize>(
     p: &Product<'_>,
     panel: usize,
     rows: std::ops::Range<usize>,
@@ -175,12 +183,12 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
             for i in 0..P {
-                let from = p.w.panel(panel + i).as_ptr().add(b * block_bytes(FORM));
-                unpack::<FORM>(from, chunk, i, room);
+                let from = p.w.panel(panel + i).as_ptr();
+                unpack::<FORM>(from, b, chunk, i, room);
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
-                    prefetch::<FORM>(from, (next + i) * block_bytes(FORM));
+                    prefetch::<FORM>(from, (b + next + i) * block_bytes(FORM));
                 }
             }
             let tiles = rows.len().div_ceil(TALL);
@@ -196,12 +204,12 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
                     acc: acc.add(from * WIDE * PANEL),
                 };
                 match to - from {
-                    1 => t.run::<FORM, 1, P>(),
-                    2 => t.run::<FORM, 2, P>(),
-                    3 => t.run::<FORM, 3, P>(),
-                    4 => t.run::<FORM, 4, P>(),
-                    5 => t.run::<FORM, 5, P>(),
-                    _ => t.run::<FORM, 6, P>(),
+                    1 => t.run::<LIKE, 1, P>(),
+                    2 => t.run::<LIKE, 2, P>(),
+                    3 => t.run::<LIKE, 3, P>(),
+                    4 => t.run::<LIKE, 4, P>(),
+                    5 => t.run::<LIKE, 5, P>(),
+                    _ => t.run::<LIKE, 6, P>(),
                 }
             }
         }
@@ -213,13 +221,14 @@ unsafe fn panels_by_rows<const FORM: u8, const P: usize>(
     }
 }
 
-/// Unpacks `chunk` blocks of a panel to place `at`.
+/// Unpacks `chunk` blocks of the panel at `from`, from block `first` on, to place `at`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, at: usize, room: *mut Unpacked) {
+unsafe fn unpack<const FORM: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
+    let layout = const { layout(FORM) };
     for b in 0..chunk {
         // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
         unsafe {
-            let block = from.add(b * block_bytes(FORM));
+            let block = Place::of::<FORM>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b][at]).cast();
             for g in 0..4 {
                 let v = group::<FORM>(block, g);
@@ -228,11 +237,11 @@ unsafe fn unpack<const FORM: u8>(from: *const u8, chunk: usize, at: usize, room:
                     _mm512_store_ps(to.add((g * GROUP + T) * PANEL), w);
                 });
             }
-            if FORM == Q4 || FORM == Q8 {
-                let to: *mut f32 = (&raw mut (*room).scales[b][at]).cast();
-                _mm512_store_ps(to, halves(block));
-                if FORM == Q4 {
-                    _mm512_store_ps(to.add(PANEL), halves(block.add(32)));
+            for sub in 0..layout.subs {
+                let to: *mut f32 = (&raw mut (*room).scales[b][at][sub]).cast();
+                _mm512_store_ps(to, scale::<FORM>(block, sub));
+                if layout.min {
+                    _mm512_store_ps(to.add(PANEL), min::<FORM>(block, sub));
                 }
             }
         }
@@ -252,6 +261,7 @@ struct Tile<'a> {
 impl Tile<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn run<const FORM: u8, const R: usize, const P: usize>(&self) {
+        let shares = const { if layout(FORM).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
             // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
             unsafe {
@@ -259,27 +269,30 @@ impl Tile<'_> {
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
                 let w: *const f32 = (&raw const (*self.room).w[b]).cast();
                 let mut s = [[_mm512_setzero_ps(); P]; R];
-                for g in 0..4 {
-                    steps!(|T| {
-                        let mut v = [_mm512_setzero_ps(); P];
-                        for i in 0..P {
-                            v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + T) * PANEL));
-                        }
-                        for r in 0..R {
-                            let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
-                            for i in 0..P {
-                                s[r][i] = _mm512_fmadd_ps(v[i], x, s[r][i]);
-                            }
-                        }
-                    });
-                }
                 let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
-                for r in 0..R {
-                    for i in 0..P {
-                        let acc = self.acc.add((r * WIDE + i) * PANEL);
-                        let scales = scales.add(i * 2 * PANEL);
-                        let sum = self.acts.sum.add(cell + r);
-                        _mm512_store_ps(acc, total::<FORM>(_mm512_load_ps(acc), s[r][i], scales, sum));
+                for sub in 0..shares {
+                    for g in 4 / shares * sub..4 / shares * (sub + 1) {
+                        steps!(|T| {
+                            let mut v = [_mm512_setzero_ps(); P];
+                            for i in 0..P {
+                                v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + T) * PANEL));
+                            }
+                            for r in 0..R {
+                                let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                                for i in 0..P {
+                                    s[r][i] = _mm512_fmadd_ps(v[i], x, s[r][i]);
+                                }
+                            }
+                        });
+                    }
+                    let sums = sums(self.acts, shares, self.b + b, sub, self.row);
+                    for r in 0..R {
+                        for i in 0..P {
+                            let acc = self.acc.add((r * WIDE + i) * PANEL);
+                            let scales = scales.add((i * 2 + sub) * 2 * PANEL);
+                            _mm512_store_ps(acc, total::<FORM>(_mm512_load_ps(acc), s[r][i], scales, sums.add(r)));
+                            s[r][i] = _mm512_setzero_ps();
+                        }
                     }
                 }
             }
@@ -287,19 +300,21 @@ impl Tile<'_> {
     }
 }
 
-/// `acc` and a block's sum.
+/// `acc` and the sum of the inputs that share a scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn total<const FORM: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {
+    let layout = const { layout(FORM) };
+    if layout.subs == 0 {
+        return _mm512_add_ps(acc, s);
+    }
     // SAFETY: the caller's: scales and sum are there if the form has them.
     unsafe {
-        match FORM {
-            Q4 => {
-                let acc = _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc);
-                _mm512_fmadd_ps(_mm512_load_ps(scales.add(PANEL)), _mm512_set1_ps(*sum), acc)
-            }
-            Q8 => _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc),
-            _ => _mm512_add_ps(acc, s),
+        let acc = _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc);
+        if layout.min {
+            _mm512_fmadd_ps(_mm512_load_ps(scales.add(PANEL)), _mm512_set1_ps(*sum), acc)
+        } else {
+            acc
         }
     }
 }

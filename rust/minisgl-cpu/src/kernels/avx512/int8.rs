@@ -1,11 +1,12 @@
 //! Products with int8 activations: `vpdpbusd` sums four products of a lane, exactly.
 //!
-//! Its first factor is unsigned: Q4's halves of bytes are; Q8's bytes get 128 added, which the activations' `offset`
-//! takes off again.
+//! Its first factor is unsigned: values come with their bias, which the activations' `offset` takes off again.
 //!
 //! Invariants: integer sums are exact in any order; the rest as `scalar`.
 
+use super::unpack::biased;
 use super::*;
+use crate::kernels::scalar::ds16;
 
 /// Rows of a tile.
 const TALL: usize = 12;
@@ -48,30 +49,39 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
+    let layout = const { layout(FORM) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
         // SAFETY: the caller's: every block of the panel and of the rows is there.
         unsafe {
-            let block = weights.add(b * block_bytes(FORM));
+            let block = Place::of::<FORM>(weights, b);
             let cell = cell(&p.acts, b, row);
             if first {
                 for line in 0..block_bytes(FORM).div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(AHEAD + line * 64).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(AHEAD + line * 64).cast());
                 }
             }
-            let s = if FORM == Q4 {
-                sums_q4::<R>(block, p.acts.q.add(cell * BLOCK))
-            } else {
-                sums_q8::<R>(block, p.acts.q.add(cell * BLOCK), p.acts.offset.add(cell))
-            };
-            let d = halves(block);
-            for r in 0..R {
-                let dx = _mm512_set1_ps(*p.acts.d.add(cell + r));
-                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[r]), _mm512_mul_ps(d, dx), acc[r]);
-                if FORM == Q4 {
-                    let ds = _mm512_set1_ps(*p.acts.ds.add(cell + r));
-                    acc[r] = _mm512_fmadd_ps(halves(block.add(32)), ds, acc[r]);
+            let q = p.acts.q.add(cell * BLOCK).cast_const();
+            for sub in 0..layout.subs {
+                let s = match FORM {
+                    Q4 | Q4_K => sums_of_halves::<R>(block.codes, q),
+                    _ => sums::<FORM, R>(&p.acts, block.codes, b, sub, row),
+                };
+                let d = scale::<FORM>(block, sub);
+                for r in 0..R {
+                    let dx = _mm512_set1_ps(*p.acts.d.add(cell + r));
+                    acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[r]), _mm512_mul_ps(d, dx), acc[r]);
+                }
+                if layout.min {
+                    let m = min::<FORM>(block, sub);
+                    for r in 0..R {
+                        let ds = match layout.subs {
+                            1 => *p.acts.ds.add(cell + r),
+                            _ => ds16(p.acts, b, sub, row + r),
+                        };
+                        acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds), acc[r]);
+                    }
                 }
             }
         }
@@ -90,15 +100,16 @@ unsafe fn four(q: *const i8) -> __m512i {
     unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
+/// Both halves of a byte at once.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn sums_q4<const R: usize>(block: *const u8, q: *const i8) -> [__m512i; R] {
+unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m512i; R] {
     let low = _mm512_set1_epi8(15);
     let mut s = [_mm512_setzero_si512(); R];
     for j in 0..4 {
         // SAFETY: the caller's: a block of weights and `R` cells.
         unsafe {
-            let v = _mm512_loadu_si512(block.add(64 + 64 * j).cast());
+            let v = _mm512_loadu_si512(codes.add(64 * j).cast());
             let (a, b) = (
                 _mm512_and_si512(v, low),
                 _mm512_and_si512(_mm512_srli_epi16::<4>(v), low),
@@ -112,18 +123,31 @@ unsafe fn sums_q4<const R: usize>(block: *const u8, q: *const i8) -> [__m512i; R
     s
 }
 
+/// The sums of share `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn sums_q8<const R: usize>(block: *const u8, q: *const i8, offset: *const i32) -> [__m512i; R] {
-    let top = _mm512_set1_epi8(-128);
+unsafe fn sums<const FORM: u8, const R: usize>(
+    acts: &ActsPtr,
+    codes: *const u8,
+    b: usize,
+    sub: usize,
+    row: usize,
+) -> [__m512i; R] {
+    let layout = const { layout(FORM) };
+    let vectors = 8 / layout.subs;
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
+        let q = acts.q.add(cell(acts, b, row) * BLOCK).cast_const();
+        let offset = match layout.subs {
+            1 => acts.offset.add(cell(acts, b, row)),
+            _ => acts.offset16.add(cell16(acts, b, sub, row)),
+        };
         let mut s = [_mm512_setzero_si512(); R];
         for r in 0..R {
-            s[r] = _mm512_set1_epi32(*offset.add(r));
+            s[r] = _mm512_set1_epi32(*offset.add(r) / 128 * i32::from(layout.bias));
         }
-        for j in 0..8 {
-            let v = _mm512_xor_si512(_mm512_loadu_si512(block.add(32 + 64 * j).cast()), top);
+        for j in sub * vectors..(sub + 1) * vectors {
+            let v = biased::<FORM>(codes, j);
             for r in 0..R {
                 s[r] = _mm512_dpbusd_epi32(s[r], v, four(q.add(r * BLOCK + 4 * j)));
             }

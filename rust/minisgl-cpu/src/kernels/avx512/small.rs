@@ -48,12 +48,15 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
                 *acts.sum.add(cell) = tree(_mm512_add_ps(v[0], v[1]));
+                for sub in 0..2 {
+                    *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[sub]);
+                }
             }
             if PARTS && acts.mode.has_f32() {
                 split(v, acts, cell);
             }
             if acts.mode.has_int8() {
-                quantize(v, acts, cell);
+                quantize(v, acts, b, row);
             }
         }
     }
@@ -92,7 +95,8 @@ fn to_bf16(x: __m512) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
+unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
+    let cell = cell(&acts, b, row);
     let most = _mm512_max_epu32(
         _mm512_castps_si512(_mm512_abs_ps(v[0])),
         _mm512_castps_si512(_mm512_abs_ps(v[1])),
@@ -113,7 +117,8 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
         _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[0], by)),
         _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[1], by)),
     ];
-    let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q[0], q[1]));
+    let sum16 = q.map(|q| _mm512_reduce_add_epi32(q));
+    let sum = sum16[0] + sum16[1];
     // SAFETY: the caller's cell.
     unsafe {
         _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
@@ -121,6 +126,9 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, cell: usize) {
         *acts.d.add(cell) = d;
         *acts.ds.add(cell) = d * sum as f32;
         *acts.offset.add(cell) = -128 * sum;
+        for sub in 0..2 {
+            *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum16[sub];
+        }
     }
 }
 

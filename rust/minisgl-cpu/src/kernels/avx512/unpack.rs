@@ -20,38 +20,79 @@ macro_rules! steps {
     };
 }
 
+/// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(crate) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> __m512i {
+    let layout = const { layout(FORM) };
+    let [low, high] = layout.bits;
+    // SAFETY: the caller's: a block's codes.
+    unsafe {
+        if low == 8 {
+            let v = _mm512_loadu_si512(codes.add(64 * j).cast());
+            return _mm512_xor_si512(v, _mm512_set1_epi8(-128));
+        }
+        let mut code = plane(codes, low, j);
+        if high > 0 {
+            let upper = plane(codes.add(64 * low), high, j);
+            code = _mm512_or_si512(code, _mm512_sll_epi16(upper, _mm_cvtsi32_si128(low as i32)));
+        }
+        match layout.table {
+            Some(table) => {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+                _mm512_shuffle_epi8(table, code)
+            }
+            None => code,
+        }
+    }
+}
+
+/// What a plane of `bits` bits holds of vector `j`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn plane(at: *const u8, bits: usize, j: usize) -> __m512i {
+    // SAFETY: the caller's: a whole plane.
+    let v = unsafe { _mm512_loadu_si512(at.add(64 * (j % bits)).cast()) };
+    let v = _mm512_srl_epi16(v, _mm_cvtsi32_si128((bits * (j / bits)) as i32));
+    _mm512_and_si512(v, _mm512_set1_epi8((1 << bits) - 1))
+}
+
 /// What the weights of group `g` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn group<const FORM: u8>(block: *const u8, g: usize) -> [__m512i; 2] {
+pub(crate) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> [__m512i; 2] {
+    let layout = const { layout(FORM) };
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
-        match FORM {
-            Q4 => [
-                _mm512_loadu_si512(block.add(64 + 64 * g).cast()),
-                _mm512_setzero_si512(),
-            ],
-            Q8 => {
-                let at = block.add(32 + 128 * g);
-                [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())]
-            }
-            _ => [_mm512_setzero_si512(); 2],
+        if layout.subs == 0 {
+            return [_mm512_setzero_si512(); 2];
         }
+        if layout.by_halves() {
+            return [
+                _mm512_loadu_si512(block.codes.add(64 * g).cast()),
+                _mm512_setzero_si512(),
+            ];
+        }
+        if FORM == Q8 {
+            let at = block.codes.add(128 * g);
+            return [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())];
+        }
+        let bias = _mm512_set1_epi8(layout.bias as i8);
+        [0, 1].map(|i| _mm512_sub_epi8(biased::<FORM>(block.codes, 2 * g + i), bias))
     }
 }
 
 /// The weights of step `T` of group `g`, as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: *const u8, g: usize, v: [__m512i; 2]) -> __m512 {
+pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: usize, v: [__m512i; 2]) -> __m512 {
+    let numbers = block.codes;
     // SAFETY: the caller's: a whole block.
     unsafe {
         match FORM {
-            Q4 => nibble::<T>(v[0]),
-            Q8 => byte::<T>(v[T / 4]),
-            F16 => halves(block.add(256 * g + 32 * T)),
+            F16 => halves(numbers.add(256 * g + 32 * T)),
             BF16 => {
-                let v = _mm512_loadu_si512(block.add(256 * g + T / 2 * 64).cast());
+                let v = _mm512_loadu_si512(numbers.add(256 * g + T / 2 * 64).cast());
                 let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
                 _mm512_castsi512_ps(if T.is_multiple_of(2) {
                     _mm512_slli_epi32::<16>(v)
@@ -59,18 +100,19 @@ pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: *const u8, g
                     _mm512_and_si512(v, high)
                 })
             }
-            _ => _mm512_loadu_ps(block.add(512 * g + 64 * T).cast()),
+            F32 => _mm512_loadu_ps(numbers.add(512 * g + 64 * T).cast()),
+            _ if const { layout(FORM).by_halves() } => nibble::<FORM, T>(v[0]),
+            _ => byte::<T>(v[T / 4]),
         }
     }
 }
 
-/// Half a byte of each lane, the `T`-th: a table of 16 numbers looks at an index's lowest 4 bits only.
+/// What half a byte of each lane stands for, the `T`-th: a table of 16 numbers looks at an index's lowest 4 bits only.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn nibble<const T: usize>(v: __m512i) -> __m512 {
-    let table = _mm512_setr_ps(
-        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
-    );
+fn nibble<const FORM: u8, const T: usize>(v: __m512i) -> __m512 {
+    // SAFETY: 16 numbers.
+    let table = unsafe { _mm512_loadu_ps(const { &values(FORM) }.as_ptr()) };
     let index = match T {
         0 => v,
         1 => _mm512_srli_epi32::<4>(v),
@@ -82,6 +124,22 @@ fn nibble<const T: usize>(v: __m512i) -> __m512 {
         _ => _mm512_srli_epi32::<28>(v),
     };
     _mm512_permutexvar_ps(index, table)
+}
+
+/// A form's values by code.
+const fn values(form: u8) -> [f32; 16] {
+    let layout = layout(form);
+    let mut values = [0.0; 16];
+    let mut code = 0;
+    while code < 16 {
+        let value = match layout.table {
+            Some(table) => table[code],
+            None => code as u8,
+        };
+        values[code] = value as f32 - layout.bias as f32;
+        code += 1;
+    }
+    values
 }
 
 /// A signed byte of each lane, the `T % 4`-th.
@@ -100,11 +158,7 @@ fn byte<const T: usize>(v: __m512i) -> __m512 {
 /// Which input step `t` of group `g` takes.
 #[inline]
 pub(crate) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
-    if FORM == Q4 {
-        4 * g + t / 2 + t % 2 * 16
-    } else {
-        GROUP * g + t
-    }
+    crate::kernels::scalar::input(const { layout(FORM).by_halves() }, GROUP * g + t)
 }
 
 pub(crate) use steps;
