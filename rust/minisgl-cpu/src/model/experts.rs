@@ -31,7 +31,7 @@ impl Worker<'_, '_> {
         };
         let acts = buffers
             .acts
-            .writer_as(assignments, hidden, mode_for(shared.mode, &any.gate_up.weight));
+            .writer_as(assignments, hidden, any.gate_up_mode(shared.mode));
         let normed = self.own.row.at(0, 0);
         each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
             let token = order.assignments[place] as usize / moe.experts_per_token;
@@ -167,7 +167,7 @@ impl Worker<'_, '_> {
         };
         let mlp = &experts.experts[*first];
         let groups = if pairs {
-            Groups::pairs(&mlp.gate_up.weight, self.shared.threads)
+            Groups::pairs(mlp.gate_up_panels(), self.shared.threads)
         } else {
             Groups::of(&mlp.down.weight, self.shared.threads)
         };

@@ -33,10 +33,10 @@ impl Worker<'_, '_> {
             &buffers.x,
             Some(&layer.mlp_norm),
             shared.config.hidden_size,
-            mode_for(shared.mode, &mlp.gate_up.weight),
+            mlp.gate_up_mode(shared.mode),
         );
         let counter = shared.counter(index, Phase::GateUp);
-        let groups = Groups::pairs(&mlp.gate_up.weight, shared.threads);
+        let groups = Groups::pairs(mlp.gate_up_panels(), shared.threads);
         let blocks = shared.blocks();
         while let Some(piece) = counter.take(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
@@ -90,15 +90,19 @@ impl Worker<'_, '_> {
         let both = self.own.both.at(0, 0);
         // SAFETY: `both` is this thread's; `acts` was written before a barrier.
         unsafe {
-            kernels.matmul(
-                &mlp.gate_up.weight,
-                panels.clone(),
-                acts,
-                rows.clone(),
-                both,
-                width,
-                false,
-            );
+            match &mlp.up {
+                None => {
+                    let whole = &mlp.gate_up.weight;
+                    kernels.matmul(whole, panels.clone(), acts, rows.clone(), both, width, false);
+                }
+                Some(up) => {
+                    for panel in panels.clone() {
+                        let part = if panel % 2 == 0 { &mlp.gate_up.weight } else { up };
+                        let (its, at) = (panel / 2..panel / 2 + 1, (panel - panels.start) * PANEL);
+                        kernels.matmul(part, its, acts, rows.clone(), both.add(at), width, false);
+                    }
+                }
+            }
             if let Some(index) = layer {
                 shared.raise((index, Site::GateUp), panels.clone(), rows.clone(), both, width);
             }

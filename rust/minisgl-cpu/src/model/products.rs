@@ -172,9 +172,9 @@ impl Groups {
         Self::sized(matrix.panels(), threads, 1)
     }
 
-    /// Pieces of pairs of panels.
-    pub fn pairs(matrix: &Matrix, threads: usize) -> Self {
-        Self::sized(matrix.panels(), threads, 2)
+    /// Pieces of pairs of so many panels.
+    pub fn pairs(panels: usize, threads: usize) -> Self {
+        Self::sized(panels, threads, 2)
     }
 
     fn sized(panels: usize, threads: usize, unit: usize) -> Self {

@@ -7,8 +7,10 @@ use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::files::TensorView;
+use crate::kernels::Mode;
 use crate::model::config::{ModelConfig, MoeConfig};
 use crate::model::names::{Global, Naming, Part};
+use crate::model::products::mode_for;
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
 use crate::weights::{Form, Matrix, PANEL, Part as Piece};
@@ -23,12 +25,53 @@ pub struct Linear {
 
 /// down(activation(gate(x)) * up(x)).
 pub struct Mlp {
-    /// Panels of both in turns: gate, up, gate, up.
+    /// Panels of both in turns: gate, up, gate, up; or, where the two are held differently, gate alone. The bias is of both
+    /// in turns.
     pub gate_up: Linear,
+    /// Up, where it is not in `gate_up`.
+    pub up: Option<Matrix>,
     /// Back to the hidden size.
     pub down: Linear,
     /// Numbers between the two.
     pub inner: usize,
+}
+
+impl Mlp {
+    /// Gate and up in as few matrices as their forms allow.
+    fn new(gate: TensorView<'_>, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
+        let (gate, up) = (Piece::new(gate), Piece::new(up));
+        let alike = Form::of(gate.tensor.kind()) == Form::of(up.tensor.kind());
+        let linear = |weight| Linear { weight, bias: None };
+        let (gate_up, up) = if alike {
+            (Matrix::pack(&[gate, up], true, None)?, None)
+        } else {
+            (
+                Matrix::pack(&[gate], false, None)?,
+                Some(Matrix::pack(&[up], false, None)?),
+            )
+        };
+        Ok(Self {
+            gate_up: linear(gate_up),
+            up,
+            down: linear(down),
+            inner,
+        })
+    }
+
+    /// Panels of gate and up.
+    pub fn gate_up_panels(&self) -> usize {
+        self.gate_up.weight.panels() + self.up.as_ref().map_or(0, Matrix::panels)
+    }
+
+    /// What both are multiplied with where `mode` is asked for.
+    pub fn gate_up_mode(&self, mode: Mode) -> Mode {
+        let gate = mode_for(mode, &self.gate_up.weight);
+        self.up.as_ref().map_or(gate, |up| mode_for(gate, up))
+    }
+
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        [&self.gate_up.weight, &self.down.weight].into_iter().chain(&self.up)
+    }
 }
 
 /// Routed experts.
@@ -145,7 +188,7 @@ impl Weights {
 
     /// Bytes of all matrices.
     pub fn bytes(&self) -> usize {
-        let of_mlp = |mlp: &Mlp| mlp.gate_up.weight.bytes() + mlp.down.weight.bytes();
+        let of_mlp = |mlp: &Mlp| mlp.matrices().map(Matrix::bytes).sum::<usize>();
         let of_layer = |layer: &Layer| {
             layer.qkv.iter().map(|(_, part)| part.bytes()).sum::<usize>()
                 + layer.out.weight.bytes()
@@ -175,10 +218,7 @@ impl Weights {
                 FeedForward::Dense(mlp) => std::slice::from_ref(mlp),
                 FeedForward::Experts(all) => &all.experts,
             };
-            for mlp in mlps {
-                add(&mlp.gate_up.weight);
-                add(&mlp.down.weight);
-            }
+            mlps.iter().flat_map(Mlp::matrices).for_each(&mut add);
         }
         found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         found
@@ -383,20 +423,12 @@ impl Loader<'_> {
         } else {
             None
         };
-        Ok(Mlp {
-            gate_up: Linear {
-                weight: pack(
-                    &[of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?],
-                    true,
-                )?,
-                bias: gate_up_bias,
-            },
-            down: Linear {
-                weight: pack(&[of(Part::Down, [hidden, inner])?], false)?,
-                bias: self.bias(self.config.mlp_bias, Part::Down, hidden)?,
-            },
-            inner,
-        })
+        let (gate, up) = (of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?);
+        let down = pack(&[of(Part::Down, [hidden, inner])?], false)?;
+        let mut mlp = Mlp::new(gate.view()?, up.view()?, down, inner)?;
+        mlp.gate_up.bias = gate_up_bias;
+        mlp.down.bias = self.bias(self.config.mlp_bias, Part::Down, hidden)?;
+        Ok(mlp)
     }
 
     fn experts(&self, moe: &MoeConfig) -> Result<Experts> {
@@ -422,11 +454,9 @@ impl Loader<'_> {
     fn own_expert(&self, expert: usize, inner: usize) -> Result<Mlp> {
         let (hidden, naming) = (self.config.hidden_size, self.tensors.naming());
         let of = |part, shape: [usize; 2]| self.tensors.get(&naming.expert(self.layer, expert, part), &shape);
-        let gate_up = pack(
-            &[of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?],
-            true,
-        )?;
-        Ok(plain(gate_up, pack(&[of(Part::Down, [hidden, inner])?], false)?, inner))
+        let (gate, up) = (of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?);
+        let down = pack(&[of(Part::Down, [hidden, inner])?], false)?;
+        Mlp::new(gate.view()?, up.view()?, down, inner)
     }
 
     /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
@@ -457,20 +487,10 @@ impl Loader<'_> {
                     }
                     _ => (views[0].slice(expert)?, views[1].slice(expert)?),
                 };
-                let gate_up = Matrix::pack(&[Piece::new(gate), Piece::new(up)], true, None)?;
                 let down = Matrix::pack(&[Piece::new(down.slice(expert)?)], false, None)?;
-                Ok(plain(gate_up, down, inner))
+                Mlp::new(gate, up, down, inner)
             })
             .collect()
-    }
-}
-
-fn plain(gate_up: Matrix, down: Matrix, inner: usize) -> Mlp {
-    let linear = |weight| Linear { weight, bias: None };
-    Mlp {
-        gate_up: linear(gate_up),
-        down: linear(down),
-        inner,
     }
 }
 
