@@ -72,8 +72,8 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
                 *acts.d.add(cell) = d;
                 *acts.ds.add(cell) = d * sum as f32;
                 *acts.offset.add(cell) = -128 * sum;
-                for sub in 0..2 {
-                    *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum16[sub];
+                for (sub, sum) in sum16.into_iter().enumerate() {
+                    *acts.offset16.add(cell16(&acts, b, sub, row)) = -128 * sum;
                 }
             }
         }
