@@ -213,7 +213,8 @@ def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -
 def test_two_processes_fetch_once(hub: ModelHub) -> None:
     command = [sys.executable, "-m", "minisgl", "pull", REPO]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
-    assert [(one.communicate()[1], one.returncode)[1] for one in both] == [0, 0]
+    ended = [(one.communicate()[1].decode(), one.returncode) for one in both]
+    assert [code for _, code in ended] == [0, 0], ended
     assert len(hub.of_files()) == 1
 
 

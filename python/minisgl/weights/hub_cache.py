@@ -70,9 +70,10 @@ class RepoCache:
         for path, key in files.items():
             pointer = snapshot / path
             pointer.parent.mkdir(parents=True, exist_ok=True)
-            if not pointer.exists():
-                pointer.unlink(missing_ok=True)
-                pointer.symlink_to(os.path.relpath(self.blob(key), pointer.parent))
+            if not pointer.exists():  # another process may make it, too
+                fresh = pointer.with_name(f"{pointer.name}.{os.getpid()}.tmp")
+                fresh.symlink_to(os.path.relpath(self.blob(key), pointer.parent))
+                os.replace(fresh, pointer)
         if (name := revision or MAIN[self.source]) != commit:
             ref = self.folder / "refs" / name
             ref.parent.mkdir(parents=True, exist_ok=True)
