@@ -49,6 +49,12 @@ impl Mode {
         self.has_f32() || form.is_quantized()
     }
 
+    /// What a matrix is multiplied with where this is asked for: only integers are multiplied with integers.
+    #[must_use]
+    pub fn with(self, matrix: &Matrix) -> Self {
+        if self.serves(matrix.form()) { self } else { Self::Exact }
+    }
+
     /// Whether matrices of that form are multiplied in int8.
     #[must_use]
     pub const fn int8_with(self, form: Form) -> bool {

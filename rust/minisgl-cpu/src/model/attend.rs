@@ -8,7 +8,6 @@ use crate::attention::Call;
 use crate::kernels::Mode;
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::products::mode_for;
 use crate::model::weights::Layer;
 use crate::model::worker::{FEW, Worker, each};
 
@@ -17,10 +16,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (config, buffers) = (shared.config, shared.buffers);
         // one preparation serves all parts
-        let whole = layer
-            .qkv
-            .iter()
-            .all(|(_, part)| mode_for(shared.mode, part) == shared.mode);
+        let whole = layer.qkv.iter().all(|(_, part)| shared.mode.with(part) == shared.mode);
         let mode = if whole { shared.mode } else { Mode::Exact };
         self.lower(
             index,
@@ -76,7 +72,7 @@ impl Worker<'_, '_> {
             &buffers.attended,
             None,
             width,
-            mode_for(shared.mode, &layer.out.weight),
+            shared.mode.with(&layer.out.weight),
         );
         let behind = layer
             .norms_behind

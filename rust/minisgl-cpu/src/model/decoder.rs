@@ -13,7 +13,7 @@ use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own, held};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
-use crate::model::products::{Groups, mode_for};
+use crate::model::products::Groups;
 use crate::model::weights::Weights;
 use crate::model::worker::{Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
@@ -163,7 +163,7 @@ impl Decoder {
         let (head, config) = (&self.weights.head, &self.config);
         let acts = memory
             .last_acts
-            .writer_as(tokens.len(), config.hidden_size, mode_for(self.mode, head));
+            .writer_as(tokens.len(), config.hidden_size, self.mode.with(head));
         let groups = Groups::of(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {

@@ -10,7 +10,7 @@ use std::cell::UnsafeCell;
 use crate::kernels::Kernels;
 use crate::model::buffers::{ExpertBuffers, Order, Phase};
 use crate::model::config::MoeConfig;
-use crate::model::products::{Groups, mode_for};
+use crate::model::products::Groups;
 use crate::model::weights::{Experts, Layer};
 use crate::model::worker::{FEW, Forward, TOKENS, Worker, each};
 use crate::weights::PANEL;
@@ -66,11 +66,9 @@ impl Worker<'_, '_> {
         );
         self.barrier.wait();
         self.lap(5);
-        let acts = buffers.acts.writer_as(
-            assignments,
-            moe.intermediate_size,
-            mode_for(shared.mode, &any.down.weight),
-        );
+        let acts = buffers
+            .acts
+            .writer_as(assignments, moe.intermediate_size, shared.mode.with(&any.down.weight));
         each(shared.counter(index, Phase::PrepareDown), assignments, FEW, |place| {
             // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
             unsafe {
@@ -110,7 +108,7 @@ impl Worker<'_, '_> {
         let hidden = shared.config.hidden_size;
         let acts = buffers
             .router_acts
-            .writer_as(shared.count(), hidden, mode_for(shared.mode, &experts.router));
+            .writer_as(shared.count(), hidden, shared.mode.with(&experts.router));
         let normed = self.own.row.at(0, 0);
         let panels = experts.router.panels();
         // one kernel for all, and one row at a time

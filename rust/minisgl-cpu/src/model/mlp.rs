@@ -11,7 +11,7 @@ use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::Activation;
 use crate::model::grid::Grid;
-use crate::model::products::{Groups, mode_for};
+use crate::model::products::Groups;
 use crate::model::weights::{Layer, Mlp};
 use crate::model::worker::Worker;
 use crate::weights::PANEL;
@@ -61,7 +61,7 @@ impl Worker<'_, '_> {
             &buffers.inner,
             None,
             mlp.inner,
-            mode_for(shared.mode, &mlp.down.weight),
+            shared.mode.with(&mlp.down.weight),
         );
         let behind = layer
             .norms_behind

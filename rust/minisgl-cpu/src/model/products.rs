@@ -153,11 +153,6 @@ impl Worker<'_, '_> {
     }
 }
 
-/// What a matrix is multiplied with where `mode` is asked for: only integers are multiplied with integers.
-pub(super) fn mode_for(mode: Mode, matrix: &Matrix) -> Mode {
-    if mode.serves(matrix.form()) { mode } else { Mode::Exact }
-}
-
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
 pub(crate) struct Groups {
     size: usize,

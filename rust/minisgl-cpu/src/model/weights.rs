@@ -10,7 +10,6 @@ use crate::files::TensorView;
 use crate::kernels::Mode;
 use crate::model::config::{ModelConfig, MoeConfig};
 use crate::model::names::{Global, Naming, Part};
-use crate::model::products::mode_for;
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
 use crate::weights::{Form, Matrix, PANEL, Part as Piece};
@@ -65,8 +64,8 @@ impl Mlp {
 
     /// What both are multiplied with where `mode` is asked for.
     pub fn gate_up_mode(&self, mode: Mode) -> Mode {
-        let gate = mode_for(mode, &self.gate_up.weight);
-        self.up.as_ref().map_or(gate, |up| mode_for(gate, up))
+        let gate = mode.with(&self.gate_up.weight);
+        self.up.as_ref().map_or(gate, |up| gate.with(up))
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Matrix> {

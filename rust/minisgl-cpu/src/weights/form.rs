@@ -15,9 +15,13 @@
 //! Invariants: nothing that a file stores is rounded a second time, and no form takes more than 3 % more than its kind in
 //! the file, most nothing more (but TQ1_0, held in 2 bits: 22 %).
 
-use super::{BLOCK, PANEL};
 use crate::files::Kind;
 use crate::files::blocks::{FLOATS, UNEVEN, f16_to_f32, half_of_e4m3, half_of_e8m0};
+
+/// Rows (outputs) of a panel.
+pub const PANEL: usize = 16;
+/// Inputs of a block.
+pub const BLOCK: usize = 32;
 
 /// What the codes of `Q1_0` stand for.
 const SIGNS: [i8; 16] = [-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1];

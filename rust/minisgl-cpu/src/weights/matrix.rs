@@ -2,14 +2,9 @@
 //!
 //! Invariants: every block of every panel is there; rows and inputs beyond the tensor's are zero.
 
-use super::form::{Block, Form};
+use super::form::{BLOCK, Block, Form, PANEL};
 use super::memory::Zeroed;
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};
-
-/// Rows (outputs) of a panel.
-pub const PANEL: usize = 16;
-/// Inputs of a block.
-pub const BLOCK: usize = 32;
 
 /// A weight matrix, `n` outputs by `k` inputs.
 pub struct Matrix {

@@ -9,9 +9,9 @@ mod matrix;
 pub mod memory;
 mod pack;
 
-pub use form::{Block, Form, Layout};
+pub use form::{BLOCK, Block, Form, Layout, PANEL};
+pub use matrix::Matrix;
 pub(crate) use matrix::plain;
-pub use matrix::{BLOCK, Matrix, PANEL};
 pub use pack::Part;
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //! Invariants: a kind's own form takes its bits as they are; another form takes its numbers, and what has fewer bits than
 //! they need is quantized by one rule a form.
 
-use super::form::Form;
-use super::matrix::{BLOCK, Matrix, PANEL};
+use super::form::{BLOCK, Form, PANEL};
+use super::matrix::Matrix;
 use crate::files::blocks::{decode, digit, f32_to_bf16, f32_to_f16, scale_and_min_codes, scale_of_six};
 use crate::files::quantize::encode;
 use crate::files::{Kind, TensorView};
