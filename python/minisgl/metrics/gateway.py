@@ -19,7 +19,9 @@ OTHER = "other"
 
 
 class HistogramReading(TypedDict):
-    counts: list[int]  # by bucket of the histogram of the same name, the last is beyond all bounds
+    counts: list[
+        int
+    ]  # by bucket of the histogram of the same name, the last is beyond all bounds; none before it is told
     sum: float
 
 

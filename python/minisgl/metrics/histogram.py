@@ -28,18 +28,16 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    @property
-    def counts(self) -> list[int]:
-        """By bucket, so far; the last is beyond all bounds."""
-        return self._counts[:]
+    def counts(self, more: Sequence[int] = ()) -> list[int]:
+        """By bucket, so far; the last is beyond all bounds. `more`: what was counted elsewhere, if anything was."""
+        return [here + there for here, there in zip(self._counts, more or [0] * len(self._counts), strict=True)]
 
     def collect(self, counts: Sequence[int] = (), sum: float = 0.0) -> HistogramMetricFamily:
         """With what was counted elsewhere, by bucket, and its sum."""
-        more = counts or [0] * len(self._counts)
         total, buckets = 0, []
         bounds = [*map(str, map(float, self._bounds)), "+Inf"]
-        for bound, here, there in zip(bounds, self._counts, more, strict=True):
-            total += here + there
+        for bound, count in zip(bounds, self.counts(counts), strict=True):
+            total += count
             buckets.append((bound, float(total)))
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric((), buckets, self._sum + sum)

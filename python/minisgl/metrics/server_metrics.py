@@ -160,12 +160,11 @@ class Metrics(Collector):
 
     def latencies(self) -> dict[str, list[int]]:
         """How many times to a first token, and between tokens, by bucket of `SECONDS`; after `snapshot`."""
-        found = {"ttft": self._ttft.counts, "itl": self._itl.counts}
-        if (there := self._there) is not None:
-            for name, counts in found.items():
-                more = there["histograms"][name]["counts"]
-                found[name] = [one + other for one, other in zip(counts, more, strict=True)]
-        return found
+        there = self._there
+        return {
+            name: self._histograms[name].counts(() if there is None else there["histograms"][name]["counts"])
+            for name in ("ttft", "itl")
+        }
 
     def _all_accepted(self) -> int:
         return self._num_accepted + (self._there["num_accepted"] if self._there is not None else 0)

@@ -114,6 +114,11 @@ class Live:
                 self._figures.forget()
                 client.on_watched = None
 
+    def check(self) -> None:
+        """Raises what ended the looking: a reader must not wait for what nobody tells."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
     async def _look_on(self) -> None:
         """Once a second: new figures, and the engines are asked to go on telling. They stop by themselves."""
         client = self._context.client
@@ -163,6 +168,7 @@ class _Stream(Response):
             while not connection.is_lost:
                 if client.failure is not None:
                     return b"event: error\n" + sse(engine_gone(client.failure).body)
+                self._live.check()
                 if not watcher.paused:
                     for event in watcher.events(text):
                         connection.write(event)
