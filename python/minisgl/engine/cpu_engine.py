@@ -153,9 +153,9 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
     about = rust.about()
-    forms = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["forms"])
+    kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
     took = time.monotonic() - began
-    say(f"loaded {found.name}: {model.architecture}, {forms}, {took:.1f} s")
+    say(f"loaded {found.name}: {model.architecture}, {kinds}, {took:.1f} s")
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
     if settings["max_seq_len"] < context_len:
         say(
@@ -171,7 +171,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         num_pages=num_pages,
         page_size=config.page_size,
         device="cpu",
-        dtype=about["forms"][0][0],
+        dtype=about["kinds"][0][0],
         details=_details(config, about["isa"], about["threads"]),
     )
     return CpuEngine(rust, info, model, _json(settings))

@@ -10,7 +10,7 @@ use crate::kernels::{Acts, Isa, Kernels, Mode};
 use crate::model::Groups;
 use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
-use crate::weights::{Form, Matrix, PANEL, Part};
+use crate::weights::{Matrix, PANEL, Part};
 
 /// Rows that are prepared in less time than threads are called.
 const FEW: usize = 64;
@@ -88,7 +88,7 @@ impl Head {
             self.acts = Acts::new(rows, inputs, Mode::Exact);
         }
         let (kernels, matrix) = (self.kernels, &self.matrix);
-        let bf16 = bf16 && matrix.form() == Form::Bf16 && kernels.has_bf16();
+        let bf16 = bf16 && matrix.kind() == Kind::BF16 && kernels.has_bf16();
         let mode = if bf16 { Mode::Bf16 } else { Mode::Exact };
         let acts = self.acts.writer_as(rows.max(1), inputs, mode);
         let groups = Groups::of(matrix, self.team.threads());

@@ -116,20 +116,20 @@ impl CpuEngine {
             .map_err(|error| to_python(&error))
     }
 
-    /// What it computes with: isa, threads, forms (name, bytes), weight_bytes.
+    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes.
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
         let engine = guard.as_ref().ok_or_else(closed)?;
         let about = PyDict::new(py);
         let weights = &engine.decoder().weights;
-        let forms: Vec<(String, usize)> = weights
-            .forms()
+        let kinds: Vec<(String, usize)> = weights
+            .kinds()
             .into_iter()
-            .map(|(form, bytes)| (format!("{form:?}").to_lowercase(), bytes))
+            .map(|(kind, bytes)| (kind.name().to_lowercase(), bytes))
             .collect();
         about.set_item("isa", engine.decoder().kernels.isa().name())?;
         about.set_item("threads", engine.threads())?;
-        about.set_item("forms", forms)?;
+        about.set_item("kinds", kinds)?;
         about.set_item("weight_bytes", weights.bytes())?;
         Ok(about)
     }

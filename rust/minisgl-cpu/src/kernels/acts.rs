@@ -8,8 +8,9 @@
 
 use std::ops::Range;
 
+use crate::files::Kind;
 use crate::weights::memory::{ALIGN, Zeroed};
-use crate::weights::{BLOCK, Form, Matrix};
+use crate::weights::{BLOCK, Matrix};
 
 /// Which numbers activations are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,22 +44,22 @@ impl Mode {
         matches!(self, Self::Int8 | Self::Both)
     }
 
-    /// Whether matrices of that form can be multiplied with it.
+    /// Whether matrices of that kind can be multiplied with it.
     #[must_use]
-    pub const fn serves(self, form: Form) -> bool {
-        self.has_f32() || form.is_quantized()
+    pub const fn serves(self, kind: Kind) -> bool {
+        self.has_f32() || kind.is_quantized()
     }
 
     /// What a matrix is multiplied with where this is asked for: only integers are multiplied with integers.
     #[must_use]
     pub fn with(self, matrix: &Matrix) -> Self {
-        if self.serves(matrix.form()) { self } else { Self::Exact }
+        if self.serves(matrix.kind()) { self } else { Self::Exact }
     }
 
-    /// Whether matrices of that form are multiplied in int8.
+    /// Whether matrices of that kind are multiplied in int8.
     #[must_use]
-    pub const fn int8_with(self, form: Form) -> bool {
-        self.has_int8() && form.is_quantized()
+    pub const fn int8_with(self, kind: Kind) -> bool {
+        self.has_int8() && kind.is_quantized()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariants: an `Isa` that `detect` returns can run here.
 
 use super::Mode;
-use crate::weights::Form;
+use crate::files::Kind;
 use crate::{Error, Result};
 
 /// An instruction set with kernels of its own.
@@ -73,8 +73,8 @@ impl Isa {
     /// Whether products of that kind have the bits of the scalar kernel. Tiles of bf16 have an order of sums of their own,
     /// which is the same for every number of rows.
     #[must_use]
-    pub const fn sums_as_scalar(self, form: Form, mode: Mode) -> bool {
-        !matches!(self, Self::Amx) || mode.int8_with(form)
+    pub const fn sums_as_scalar(self, kind: Kind, mode: Mode) -> bool {
+        !matches!(self, Self::Amx) || mode.int8_with(kind)
     }
 
     /// What the CPU (or this build) lacks for it.

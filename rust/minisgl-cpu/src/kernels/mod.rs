@@ -25,7 +25,8 @@ use std::ops::Range;
 pub use acts::{Acts, ActsPtr, Mode, Product, Table};
 pub use isa::Isa;
 
-use crate::weights::{Form, Matrix, PANEL};
+use crate::files::Kind;
+use crate::weights::{Matrix, PANEL};
 
 /// The functions of one instruction set.
 #[derive(Clone, Copy)]
@@ -103,7 +104,7 @@ impl Kernels {
         add: bool,
     ) {
         assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
-        assert!(acts.mode.serves(w.form()), "{:?} with {:?}", w.form(), acts.mode);
+        assert!(acts.mode.serves(w.kind()), "{:?} with {:?}", w.kind(), acts.mode);
         assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
         let product = Product {
             w,
@@ -151,7 +152,7 @@ impl Kernels {
     /// As of `matmul`, with rows that `prepare_bf16` made.
     ///
     /// # Panics
-    /// If panels, rows, `k`, form or mode do not fit, or it is not there.
+    /// If panels, rows, `k`, kind or mode do not fit, or it is not there.
     pub unsafe fn matmul_bf16(
         &self,
         w: &Matrix,
@@ -162,7 +163,7 @@ impl Kernels {
         stride: usize,
     ) {
         assert!(panels.end <= w.panels() && rows.end <= acts.rows && w.k() == acts.k);
-        assert!(w.form() == Form::Bf16 && acts.mode == Mode::Bf16 && self.has_bf16());
+        assert!(w.kind() == Kind::BF16 && acts.mode == Mode::Bf16 && self.has_bf16());
         assert!(rows.len() <= 1 || stride >= panels.len() * PANEL);
         let product = Product {
             w,

@@ -5,9 +5,10 @@
 
 #![allow(clippy::needless_range_loop)] // lanes of several arrays at once
 
-use super::scalar::{self, cell16, ds16, input};
+use super::scalar::{self, input, input_sums, scaled_sum};
 use super::{Product, Table};
-use crate::weights::{BLOCK, Block, Form, PANEL, plain};
+use crate::files::Kind;
+use crate::weights::{BLOCK, Block, PANEL, plain};
 
 /// A number for each of a panel's 16 rows.
 type Lanes<T> = [T; PANEL];
@@ -34,7 +35,7 @@ unsafe fn matmul(p: &Product<'_>) {
             // SAFETY: the caller's: the rows are prepared, `out` has room.
             unsafe {
                 let mut sums = [[0.0; PANEL]; ROWS];
-                if p.acts.mode.int8_with(p.w.form()) {
+                if p.acts.mode.int8_with(p.w.kind()) {
                     int8(p, panel, first, &mut sums[..rows]);
                 } else {
                     exact(p, panel, first, &mut sums[..rows]);
@@ -59,11 +60,11 @@ unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
 
 /// Products of a panel with rows of f32, from row `first` on.
 unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
-    let form = p.w.form();
-    let layout = form.layout();
+    let kind = p.w.kind();
+    let layout = kind.layout();
     for b in 0..p.w.blocks() {
         let block = p.w.block(panel, b);
-        let w = unpack(form, block);
+        let w = unpack(kind, block);
         let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * p.acts.rows + row;
@@ -85,12 +86,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
                 (0..PANEL).for_each(|lane| acc[lane] = s[lane].mul_add(scales.d[sub][lane], acc[lane]));
                 if layout.min {
                     // SAFETY: as above.
-                    let sum = unsafe {
-                        match layout.subs {
-                            1 => *p.acts.sum.add(cell),
-                            _ => *p.acts.sum16.add(cell16(&p.acts, b, sub, row)),
-                        }
-                    };
+                    let sum = unsafe { *input_sums(&p.acts, layout.subs, b, sub, row) };
                     (0..PANEL).for_each(|lane| acc[lane] = scales.m[sub][lane].mul_add(sum, acc[lane]));
                 }
             }
@@ -100,8 +96,8 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
 
 /// Products of a panel with rows of bytes, from row `first` on.
 unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
-    let (form, acts) = (p.w.form(), p.acts);
-    let layout = form.layout();
+    let (kind, acts) = (p.w.kind(), p.acts);
+    let layout = kind.layout();
     let share = BLOCK / layout.subs;
     for b in 0..p.w.blocks() {
         let block = p.w.block(panel, b);
@@ -123,12 +119,7 @@ unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f3
                 }
                 if layout.min {
                     // SAFETY: as above.
-                    let ds = unsafe {
-                        match layout.subs {
-                            1 => *acts.ds.add(cell),
-                            _ => ds16(acts, b, sub, row),
-                        }
-                    };
+                    let ds = unsafe { scaled_sum(&acts, layout.subs, b, sub, row) };
                     (0..PANEL).for_each(|lane| acc[lane] = scales.m[sub][lane].mul_add(ds, acc[lane]));
                 }
             }
@@ -166,27 +157,27 @@ fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
 }
 
 /// A block as f32, unscaled: input by input, 16 rows each.
-fn unpack(form: Form, block: Block<'_>) -> [Lanes<f32>; BLOCK] {
-    if form.is_quantized() {
+fn unpack(kind: Kind, block: Block<'_>) -> [Lanes<f32>; BLOCK] {
+    if kind.is_quantized() {
         return integers(block).map(|lanes| lanes.map(f32::from));
     }
-    std::array::from_fn(|i| std::array::from_fn(|lane| plain(form, block.codes(), lane, i)))
+    std::array::from_fn(|i| std::array::from_fn(|lane| plain(kind, block.codes(), lane, i)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Case, bits};
+    use crate::files::Kind;
     use crate::kernels::{Isa, Mode};
-    use crate::weights::Form;
 
     #[test]
     fn lanes_have_the_bits_of_scalar() {
-        for form in Form::ALL {
+        for kind in Kind::ALL {
             for mode in [Mode::Exact, Mode::Bf16, Mode::Both] {
                 for rows in [1, 2, 4, 5, 9] {
-                    let case = Case::new(form, mode, (37, 160, rows), rows as u64, rows > 1);
+                    let case = Case::new(kind, mode, (37, 160, rows), rows as u64, rows > 1);
                     let (got, want) = (case.all(Isa::Neon), case.all(Isa::Scalar));
-                    assert_eq!(bits(&got), bits(&want), "{form:?} {mode:?} {rows}");
+                    assert_eq!(bits(&got), bits(&want), "{kind:?} {mode:?} {rows}");
                 }
             }
         }

@@ -1,17 +1,25 @@
-//! Where kernels find a block of a panel, for forms that are known when they are compiled.
+//! Where kernels find a block of a panel, for kinds that are known when they are compiled.
 
 use super::ActsPtr;
-use super::scalar::cell16;
-use crate::weights::{Form, Layout};
+use crate::files::Kind;
+use crate::weights::Layout;
 
-/// A form's row of the table.
-pub(super) const fn layout(form: u8) -> Layout {
-    Form::ALL[form as usize].layout()
+/// A kind's row of the table.
+pub(super) const fn layout(kind: u8) -> Layout {
+    Kind::ALL[kind as usize].layout()
+}
+
+/// Its values by code; zeros if they are the codes.
+pub(super) const fn table(kind: u8) -> [u8; 16] {
+    match layout(kind).table {
+        Some(table) => table,
+        None => [0; 16],
+    }
 }
 
 /// Bytes of a block, with its share of the head.
-pub(super) const fn block_bytes(form: u8) -> usize {
-    let layout = layout(form);
+pub(super) const fn block_bytes(kind: u8) -> usize {
+    let layout = layout(kind);
     layout.unit_bytes() / layout.unit
 }
 
@@ -26,8 +34,8 @@ pub(super) struct Place {
 impl Place {
     /// Block `b` of the panel at `panel` (or of the panels from there on, if their inputs fill units).
     #[inline]
-    pub(super) const fn of<const FORM: u8>(panel: *const u8, b: usize) -> Self {
-        let layout = const { layout(FORM) };
+    pub(super) const fn of<const KIND: u8>(panel: *const u8, b: usize) -> Self {
+        let layout = const { layout(KIND) };
         let (unit, at) = (b / layout.unit, b % layout.unit);
         let head = panel.wrapping_add(unit * layout.unit_bytes());
         let codes = head.wrapping_add(layout.head + at * layout.codes());
@@ -35,15 +43,15 @@ impl Place {
     }
 }
 
-/// What a tile has to know of a form: how many shares have a scale, whether there are minima, the order of steps.
-const fn tile_kind(form: u8) -> (usize, bool, bool) {
-    let layout = layout(form);
+/// What a tile has to know of a kind: how many shares have a scale, whether there are minima, the order of steps.
+const fn tile_kind(kind: u8) -> (usize, bool, bool) {
+    let layout = layout(kind);
     (layout.subs, layout.min, layout.by_halves())
 }
 
-/// A form for each kind of tile, so that forms alike share their code.
-pub(super) const fn like(form: u8) -> u8 {
-    let want = tile_kind(form);
+/// A kind for each kind of tile, so that kinds alike share their code.
+pub(super) const fn like(kind: u8) -> u8 {
+    let want = tile_kind(kind);
     let mut other = 0;
     loop {
         let kind = tile_kind(other);
@@ -60,14 +68,24 @@ pub(super) const fn cell(acts: &ActsPtr, b: usize, row: usize) -> usize {
     b * acts.rows + row
 }
 
-/// Sums of the inputs that share a scale, row after row from `row` on.
-#[inline]
-pub(super) unsafe fn sums(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const f32 {
-    // SAFETY: the caller's: the rows are there.
-    unsafe {
-        match subs {
-            1 => acts.sum.add(cell(acts, b, row)),
-            _ => acts.sum16.add(cell16(acts, b, sub, row)),
+/// Runs `$blocks` with `$of` as the constant of a kind of blocks, `$numbers` with that of a kind of numbers.
+macro_rules! by_kind {
+    ($kind:expr, $of:ident, $blocks:expr, $numbers:expr) => {
+        by_kind!(@ $kind, $of, $blocks, $numbers,
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0; F32 F16 BF16)
+    };
+    (@ $kind:expr, $of:ident, $blocks:expr, $numbers:expr, $($block:ident)*; $($number:ident)*) => {
+        match $kind {
+            $(Kind::$block => {
+                const $of: u8 = Kind::$block as u8;
+                $blocks
+            })*
+            $(Kind::$number => {
+                const $of: u8 = Kind::$number as u8;
+                $numbers
+            })*
+            Kind::TQ1_0 => unreachable!("held as TQ2_0"),
         }
-    }
+    };
 }
+pub(super) use by_kind;

@@ -3,7 +3,8 @@
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
 use super::{ActsPtr, Mode, Product, Table};
-use crate::weights::{BLOCK, Block, Form, PANEL, plain};
+use crate::files::Kind;
+use crate::weights::{BLOCK, Block, PANEL, plain};
 
 pub(super) static TABLE: Table = Table {
     prepare,
@@ -104,7 +105,7 @@ fn quantize(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
 }
 
 unsafe fn matmul(p: &Product<'_>) {
-    let int8 = p.acts.mode.int8_with(p.w.form());
+    let int8 = p.acts.mode.int8_with(p.w.kind());
     for panel in p.panels.clone() {
         for row in p.rows.clone() {
             // SAFETY: the caller's: the row is prepared, `out` has room.
@@ -122,21 +123,21 @@ unsafe fn matmul(p: &Product<'_>) {
 
 /// The 16 products of a panel's rows with one row of activations.
 unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) -> [f32; PANEL] {
-    let (form, acts) = (p.w.form(), p.acts);
+    let (kind, acts) = (p.w.kind(), p.acts);
     let mut sums = [0.0; PANEL];
     for b in 0..p.w.blocks() {
         let block = p.w.block(panel, b);
         for (lane, acc) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's: the row is prepared, in the mode that the form needs.
+            // SAFETY: the caller's: the row is prepared, in the mode that the kind needs.
             unsafe {
                 *acc = if int8 {
-                    add_int8(*acc, form, block, lane, acts, b, row)
-                } else if form.is_quantized() {
-                    add_exact(*acc, form, block, lane, acts, b, row)
+                    add_int8(*acc, kind, block, lane, acts, b, row)
+                } else if kind.is_quantized() {
+                    add_exact(*acc, kind, block, lane, acts, b, row)
                 } else {
                     let x = &*acts.x.add((b * acts.rows + row) * BLOCK).cast::<[f32; BLOCK]>();
                     let codes = block.codes();
-                    *acc + (0..BLOCK).fold(0.0, |s, i| plain(form, codes, lane, i).mul_add(x[i], s))
+                    *acc + (0..BLOCK).fold(0.0, |s, i| plain(kind, codes, lane, i).mul_add(x[i], s))
                 };
             }
         }
@@ -148,14 +149,14 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
 /// times the scale; and the minimum times the sum of inputs.
 unsafe fn add_exact(
     mut acc: f32,
-    form: Form,
+    kind: Kind,
     block: Block<'_>,
     lane: usize,
     acts: ActsPtr,
     b: usize,
     row: usize,
 ) -> f32 {
-    let layout = form.layout();
+    let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
     // SAFETY: the caller's: the row is prepared in f32.
     let x = unsafe { &*acts.x.add(cell * BLOCK).cast::<[f32; BLOCK]>() };
@@ -168,12 +169,7 @@ unsafe fn add_exact(
         acc = s.mul_add(block.scale(lane, sub), acc);
         if layout.min {
             // SAFETY: as above.
-            let sum = unsafe {
-                match layout.subs {
-                    1 => *acts.sum.add(cell),
-                    _ => *acts.sum16.add(cell16(&acts, b, sub, row)),
-                }
-            };
+            let sum = unsafe { *input_sums(&acts, layout.subs, b, sub, row) };
             acc = block.min(lane, sub).mul_add(sum, acc);
         }
     }
@@ -183,14 +179,14 @@ unsafe fn add_exact(
 /// The same with bytes: sums are integers.
 unsafe fn add_int8(
     mut acc: f32,
-    form: Form,
+    kind: Kind,
     block: Block<'_>,
     lane: usize,
     acts: ActsPtr,
     b: usize,
     row: usize,
 ) -> f32 {
-    let layout = form.layout();
+    let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
     // SAFETY: the caller's: the row is prepared in int8.
     let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
@@ -200,24 +196,47 @@ unsafe fn add_int8(
         acc = (sum as f32).mul_add(block.scale(lane, sub) * d, acc);
         if layout.min {
             // SAFETY: as above.
-            let ds = unsafe {
-                match layout.subs {
-                    1 => *acts.ds.add(cell),
-                    _ => ds16(acts, b, sub, row),
-                }
-            };
-            acc = block.min(lane, sub).mul_add(ds, acc);
+            let sum = unsafe { scaled_sum(&acts, layout.subs, b, sub, row) };
+            acc = block.min(lane, sub).mul_add(sum, acc);
         }
     }
     acc
 }
 
-/// Scale times sum of integers of 16 inputs, as `ds` is of 32.
-pub(super) unsafe fn ds16(acts: ActsPtr, b: usize, sub: usize, row: usize) -> f32 {
+/// Sums of the inputs that share a scale, row after row from `row` on.
+#[inline]
+pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const f32 {
+    // SAFETY: the caller's: the rows are there.
+    unsafe {
+        match subs {
+            1 => acts.sum.add(b * acts.rows + row),
+            _ => acts.sum16.add(cell16(acts, b, sub, row)),
+        }
+    }
+}
+
+/// -128 times the sum of their integers, likewise.
+#[inline]
+pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const i32 {
+    // SAFETY: as above.
+    unsafe {
+        match subs {
+            1 => acts.offset.add(b * acts.rows + row),
+            _ => acts.offset16.add(cell16(acts, b, sub, row)),
+        }
+    }
+}
+
+/// The scale of a row's integers times the sum of those that share a scale of weights.
+#[inline]
+pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> f32 {
+    let cell = b * acts.rows + row;
     // SAFETY: the caller's: the row is prepared in int8.
     unsafe {
-        let sum = *acts.offset16.add(cell16(&acts, b, sub, row)) / -128;
-        *acts.d.add(b * acts.rows + row) * sum as f32
+        match subs {
+            1 => *acts.ds.add(cell),
+            _ => *acts.d.add(cell) * (*offsets(acts, subs, b, sub, row) / -128) as f32,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::files::{Kind, TensorView};
 use crate::kernels::{Acts, Mode};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
-use crate::weights::{Form, Matrix, Part};
+use crate::weights::{Matrix, Part};
 
 /// Tokens of a run.
 pub const RUN: usize = 32;
@@ -184,8 +184,8 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
     let shape = [rank, blocks[0].inputs];
     let whole = Part::new(TensorView::new("lora_A", Kind::F32, &shape, &a)?);
     Ok(Some(Factors {
-        a: Matrix::pack(&[whole], false, Some(Form::F32))?,
-        b: Matrix::pack(&parts, interleave, Some(Form::F32))?,
+        a: Matrix::pack(&[whole], false, Some(Kind::F32))?,
+        b: Matrix::pack(&parts, interleave, Some(Kind::F32))?,
     }))
 }
 

@@ -6,13 +6,14 @@
 use std::sync::Mutex;
 
 use crate::error::{Error, Result};
+use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::Mode;
 use crate::model::config::{ModelConfig, MoeConfig};
 use crate::model::names::{Global, Naming, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
-use crate::weights::{Form, Matrix, PANEL, Part as Piece};
+use crate::weights::{Matrix, PANEL, Part as Piece};
 
 /// A matrix, perhaps with a bias. Both are padded to whole panels.
 pub struct Linear {
@@ -36,10 +37,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Gate and up in as few matrices as their forms allow.
+    /// Gate and up in as few matrices as their kinds allow.
     fn new(gate: TensorView<'_>, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
         let (gate, up) = (Piece::new(gate), Piece::new(up));
-        let alike = Form::of(gate.tensor.kind()) == Form::of(up.tensor.kind());
+        let alike = gate.tensor.kind().held() == up.tensor.kind().held();
         let linear = |weight| Linear { weight, bias: None };
         let (gate_up, up) = if alike {
             (Matrix::pack(&[gate, up], true, None)?, None)
@@ -202,11 +203,11 @@ impl Weights {
     }
 
     /// How the matrices are held, by bytes, the most first.
-    pub fn forms(&self) -> Vec<(Form, usize)> {
-        let mut found: Vec<(Form, usize)> = Vec::new();
-        let mut add = |matrix: &Matrix| match found.iter_mut().find(|(form, _)| *form == matrix.form()) {
+    pub fn kinds(&self) -> Vec<(Kind, usize)> {
+        let mut found: Vec<(Kind, usize)> = Vec::new();
+        let mut add = |matrix: &Matrix| match found.iter_mut().find(|(kind, _)| *kind == matrix.kind()) {
             Some((_, bytes)) => *bytes += matrix.bytes(),
-            None => found.push((matrix.form(), matrix.bytes())),
+            None => found.push((matrix.kind(), matrix.bytes())),
         };
         add(&self.head);
         self.embedding.iter().for_each(&mut add);
@@ -372,13 +373,11 @@ impl Loader<'_> {
                 _ => Piece::new(*view),
             })
             .collect();
-        let alike = views
-            .windows(2)
-            .all(|two| Form::of(two[0].kind()) == Form::of(two[1].kind()));
+        let alike = views.windows(2).all(|two| two[0].kind().held() == two[1].kind().held());
         let whole = widths.iter().all(|(_, width)| width.is_multiple_of(PANEL));
         if alike || !whole {
-            let form = if alike { None } else { Some(Form::F32) };
-            return Ok(vec![(0, Matrix::pack(&pieces, false, form)?)]);
+            let held = if alike { None } else { Some(Kind::F32) };
+            return Ok(vec![(0, Matrix::pack(&pieces, false, held)?)]);
         }
         let mut column = 0;
         let mut parts = Vec::new();

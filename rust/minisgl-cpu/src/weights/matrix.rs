@@ -2,13 +2,14 @@
 //!
 //! Invariants: every block of every panel is there; rows and inputs beyond the tensor's are zero.
 
-use super::form::{BLOCK, Block, Form, PANEL};
+use super::layout::{BLOCK, Block, PANEL};
 use super::memory::Zeroed;
+use crate::files::Kind;
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};
 
 /// A weight matrix, `n` outputs by `k` inputs.
 pub struct Matrix {
-    form: Form,
+    kind: Kind,
     n: usize,
     k: usize,
     panels: usize,
@@ -18,11 +19,11 @@ pub struct Matrix {
 impl Matrix {
     /// All zero.
     #[must_use]
-    pub(super) fn zeroed(form: Form, n: usize, panels: usize, k: usize) -> Self {
-        let layout = form.layout();
+    pub(super) fn zeroed(kind: Kind, n: usize, panels: usize, k: usize) -> Self {
+        let layout = kind.layout();
         let bytes = panels * k.div_ceil(BLOCK * layout.unit) * layout.unit_bytes();
         Self {
-            form,
+            kind,
             n,
             k,
             panels,
@@ -56,8 +57,8 @@ impl Matrix {
 
     /// How its numbers are held.
     #[must_use]
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Bytes held.
@@ -69,7 +70,7 @@ impl Matrix {
     /// Bytes of a panel.
     #[must_use]
     pub fn panel_bytes(&self) -> usize {
-        let layout = self.form.layout();
+        let layout = self.kind.layout();
         self.k.div_ceil(BLOCK * layout.unit) * layout.unit_bytes()
     }
 
@@ -101,9 +102,9 @@ impl Matrix {
         assert!(r < self.panels * PANEL && out.len() >= self.k, "row {r}");
         let (panel, lane) = (self.panel(r / PANEL), r % PANEL);
         for (b, out) in out[..self.k].chunks_mut(BLOCK).enumerate() {
-            let block = Block::new(self.form, panel, b);
+            let block = Block::new(self.kind, panel, b);
             for (i, out) in out.iter_mut().enumerate() {
-                *out = number(self.form, block, lane, i);
+                *out = number(self.kind, block, lane, i);
             }
         }
         out[self.k..].fill(0.0);
@@ -115,16 +116,16 @@ impl Matrix {
     /// If there is none.
     #[must_use]
     pub fn block(&self, p: usize, b: usize) -> Block<'_> {
-        Block::new(self.form, self.panel(p), b)
+        Block::new(self.kind, self.panel(p), b)
     }
 }
 
 /// Input `i` of row `lane` of a block: ggml's own number.
-fn number(form: Form, block: Block<'_>, lane: usize, i: usize) -> f32 {
-    if !form.is_quantized() {
-        return plain(form, block.codes(), lane, i);
+fn number(kind: Kind, block: Block<'_>, lane: usize, i: usize) -> f32 {
+    if !kind.is_quantized() {
+        return plain(kind, block.codes(), lane, i);
     }
-    let layout = form.layout();
+    let layout = kind.layout();
     let sub = i / (BLOCK / layout.subs);
     let number = block.scale(lane, sub) * block.value(lane, i) as f32;
     if layout.min {
@@ -135,11 +136,11 @@ fn number(form: Form, block: Block<'_>, lane: usize, i: usize) -> f32 {
 }
 
 /// Input `i` of row `lane` of a block of numbers.
-pub(crate) fn plain(form: Form, block: &[u8], lane: usize, i: usize) -> f32 {
+pub(crate) fn plain(kind: Kind, block: &[u8], lane: usize, i: usize) -> f32 {
     let u16_at = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-    match form {
-        Form::Bf16 => bf16_to_f32(u16_at(i / 2 * 64 + lane * 4 + i % 2 * 2)),
-        Form::F16 => f16_to_f32(u16_at(i * 32 + lane * 2)),
+    match kind {
+        Kind::BF16 => bf16_to_f32(u16_at(i / 2 * 64 + lane * 4 + i % 2 * 2)),
+        Kind::F16 => f16_to_f32(u16_at(i * 32 + lane * 2)),
         _ => {
             let at = i * 64 + lane * 4;
             f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])

@@ -1,9 +1,9 @@
 //! From tensors to panels.
 //!
-//! Invariants: a kind's own form takes its bits as they are; another form takes its numbers, and what has fewer bits than
-//! they need is quantized by one rule a form.
+//! Invariants: what is held as it is keeps its bits; held as another kind, numbers are taken, and quantized by one rule a
+//! kind where it has fewer bits than they need.
 
-use super::form::{BLOCK, Form, PANEL};
+use super::layout::{BLOCK, PANEL};
 use super::matrix::Matrix;
 use crate::files::blocks::{decode, digit, f32_to_bf16, f32_to_f16, scale_and_min_codes, scale_of_six};
 use crate::files::quantize::encode;
@@ -50,8 +50,8 @@ impl<'a> Part<'a> {
 
 impl Matrix {
     /// Stacks `parts` one below the other, or (`interleave`) panel by panel in turns, every part padded to whole
-    /// panels by itself. `form`: another one than the parts' own. Several threads may pack different matrices at once.
-    pub fn pack(parts: &[Part<'_>], interleave: bool, form: Option<Form>) -> Result<Self> {
+    /// panels by itself. `held`: as another kind than the parts' own. Several threads may pack different matrices at once.
+    pub fn pack(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(Error::setting("a matrix without parts"));
         };
@@ -61,14 +61,14 @@ impl Matrix {
             let text = format!("tensor {name} has rows of {other}, {} of {k}", first.tensor.name());
             return Err(Error::file(text));
         }
-        let own = Form::of(first.tensor.kind());
-        let alike = parts.iter().all(|part| Form::of(part.tensor.kind()) == own);
-        let form = form.unwrap_or(if alike { own } else { Form::F32 });
+        let own = first.tensor.kind().held();
+        let alike = parts.iter().all(|part| part.tensor.kind().held() == own);
+        let held = held.unwrap_or(if alike { own } else { Kind::F32 });
         if interleave {
-            return Self::pack_interleaved(parts, form, k);
+            return Self::pack_interleaved(parts, held, k);
         }
         let n = parts.iter().map(|part| part.tensor.rows()).sum();
-        let mut matrix = Self::zeroed(form, n, n.div_ceil(PANEL), k);
+        let mut matrix = Self::zeroed(held, n, n.div_ceil(PANEL), k);
         let mut at = 0;
         for part in parts {
             for i in 0..part.tensor.rows() {
@@ -79,7 +79,7 @@ impl Matrix {
         Ok(matrix)
     }
 
-    fn pack_interleaved(parts: &[Part<'_>], form: Form, k: usize) -> Result<Self> {
+    fn pack_interleaved(parts: &[Part<'_>], held: Kind, k: usize) -> Result<Self> {
         let rows = parts[0].tensor.rows();
         if let Some(part) = parts.iter().find(|part| part.tensor.rows() != rows) {
             let (name, other) = (part.tensor.name(), part.tensor.rows());
@@ -87,7 +87,7 @@ impl Matrix {
             return Err(Error::file(text));
         }
         let panels = rows.div_ceil(PANEL) * parts.len();
-        let mut matrix = Self::zeroed(form, panels * PANEL, panels, k);
+        let mut matrix = Self::zeroed(held, panels * PANEL, panels, k);
         for (turn, part) in parts.iter().enumerate() {
             for i in 0..rows {
                 let panel = i / PANEL * parts.len() + turn;
@@ -99,10 +99,10 @@ impl Matrix {
 
     /// Row `r` from its stored bytes.
     fn put(&mut self, r: usize, kind: Kind, row: &[u8]) {
-        let (form, k, lane) = (self.form(), self.k(), r % PANEL);
-        let layout = form.layout();
+        let (held, k, lane) = (self.kind(), self.k(), r % PANEL);
+        let layout = held.layout();
         let units = self.panel_mut(r / PANEL).chunks_exact_mut(layout.unit_bytes());
-        if form.is_quantized() && form == Form::of(kind) {
+        if held.is_quantized() && held == kind.held() {
             let inputs = layout.unit * BLOCK;
             let stored = inputs / kind.block_len() * kind.block_bytes();
             for (from, to) in row.chunks_exact(stored).zip(units) {
@@ -114,11 +114,11 @@ impl Matrix {
             }
             return;
         }
-        assert_eq!(layout.unit, 1, "numbers become {form:?}");
+        assert_eq!(layout.unit, 1, "numbers become {held:?}");
         let mut numbers = vec![0.0; k.next_multiple_of(BLOCK)];
         decode(kind, row, &mut numbers[..k]);
         for (from, to) in numbers.chunks_exact(BLOCK).zip(units) {
-            put_numbers(to, lane, form, from);
+            put_numbers(to, lane, held, from);
         }
     }
 }
@@ -215,7 +215,7 @@ fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     }
 }
 
-/// Codes of row `lane` into the planes of a block (see `form`).
+/// Codes of row `lane` into the planes of a block (see `layout`).
 fn put_codes(bits: [usize; 2], codes: &[u8; BLOCK], to: &mut [u8], lane: usize) {
     let mut at = 0;
     let mut shift = 0;
@@ -232,25 +232,25 @@ fn put_codes(bits: [usize; 2], codes: &[u8; BLOCK], to: &mut [u8], lane: usize) 
     }
 }
 
-fn put_numbers(to: &mut [u8], lane: usize, form: Form, from: &[f32]) {
-    match form {
+fn put_numbers(to: &mut [u8], lane: usize, held: Kind, from: &[f32]) {
+    match held {
         // what is not finite shows in the numbers of the first step
-        Form::Q4 => {
+        Kind::Q4_1 => {
             let mut block = [0; 20];
             let _ = encode(Kind::Q4_1, from, &mut block);
             put_head(Kind::Q4_1, &block, &mut to[..64], lane);
             put_codes([4, 0], &codes_of(Kind::Q4_1, &block, 0), &mut to[64..], lane);
         }
-        Form::Q8 => {
+        Kind::Q8_0 => {
             let mut block = [0; 34];
             let _ = encode(Kind::Q8_0, from, &mut block);
             put_head(Kind::Q8_0, &block, &mut to[..32], lane);
             put_codes([8, 0], &codes_of(Kind::Q8_0, &block, 0), &mut to[32..], lane);
         }
-        Form::F16 => (0..BLOCK).for_each(|i| {
+        Kind::F16 => (0..BLOCK).for_each(|i| {
             to[i * 32 + lane * 2..][..2].copy_from_slice(&f32_to_f16(from[i]).to_le_bytes());
         }),
-        Form::Bf16 => (0..BLOCK).for_each(|i| {
+        Kind::BF16 => (0..BLOCK).for_each(|i| {
             let bytes = f32_to_bf16(from[i]).to_le_bytes();
             to[i / 2 * 64 + lane * 4 + i % 2 * 2..][..2].copy_from_slice(&bytes);
         }),

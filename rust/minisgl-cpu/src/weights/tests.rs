@@ -43,20 +43,20 @@ fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
 }
 
 #[test]
-fn every_kind_comes_back_as_its_form_promises() {
+fn every_kind_comes_back_bit_for_bit() {
     for kind in Kind::ALL {
         let (n, k) = (37, if kind.block_len() == 1 { 75 } else { 512 });
         let (data, shape) = (stored(kind, n, k, 5), [n, k]);
         let tensor = TensorView::new("t", kind, &shape, &data).unwrap();
-        for form in [Form::of(kind), Form::F32] {
-            let matrix = Matrix::pack(&[Part::new(tensor)], false, Some(form)).unwrap();
+        for held in [kind.held(), Kind::F32] {
+            let matrix = Matrix::pack(&[Part::new(tensor)], false, Some(held)).unwrap();
             assert_eq!((matrix.n(), matrix.k(), matrix.panels()), (n, k, 3));
             let (mut want, mut got) = (vec![0.0; k], vec![1.0; k + 21]);
             for r in 0..n {
                 tensor.decode_row(r, &mut want);
                 matrix.row(r, &mut got);
                 for (got, want) in got.iter().zip(&want) {
-                    assert_eq!(got.to_bits(), want.to_bits(), "{kind:?} {form:?}: {got} for {want}");
+                    assert_eq!(got.to_bits(), want.to_bits(), "{kind:?} {held:?}: {got} for {want}");
                 }
                 assert!(got[k..].iter().all(|&x| x == 0.0));
             }
@@ -108,9 +108,9 @@ fn parts_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn a_form_takes_what_the_file_takes() {
+fn a_matrix_takes_what_the_file_takes() {
     for kind in Kind::ALL {
-        let layout = Form::of(kind).layout();
+        let layout = kind.held().layout();
         let held = layout.unit_bytes() as f64 / (layout.unit * BLOCK * PANEL) as f64;
         let stored = kind.block_bytes() as f64 / kind.block_len() as f64;
         let most = if kind == Kind::TQ1_0 { 1.23 } else { 1.03 };

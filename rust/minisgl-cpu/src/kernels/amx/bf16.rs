@@ -11,12 +11,13 @@ use std::arch::x86_64::*;
 
 use super::expand::{TILE, parts_of, to_bf16};
 use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
+use crate::files::Kind;
 use crate::kernels::Mode;
 use crate::kernels::Product;
-use crate::kernels::avx512::{BF16, F16, F32};
-use crate::kernels::place;
+use crate::kernels::avx512::BF16;
+use crate::kernels::place::{self, by_kind};
+use crate::weights::PANEL;
 use crate::weights::memory::Zeroed;
-use crate::weights::{Form, PANEL};
 
 /// Rows of a tile; a product takes two tiles of them.
 const TALL: usize = 16;
@@ -28,52 +29,28 @@ const SUMS: usize = MOST * PANEL * 4;
 pub(super) unsafe fn matmul(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
-        macro_rules! blocks {
-            ($form:ident) => {
-                match p.acts.mode {
-                    Mode::Bf16 => product::<{ Form::$form as u8 }, 1, 1>(p),
-                    _ => product::<{ Form::$form as u8 }, 3, 3>(p),
-                }
-            };
-        }
-        match (p.acts.mode, p.w.form()) {
-            (Mode::Bf16, Form::F16) => product::<F16, 1, 1>(p),
-            (Mode::Bf16, Form::Bf16) => product::<BF16, 1, 1>(p),
-            (Mode::Bf16, Form::F32) => product::<F32, 1, 1>(p),
-            (_, Form::F16) => product::<F16, 3, { parts_of(F16) }>(p),
-            (_, Form::Bf16) => product::<BF16, 3, { parts_of(BF16) }>(p),
-            (_, Form::F32) => product::<F32, 3, { parts_of(F32) }>(p),
-            (_, Form::Q4) => blocks!(Q4),
-            (_, Form::Q8) => blocks!(Q8),
-            (_, Form::Q4_0) => blocks!(Q4_0),
-            (_, Form::Q5_0) => blocks!(Q5_0),
-            (_, Form::Q5_1) => blocks!(Q5_1),
-            (_, Form::Q4_K) => blocks!(Q4_K),
-            (_, Form::Q5_K) => blocks!(Q5_K),
-            (_, Form::Q6_K) => blocks!(Q6_K),
-            (_, Form::Q2_K) => blocks!(Q2_K),
-            (_, Form::Q3_K) => blocks!(Q3_K),
-            (_, Form::IQ4_NL) => blocks!(IQ4_NL),
-            (_, Form::IQ4_XS) => blocks!(IQ4_XS),
-            (_, Form::MXFP4) => blocks!(MXFP4),
-            (_, Form::NVFP4) => blocks!(NVFP4),
-            (_, Form::TQ2_0) => blocks!(TQ2_0),
-            (_, Form::Q1_0) => blocks!(Q1_0),
-            (_, Form::Q2_0) => blocks!(Q2_0),
+        match p.acts.mode {
+            Mode::Bf16 => by_kind!(p.w.kind(), KIND, product::<KIND, 1, 1>(p), product::<KIND, 1, 1>(p)),
+            _ => by_kind!(
+                p.w.kind(),
+                KIND,
+                product::<KIND, 3, 3>(p),
+                product::<KIND, 3, { parts_of(KIND) }>(p)
+            ),
         }
     }
 }
 
 /// `A` parts of activations, `W` of weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-unsafe fn product<const FORM: u8, const A: usize, const W: usize>(p: &Product<'_>) {
+unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_>) {
     let rows = p.rows.len();
     if rows == 0 || p.panels.is_empty() {
         return;
     }
     let panel_bytes = p.w.blocks() * W * TILE;
     let group = (EXPANDED / panel_bytes).clamp(2, GROUP) & !1;
-    let own = if FORM == BF16 { 0 } else { group * panel_bytes };
+    let own = if KIND == BF16 { 0 } else { group * panel_bytes };
     let last = rows - (rows - 1) / MOST * MOST;
     let (config_full, config_last) = (config(MOST), config(last));
     SCRATCH.with_borrow_mut(|scratch| {
@@ -86,18 +63,18 @@ unsafe fn product<const FORM: u8, const A: usize, const W: usize>(p: &Product<'_
             let tiles = Tiles::take(&config_last);
             for first in p.panels.clone().step_by(group) {
                 let panels = group.min(p.panels.end - first);
-                if FORM != BF16 {
+                if KIND != BF16 {
                     for i in 0..panels {
                         let from = p.w.panel(first + i).as_ptr();
                         for b in 0..p.w.blocks() {
                             let at = (i * p.w.blocks() + b) * W * TILE;
-                            to_bf16::<FORM, W>(place::Place::of::<FORM>(from, b), tiles_at.add(at));
+                            to_bf16::<KIND, W>(place::Place::of::<KIND>(from, b), tiles_at.add(at));
                         }
                     }
                 }
                 let mut place = Place {
                     p,
-                    weights: if FORM == BF16 {
+                    weights: if KIND == BF16 {
                         p.w.panel(first).as_ptr()
                     } else {
                         tiles_at

@@ -31,9 +31,9 @@ pub(super) unsafe fn q4_to_bytes(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Parts that hold all of a form's numbers.
-pub(super) const fn parts_of(form: u8) -> usize {
-    match form {
+/// Parts that hold all of a kind's numbers.
+pub(super) const fn parts_of(kind: u8) -> usize {
+    match kind {
         BF16 => 1,
         F16 => 2, // 11 bits of mantissa
         _ => 3,
@@ -43,20 +43,20 @@ pub(super) const fn parts_of(form: u8) -> usize {
 /// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn to_bf16<const FORM: u8, const PARTS: usize>(block: Place, to: *mut u8) {
-    let layout = const { layout(FORM) };
-    // SAFETY: the caller's: a block of that form, `PARTS` aligned tiles at `to`.
+pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize>(block: Place, to: *mut u8) {
+    let layout = const { layout(KIND) };
+    // SAFETY: the caller's: a block of that kind, `PARTS` aligned tiles at `to`.
     unsafe {
         for g in 0..4 {
             let sub = g / 2 * (layout.subs / 2);
-            let v = group::<FORM>(block, g);
+            let v = group::<KIND>(block, g);
             let mut w = [_mm512_setzero_ps(); 8];
             steps!(|T| {
-                let x = weights::<FORM, T>(block, g, v);
+                let x = weights::<KIND, T>(block, g, v);
                 w[T] = match (layout.subs, layout.min) {
                     (0, _) => x,
-                    (_, true) => _mm512_fmadd_ps(x, scale::<FORM>(block, sub), min::<FORM>(block, sub)),
-                    _ => _mm512_mul_ps(x, scale::<FORM>(block, sub)),
+                    (_, true) => _mm512_fmadd_ps(x, scale::<KIND>(block, sub), min::<KIND>(block, sub)),
+                    _ => _mm512_mul_ps(x, scale::<KIND>(block, sub)),
                 };
             });
             // Which step of a group has which input: see `unpack::input`.

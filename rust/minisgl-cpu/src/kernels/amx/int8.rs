@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use super::expand::q4_to_bytes;
 use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
+use crate::files::Kind;
 use crate::kernels::Product;
+use crate::weights::PANEL;
 use crate::weights::memory::Zeroed;
-use crate::weights::{Form, PANEL};
 
 /// Most rows at once: their sums stay in registers.
 const MOST: usize = 16;
@@ -87,9 +88,9 @@ pub(super) unsafe fn matmul<const Q4: bool>(p: &Product<'_>) {
 
 const fn block_bytes<const Q4: bool>() -> usize {
     if Q4 {
-        Form::Q4.layout().unit_bytes()
+        Kind::Q4_1.layout().unit_bytes()
     } else {
-        Form::Q8.layout().unit_bytes()
+        Kind::Q8_0.layout().unit_bytes()
     }
 }
 

@@ -11,7 +11,7 @@ mod int8;
 mod tile;
 
 use super::{ActsPtr, Product, Table, avx512};
-use crate::weights::Form;
+use crate::files::Kind;
 
 pub(super) use tile::missing;
 
@@ -58,7 +58,7 @@ unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
 unsafe fn matmul_decoding(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
-        if p.acts.mode.int8_with(p.w.form()) || p.w.form() == Form::Bf16 {
+        if p.acts.mode.int8_with(p.w.kind()) || p.w.kind() == Kind::BF16 {
             matmul(p);
         } else {
             (avx512::TABLE.matmul)(p);
@@ -69,9 +69,9 @@ unsafe fn matmul_decoding(p: &Product<'_>) {
 unsafe fn matmul(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
-        match (p.acts.mode.int8_with(p.w.form()), p.w.form()) {
-            (true, Form::Q4) if p.rows.len() >= INT8_ROWS => int8::matmul::<true>(p),
-            (true, Form::Q8) if p.rows.len() >= INT8_ROWS => int8::matmul::<false>(p),
+        match (p.acts.mode.int8_with(p.w.kind()), p.w.kind()) {
+            (true, Kind::Q4_1) if p.rows.len() >= INT8_ROWS => int8::matmul::<true>(p),
+            (true, Kind::Q8_0) if p.rows.len() >= INT8_ROWS => int8::matmul::<false>(p),
             (true, _) => (avx512::TABLE.matmul)(p), // the same bits
             (false, _) => bf16::matmul(p),
         }

@@ -1,8 +1,9 @@
 //! What only tiles do: three parts for a number, an order of sums of their own, state of a thread.
 
 use super::super::tests::Case;
+use crate::files::Kind;
 use crate::kernels::{Isa, Mode};
-use crate::weights::{Form, PANEL};
+use crate::weights::PANEL;
 
 fn here() -> bool {
     Isa::here().contains(&Isa::Amx)
@@ -31,13 +32,13 @@ fn three_parts_are_as_good_as_f32() {
     if !here() {
         return;
     }
-    for form in Form::ALL {
+    for kind in Kind::ALL {
         for seed in 0..5 {
-            let case = Case::new(form, Mode::Exact, (64, 1536, 18), seed, false);
+            let case = Case::new(kind, Mode::Exact, (64, 1536, 18), seed, false);
             let (tiles, scalar) = (error(&case, Isa::Amx), error(&case, Isa::Scalar));
             assert!(
                 tiles <= 2.0 * scalar && tiles < 5e-7,
-                "{form:?}: {tiles:e} on tiles, {scalar:e} scalar"
+                "{kind:?}: {tiles:e} on tiles, {scalar:e} scalar"
             );
         }
     }
@@ -52,9 +53,9 @@ fn threads_have_tiles_of_their_own() {
         for thread in 0..8 {
             scope.spawn(move || {
                 let rows = 1 + 7 * thread as usize;
-                for form in Form::ALL {
+                for kind in Kind::ALL {
                     for mode in [Mode::Exact, Mode::Bf16, Mode::Both] {
-                        let case = Case::new(form, mode, (80, 256, rows), thread, true);
+                        let case = Case::new(kind, mode, (80, 256, rows), thread, true);
                         let first = case.all(Isa::Amx);
                         let same = |out: &[f32]| {
                             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

@@ -18,8 +18,8 @@ type Stored = [[__m256i; 2]; 2];
 /// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> [__m256i; 2] {
-    let layout = const { layout(FORM) };
+pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m256i; 2] {
+    let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
     // SAFETY: the caller's: a block's codes.
     unsafe {
@@ -32,13 +32,12 @@ pub(super) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> [__m2
             let (upper, by) = (plane(codes.add(64 * low), high, j), _mm_cvtsi32_si128(low as i32));
             code = [0, 1].map(|i| _mm256_or_si256(code[i], _mm256_sll_epi16(upper[i], by)));
         }
-        match layout.table {
-            Some(table) => {
-                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-                code.map(|code| _mm256_shuffle_epi8(table, code))
-            }
-            None => code,
+        if layout.table.is_none() {
+            return code;
         }
+        let table = _mm_loadu_si128(const { &table(KIND) }.as_ptr().cast());
+        let table = _mm256_broadcastsi128_si256(table);
+        code.map(|code| _mm256_shuffle_epi8(table, code))
     }
 }
 
@@ -56,14 +55,14 @@ unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
 /// What steps `8 g .. 8 g + 8` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> Stored {
-    let layout = const { layout(FORM) };
+pub(super) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> Stored {
+    let layout = const { layout(KIND) };
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
             return [[_mm256_setzero_si256(); 2]; 2];
         }
-        if FORM == Q8 {
+        if KIND == Q8 {
             let at = block.codes.add(128 * g);
             return [vectors(at), vectors(at.add(64))];
         }
@@ -72,7 +71,7 @@ pub(super) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> Stored {
         } else {
             (2 * g, 2 * g + 1)
         };
-        let values = [biased::<FORM>(block.codes, first), biased::<FORM>(block.codes, second)];
+        let values = [biased::<KIND>(block.codes, first), biased::<KIND>(block.codes, second)];
         let bias = _mm256_set1_epi8(layout.bias as i8);
         values.map(|v| {
             if layout.bias > 0 {
@@ -87,12 +86,12 @@ pub(super) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> Stored {
 /// The weights of step `T` of group `g`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: usize, v: &Stored) -> Pair {
-    let layout = const { layout(FORM) };
+pub(super) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: usize, v: &Stored) -> Pair {
+    let layout = const { layout(KIND) };
     let numbers = block.codes;
     // SAFETY: the caller's: a whole block.
     unsafe {
-        match FORM {
+        match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
             BF16 => vectors(numbers.add(256 * g + T / 2 * 64)).map(|v| upper_half::<T>(v)),
             F32 => load(numbers.add(512 * g + 64 * T).cast()),
@@ -171,8 +170,8 @@ fn upper_half<const T: usize>(v: __m256i) -> __m256 {
 
 /// Which input step `t` of group `g` takes.
 #[inline]
-pub(super) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
-    crate::kernels::scalar::input(const { layout(FORM).by_halves() }, GROUP * g + t)
+pub(super) const fn input<const KIND: u8>(g: usize, t: usize) -> usize {
+    crate::kernels::scalar::input(const { layout(KIND).by_halves() }, GROUP * g + t)
 }
 
 /// Runs a body with each step of a group as a constant.
@@ -190,20 +189,20 @@ macro_rules! steps {
 pub(super) use steps;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     // SAFETY: the caller's.
     unsafe {
         if p.rows.len() > FEW {
-            return many::matmul::<FORM, LIKE>(p);
+            return many::matmul::<KIND, LIKE>(p);
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
             match p.rows.len() {
                 0 => {}
-                1 => few::<FORM, 1, 2>(p, panel, row),
-                2 => few::<FORM, 2, 1>(p, panel, row),
-                3 => few::<FORM, 3, 1>(p, panel, row),
-                _ => few::<FORM, 4, 1>(p, panel, row),
+                1 => few::<KIND, 1, 2>(p, panel, row),
+                2 => few::<KIND, 2, 1>(p, panel, row),
+                3 => few::<KIND, 3, 1>(p, panel, row),
+                _ => few::<KIND, 4, 1>(p, panel, row),
             }
         }
     }
@@ -211,18 +210,18 @@ pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
+unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [zero(); R];
     let mut b = 0;
     // SAFETY: the caller's: every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
-            few_blocks::<FORM, R, B>(p, weights, b, row, &mut acc);
+            few_blocks::<KIND, R, B>(p, weights, b, row, &mut acc);
             b += B;
         }
         while b < blocks {
-            few_blocks::<FORM, R, 1>(p, weights, b, row, &mut acc);
+            few_blocks::<KIND, R, 1>(p, weights, b, row, &mut acc);
             b += 1;
         }
         for (r, acc) in acc.into_iter().enumerate() {
@@ -234,19 +233,19 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
 /// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
+unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     p: &Product<'_>,
     panel: *const u8,
     b: usize,
     row: usize,
     acc: &mut [Pair; R],
 ) {
-    let layout = const { layout(FORM) };
+    let layout = const { layout(KIND) };
     let shares = layout.subs.max(1);
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
-        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<FORM>(panel, b + i));
-        for line in 0..(B * block_bytes(FORM)).div_ceil(64) {
+        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
+        for line in 0..(B * block_bytes(KIND)).div_ceil(64) {
             _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
         }
         let mut s = [[[zero(); R]; B]; 2];
@@ -254,14 +253,14 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
             let sub = g / 2 * (shares - 1);
             let mut v = [[[_mm256_setzero_si256(); 2]; 2]; B];
             for i in 0..B {
-                v[i] = group::<FORM>(blocks[i], g);
+                v[i] = group::<KIND>(blocks[i], g);
             }
             steps!(|T| {
                 for i in 0..B {
                     let x = p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const();
-                    let w = weights::<FORM, T>(blocks[i], g, &v[i]);
+                    let w = weights::<KIND, T>(blocks[i], g, &v[i]);
                     for r in 0..R {
-                        let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                        let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<KIND>(g, T)));
                         s[sub][i][r] = fma(w, x, s[sub][i][r]);
                     }
                 }
@@ -274,12 +273,15 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
                 }
             }
             for sub in 0..layout.subs {
-                let d = scale::<FORM>(blocks[i], sub);
+                let d = scale::<KIND>(blocks[i], sub);
                 for r in 0..R {
                     acc[r] = fma2(s[sub][i][r], d, acc[r]);
                 }
                 if layout.min {
-                    let (m, sums) = (min::<FORM>(blocks[i], sub), sums(&p.acts, layout.subs, b + i, sub, row));
+                    let (m, sums) = (
+                        min::<KIND>(blocks[i], sub),
+                        input_sums(&p.acts, layout.subs, b + i, sub, row),
+                    );
                     for r in 0..R {
                         acc[r] = fma(m, _mm256_set1_ps(*sums.add(r)), acc[r]);
                     }

@@ -8,13 +8,12 @@
 
 use super::exact::biased;
 use super::*;
-use crate::kernels::scalar::ds16;
 
 /// Rows of a tile.
 const TALL: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
     /// Rows that go over a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
@@ -27,10 +26,10 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
                 // SAFETY: the caller's.
                 unsafe {
                     match to - from {
-                        1 => run::<FORM, 1>(p, panel, row, tile == 0),
-                        2 => run::<FORM, 2>(p, panel, row, tile == 0),
-                        3 => run::<FORM, 3>(p, panel, row, tile == 0),
-                        _ => run::<FORM, 4>(p, panel, row, tile == 0),
+                        1 => run::<KIND, 1>(p, panel, row, tile == 0),
+                        2 => run::<KIND, 2>(p, panel, row, tile == 0),
+                        3 => run::<KIND, 3>(p, panel, row, tile == 0),
+                        _ => run::<KIND, 4>(p, panel, row, tile == 0),
                     }
                 }
             }
@@ -40,48 +39,42 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
-    let layout = const { layout(FORM) };
+unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
+    let layout = const { layout(KIND) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
         // SAFETY: the caller's: every block of the panel and of the rows is there.
         unsafe {
-            let block = Place::of::<FORM>(weights, b);
+            let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
             if first {
-                for line in 0..block_bytes(FORM).div_ceil(64) {
+                for line in 0..block_bytes(KIND).div_ceil(64) {
                     _mm_prefetch::<_MM_HINT_T0>(block.codes.wrapping_add(AHEAD + line * 64).cast());
                 }
             }
             let q = p.acts.q.add(cell * BLOCK).cast_const();
             for sub in 0..layout.subs {
-                let s = match FORM {
+                let s = match KIND {
                     Q4 | Q4_K => sums_of_halves::<R>(block.codes, q),
                     _ => {
-                        let offset = match layout.subs {
-                            1 => p.acts.offset.add(cell),
-                            _ => p.acts.offset16.add(cell16(&p.acts, b, sub, row)),
-                        };
-                        match const { bits(FORM) } {
-                            8 => sums_of_bytes::<FORM, R>(block.codes, q, offset),
-                            _ => sums_of_values::<FORM, R>(block.codes, sub, q, offset),
+                        let offset = offsets(&p.acts, layout.subs, b, sub, row);
+                        match const { bits(KIND) } {
+                            8 => sums_of_bytes::<KIND, R>(block.codes, q, offset),
+                            _ => sums_of_values::<KIND, R>(block.codes, sub, q, offset),
                         }
                     }
                 };
-                let d = scale::<FORM>(block, sub);
+                let d = scale::<KIND>(block, sub);
                 for r in 0..R {
                     let dx = _mm256_set1_ps(*p.acts.d.add(cell + r));
                     let i = [_mm256_cvtepi32_ps(s[r][0]), _mm256_cvtepi32_ps(s[r][1])];
                     acc[r] = fma2(i, [_mm256_mul_ps(d[0], dx), _mm256_mul_ps(d[1], dx)], acc[r]);
                 }
                 if layout.min {
-                    let m = min::<FORM>(block, sub);
+                    let m = min::<KIND>(block, sub);
                     for r in 0..R {
-                        let ds = match layout.subs {
-                            1 => *p.acts.ds.add(cell + r),
-                            _ => ds16(p.acts, b, sub, row + r),
-                        };
+                        let ds = scaled_sum(&p.acts, layout.subs, b, sub, row + r);
                         acc[r] = fma(m, _mm256_set1_ps(ds), acc[r]);
                     }
                 }
@@ -132,9 +125,9 @@ fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
     [_mm256_madd_epi16(s[0], ones), _mm256_madd_epi16(s[1], ones)]
 }
 
-/// Bits that the values of a form need.
-const fn bits(form: u8) -> u32 {
-    let layout = layout(form);
+/// Bits that the values of a kind need.
+const fn bits(kind: u8) -> u32 {
+    let layout = layout(kind);
     let mut most = (1 << (layout.bits[0] + layout.bits[1])) - 1;
     if let Some(table) = layout.table {
         let mut i = 0;
@@ -173,15 +166,15 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums
 /// Values of at most 6 bits; the sums of share `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sums_of_values<const FORM: u8, const R: usize>(
+unsafe fn sums_of_values<const KIND: u8, const R: usize>(
     codes: *const u8,
     sub: usize,
     q: *const i8,
     offset: *const i32,
 ) -> Sums<R> {
-    let layout = const { layout(FORM) };
+    let layout = const { layout(KIND) };
     // Vectors whose products fit into 16 bits.
-    let fit = const { 128 >> if bits(FORM) < 4 { 4 } else { bits(FORM) } };
+    let fit = const { 128 >> if bits(KIND) < 4 { 4 } else { bits(KIND) } };
     let vectors = 8 / layout.subs;
     let chunk = if fit < vectors { fit } else { vectors };
     // SAFETY: the caller's: a block of weights and `R` cells.
@@ -190,7 +183,7 @@ unsafe fn sums_of_values<const FORM: u8, const R: usize>(
         for from in (sub * vectors..(sub + 1) * vectors).step_by(chunk) {
             let mut s = [[_mm256_setzero_si256(); 2]; R];
             for j in from..from + chunk {
-                multiply(&mut s, biased::<FORM>(codes, j), q.add(4 * j));
+                multiply(&mut s, biased::<KIND>(codes, j), q.add(4 * j));
             }
             add_wide(&mut all, &s);
         }
@@ -225,19 +218,19 @@ fn add_wide<const R: usize>(all: &mut Sums<R>, s: &Sums<R>) {
 /// Values of 8 bits. First all lower halves, then all upper ones: one set of sums is what registers have room for.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sums_of_bytes<const FORM: u8, const R: usize>(codes: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {
+unsafe fn sums_of_bytes<const KIND: u8, const R: usize>(codes: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {
     let zero = [[_mm256_setzero_si256(); 2]; R];
     let (mut lows, mut highs) = (zero, zero);
     let eight = || if R == 1 { 8 } else { std::hint::black_box(8) };
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
         for j in 0..eight() {
-            multiply(&mut lows, low(biased::<FORM>(codes, j)), q.add(4 * j));
+            multiply(&mut lows, low(biased::<KIND>(codes, j)), q.add(4 * j));
         }
-        let mut all = start::<R>(offset, const { layout(FORM).bias });
+        let mut all = start::<R>(offset, const { layout(KIND).bias });
         add_wide(&mut all, &lows);
         for j in 0..eight() {
-            multiply(&mut highs, high(biased::<FORM>(codes, j)), q.add(4 * j));
+            multiply(&mut highs, high(biased::<KIND>(codes, j)), q.add(4 * j));
         }
         for r in 0..R {
             let s = widen(highs[r]);

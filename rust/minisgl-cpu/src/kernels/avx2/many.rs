@@ -24,21 +24,21 @@ struct Unpacked {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     let mut room = std::mem::MaybeUninit::<Unpacked>::uninit();
     let room = room.as_mut_ptr();
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone() {
             // SAFETY: the caller's; `room` is written before it is read.
-            unsafe { panel_by_rows::<FORM, LIKE>(p, panel, rows.clone(), room) };
+            unsafe { panel_by_rows::<KIND, LIKE>(p, panel, rows.clone(), room) };
         }
     }
 }
 
 /// A panel by at most `ROWS` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel_by_rows<const FORM: u8, const LIKE: u8>(
+unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
     p: &Product<'_>,
     panel: usize,
     rows: Range<usize>,
@@ -54,10 +54,10 @@ unsafe fn panel_by_rows<const FORM: u8, const LIKE: u8>(
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
             let from = p.w.panel(panel).as_ptr();
-            unpack::<FORM>(from, b, chunk, room);
+            unpack::<KIND>(from, b, chunk, room);
             // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
-            for line in 0..(CHUNK * block_bytes(FORM)).div_ceil(64) {
-                let next = from.wrapping_add((b + chunk) * block_bytes(FORM) + line * 64);
+            for line in 0..(CHUNK * block_bytes(KIND)).div_ceil(64) {
+                let next = from.wrapping_add((b + chunk) * block_bytes(KIND) + line * 64);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
             let tiles = rows.len().div_ceil(TALL);
@@ -90,24 +90,24 @@ unsafe fn panel_by_rows<const FORM: u8, const LIKE: u8>(
 
 /// Unpacks `chunk` blocks of the panel at `from`, from block `first` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<const FORM: u8>(from: *const u8, first: usize, chunk: usize, room: *mut Unpacked) {
-    let layout = const { layout(FORM) };
+unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, room: *mut Unpacked) {
+    let layout = const { layout(KIND) };
     for b in 0..chunk {
         // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
         unsafe {
-            let block = Place::of::<FORM>(from, first + b);
+            let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b]).cast();
             for g in 0..4 {
-                let v = group::<FORM>(block, g);
+                let v = group::<KIND>(block, g);
                 steps!(|T| {
-                    store(to.add((g * GROUP + T) * PANEL), weights::<FORM, T>(block, g, &v));
+                    store(to.add((g * GROUP + T) * PANEL), weights::<KIND, T>(block, g, &v));
                 });
             }
             for sub in 0..layout.subs {
                 let to: *mut f32 = (&raw mut (*room).scales[b][sub]).cast();
-                store(to, scale::<FORM>(block, sub));
+                store(to, scale::<KIND>(block, sub));
                 if layout.min {
-                    store(to.add(PANEL), min::<FORM>(block, sub));
+                    store(to.add(PANEL), min::<KIND>(block, sub));
                 }
             }
         }
@@ -126,8 +126,8 @@ struct Tile<'a> {
 
 impl Tile<'_> {
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn run<const FORM: u8, const R: usize>(&self) {
-        let shares = const { if layout(FORM).subs == 2 { 2 } else { 1 } };
+    unsafe fn run<const KIND: u8, const R: usize>(&self) {
+        let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
             // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
             unsafe {
@@ -141,17 +141,17 @@ impl Tile<'_> {
                         steps!(|T| {
                             let w = load(w.add((g * GROUP + T) * PANEL));
                             for r in 0..R {
-                                let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                                let x = _mm256_set1_ps(*x.add(r * BLOCK + input::<KIND>(g, T)));
                                 s[r] = fma(w, x, s[r]);
                             }
                         });
                     }
-                    let sums = sums(self.acts, shares, self.b + b, sub, self.row);
+                    let sums = input_sums(self.acts, shares, self.b + b, sub, self.row);
                     for r in 0..R {
                         let acc = self.acc.add(r * PANEL);
                         store(
                             acc,
-                            total::<FORM>(load(acc), s[r], scales.add(sub * 2 * PANEL), sums.add(r)),
+                            total::<KIND>(load(acc), s[r], scales.add(sub * 2 * PANEL), sums.add(r)),
                         );
                         s[r] = zero();
                     }
@@ -164,12 +164,12 @@ impl Tile<'_> {
 /// `acc` and the sum of the inputs that share a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn total<const FORM: u8>(acc: Pair, s: Pair, scales: *const f32, total: *const f32) -> Pair {
-    let layout = const { layout(FORM) };
+unsafe fn total<const KIND: u8>(acc: Pair, s: Pair, scales: *const f32, total: *const f32) -> Pair {
+    let layout = const { layout(KIND) };
     if layout.subs == 0 {
         return sum(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the form has them.
+    // SAFETY: the caller's: scales and sum are there if the kind has them.
     unsafe {
         let acc = fma2(s, load(scales), acc);
         if layout.min {

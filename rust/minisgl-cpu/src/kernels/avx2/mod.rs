@@ -11,10 +11,11 @@ mod small;
 
 use std::arch::x86_64::*;
 
-use super::place::{Place, block_bytes, cell, layout, like, sums};
-use super::scalar::cell16;
+use super::place::{Place, block_bytes, by_kind, cell, layout, like, table};
+use super::scalar::{cell16, input_sums, offsets, scaled_sum};
 use super::{ActsPtr, Mode, Product, Table};
-use crate::weights::{BLOCK, Form, PANEL};
+use crate::files::Kind;
+use crate::weights::{BLOCK, PANEL};
 
 pub(super) static TABLE: Table = Table {
     prepare: small::prepare,
@@ -28,20 +29,20 @@ pub(super) static TABLE: Table = Table {
     finite: small::finite,
 };
 
-/// `Form` as a constant that functions are compiled for.
-const Q4: u8 = Form::Q4 as u8;
-const Q8: u8 = Form::Q8 as u8;
-const F16: u8 = Form::F16 as u8;
-const BF16: u8 = Form::Bf16 as u8;
-const F32: u8 = Form::F32 as u8;
-const Q4_K: u8 = Form::Q4_K as u8;
-const Q5_K: u8 = Form::Q5_K as u8;
-const Q6_K: u8 = Form::Q6_K as u8;
-const Q2_K: u8 = Form::Q2_K as u8;
-const Q3_K: u8 = Form::Q3_K as u8;
-const IQ4_XS: u8 = Form::IQ4_XS as u8;
-const MXFP4: u8 = Form::MXFP4 as u8;
-const NVFP4: u8 = Form::NVFP4 as u8;
+/// A kind as a constant that functions are compiled for.
+const Q4: u8 = Kind::Q4_1 as u8;
+const Q8: u8 = Kind::Q8_0 as u8;
+const F16: u8 = Kind::F16 as u8;
+const BF16: u8 = Kind::BF16 as u8;
+const F32: u8 = Kind::F32 as u8;
+const Q4_K: u8 = Kind::Q4_K as u8;
+const Q5_K: u8 = Kind::Q5_K as u8;
+const Q6_K: u8 = Kind::Q6_K as u8;
+const Q2_K: u8 = Kind::Q2_K as u8;
+const Q3_K: u8 = Kind::Q3_K as u8;
+const IQ4_XS: u8 = Kind::IQ4_XS as u8;
+const MXFP4: u8 = Kind::MXFP4 as u8;
+const NVFP4: u8 = Kind::NVFP4 as u8;
 
 /// How far ahead weights are asked for.
 const AHEAD: usize = 4096;
@@ -51,43 +52,17 @@ type Pair = [__m256; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul(p: &Product<'_>) {
-    macro_rules! exact {
-        ($form:ident) => {
-            exact::matmul::<{ Form::$form as u8 }, { like(Form::$form as u8) }>(p)
-        };
-    }
-    macro_rules! either {
-        ($form:ident) => {
-            match p.acts.mode.int8_with(p.w.form()) {
-                true => int8::matmul::<{ Form::$form as u8 }>(p),
-                false => exact!($form),
-            }
-        };
-    }
-    // SAFETY: the caller's: activations are prepared in the mode that the form needs, `out` has room.
+    // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
-        match p.w.form() {
-            Form::F16 => exact!(F16),
-            Form::Bf16 => exact!(Bf16),
-            Form::F32 => exact!(F32),
-            Form::Q4 => either!(Q4),
-            Form::Q8 => either!(Q8),
-            Form::Q4_0 => either!(Q4_0),
-            Form::Q5_0 => either!(Q5_0),
-            Form::Q5_1 => either!(Q5_1),
-            Form::Q4_K => either!(Q4_K),
-            Form::Q5_K => either!(Q5_K),
-            Form::Q6_K => either!(Q6_K),
-            Form::Q2_K => either!(Q2_K),
-            Form::Q3_K => either!(Q3_K),
-            Form::IQ4_NL => either!(IQ4_NL),
-            Form::IQ4_XS => either!(IQ4_XS),
-            Form::MXFP4 => either!(MXFP4),
-            Form::NVFP4 => either!(NVFP4),
-            Form::TQ2_0 => either!(TQ2_0),
-            Form::Q1_0 => either!(Q1_0),
-            Form::Q2_0 => either!(Q2_0),
-        }
+        by_kind!(
+            p.w.kind(),
+            KIND,
+            match p.acts.mode.has_int8() {
+                true => int8::matmul::<KIND>(p),
+                false => exact::matmul::<KIND, { like(KIND) }>(p),
+            },
+            exact::matmul::<KIND, { like(KIND) }>(p)
+        );
     }
 }
 
@@ -140,11 +115,11 @@ unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
 /// A block's 16 scales, for share `sub` of its inputs (`weights::Block::scale`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scale<const FORM: u8>(block: Place, sub: usize) -> Pair {
+unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> Pair {
     // SAFETY: the caller's: a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
-        let codes = match FORM {
+        let codes = match KIND {
             Q4_K | Q5_K => bytes::<false>(head.add(64 + 32 * at)),
             Q6_K => bytes::<true>(head.add(32 + 32 * at + 16 * sub)),
             Q2_K => fields(head.add(64 + 32 * at + 16 * sub), 0, 4),
@@ -175,25 +150,30 @@ fn half_of_e8m0(e: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, below))
 }
 
-/// As `files::blocks::half_of_e4m3`: where f32 has its exponent and mantissa, times what the exponents differ by.
+/// As `files::blocks::half_of_e4m3`. No step has a number below the normal ones, which processors are slow with.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e4m3(bits: __m256i) -> __m256 {
+    let (zero, eight) = (_mm256_setzero_si256(), _mm256_set1_epi32(8));
     let nan = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f));
-    let at = _mm256_slli_epi32::<20>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7f)));
-    let by = _mm256_set1_ps(f32::from_bits((127 + 119) << 23));
-    let number = _mm256_mul_ps(_mm256_castsi256_ps(at), by);
+    let exponent = _mm256_and_si256(_mm256_srli_epi32::<3>(bits), _mm256_set1_epi32(15));
+    let low = _mm256_and_si256(bits, _mm256_set1_epi32(7));
+    let implied = _mm256_andnot_si256(_mm256_cmpeq_epi32(exponent, zero), eight);
+    let mantissa = _mm256_cvtepi32_ps(_mm256_add_epi32(low, implied));
+    let by = _mm256_max_epi32(exponent, _mm256_set1_epi32(1));
+    let by = _mm256_slli_epi32::<23>(_mm256_add_epi32(by, _mm256_set1_epi32(127 - 11)));
+    let number = _mm256_mul_ps(mantissa, _mm256_castsi256_ps(by));
     _mm256_castsi256_ps(_mm256_andnot_si256(nan, _mm256_castps_si256(number)))
 }
 
 /// Its minima, likewise (`weights::Block::min`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn min<const FORM: u8>(block: Place, sub: usize) -> Pair {
+unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> Pair {
     // SAFETY: the caller's: a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
-        let codes = match FORM {
+        let codes = match KIND {
             Q4_K | Q5_K => bytes::<false>(head.add(64 + 32 * at + 16)),
             Q2_K => fields(head.add(64 + 32 * at + 16 * sub), 4, 4),
             _ => return halves(head.add(32)),

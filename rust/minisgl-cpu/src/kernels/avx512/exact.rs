@@ -21,24 +21,25 @@ const TALL: usize = 6;
 const ROWS: usize = 120;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     // SAFETY: the caller's.
     unsafe {
         if p.rows.len() > FEW {
-            return many::<FORM, LIKE>(p);
+            return many::<KIND, LIKE>(p);
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
             match p.rows.len() {
                 0 => {}
-                1 => few::<FORM, 1, 4>(p, panel, row),
-                2 => few::<FORM, 2, 4>(p, panel, row),
-                3 => few::<FORM, 3, 2>(p, panel, row),
-                4 => few::<FORM, 4, 2>(p, panel, row),
-                5 => few::<FORM, 5, 2>(p, panel, row),
-                6 => few::<FORM, 6, 1>(p, panel, row),
-                7 => few::<FORM, 7, 1>(p, panel, row),
-                _ => few::<FORM, 8, 1>(p, panel, row),
+                1 if const { layout(KIND).subs == 2 } => few::<KIND, 1, 2>(p, panel, row),
+                1 => few::<KIND, 1, 4>(p, panel, row),
+                2 => few::<KIND, 2, 4>(p, panel, row),
+                3 => few::<KIND, 3, 2>(p, panel, row),
+                4 => few::<KIND, 4, 2>(p, panel, row),
+                5 => few::<KIND, 5, 2>(p, panel, row),
+                6 => few::<KIND, 6, 1>(p, panel, row),
+                7 => few::<KIND, 7, 1>(p, panel, row),
+                _ => few::<KIND, 8, 1>(p, panel, row),
             }
         }
     }
@@ -46,18 +47,18 @@ pub(super) unsafe fn matmul<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
+unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [_mm512_setzero_ps(); R];
     let mut b = 0;
     // SAFETY: the caller's: every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
-            few_blocks::<FORM, R, B>(p, weights, b, row, &mut acc);
+            few_blocks::<KIND, R, B>(p, weights, b, row, &mut acc);
             b += B;
         }
         while b < blocks {
-            few_blocks::<FORM, R, 1>(p, weights, b, row, &mut acc);
+            few_blocks::<KIND, R, 1>(p, weights, b, row, &mut acc);
             b += 1;
         }
         for (r, acc) in acc.into_iter().enumerate() {
@@ -69,33 +70,33 @@ unsafe fn few<const FORM: u8, const R: usize, const B: usize>(p: &Product<'_>, p
 /// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
+unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     p: &Product<'_>,
     panel: *const u8,
     b: usize,
     row: usize,
     acc: &mut [__m512; R],
 ) {
-    let layout = const { layout(FORM) };
+    let layout = const { layout(KIND) };
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
         let x: [*const f32; B] = std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
-        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<FORM>(panel, b + i));
+        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
         for block in blocks {
-            prefetch::<FORM>(block.codes, AHEAD);
+            prefetch::<KIND>(block.codes, AHEAD);
         }
         for g in 0..4 {
             let sub = g / 2 * (layout.subs / 2);
             let mut v = [[_mm512_setzero_si512(); 2]; B];
             for i in 0..B {
-                v[i] = group::<FORM>(blocks[i], g);
+                v[i] = group::<KIND>(blocks[i], g);
             }
             steps!(|T| {
                 for i in 0..B {
-                    let w = weights::<FORM, T>(blocks[i], g, v[i]);
+                    let w = weights::<KIND, T>(blocks[i], g, v[i]);
                     for r in 0..R {
-                        let x = _mm512_set1_ps(*x[i].add(r * BLOCK + input::<FORM>(g, T)));
+                        let x = _mm512_set1_ps(*x[i].add(r * BLOCK + input::<KIND>(g, T)));
                         s[sub][i][r] = _mm512_fmadd_ps(w, x, s[sub][i][r]);
                     }
                 }
@@ -108,12 +109,15 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
                 }
             }
             for sub in 0..layout.subs {
-                let d = scale::<FORM>(blocks[i], sub);
+                let d = scale::<KIND>(blocks[i], sub);
                 for r in 0..R {
                     acc[r] = _mm512_fmadd_ps(s[sub][i][r], d, acc[r]);
                 }
                 if layout.min {
-                    let (m, sums) = (min::<FORM>(blocks[i], sub), sums(&p.acts, layout.subs, b + i, sub, row));
+                    let (m, sums) = (
+                        min::<KIND>(blocks[i], sub),
+                        input_sums(&p.acts, layout.subs, b + i, sub, row),
+                    );
                     for r in 0..R {
                         acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(*sums.add(r)), acc[r]);
                     }
@@ -126,8 +130,8 @@ unsafe fn few_blocks<const FORM: u8, const R: usize, const B: usize>(
 /// Asks for what comes `ahead` bytes later: a panel's bytes go on into the next panel's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn prefetch<const FORM: u8>(block: *const u8, ahead: usize) {
-    for line in 0..block_bytes(FORM).div_ceil(64) {
+fn prefetch<const KIND: u8>(block: *const u8, ahead: usize) {
+    for line in 0..block_bytes(KIND).div_ceil(64) {
         _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(ahead + line * 64).cast());
     }
 }
@@ -144,7 +148,7 @@ struct Unpacked {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn many<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
+unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     let mut room = std::mem::MaybeUninit::<Unpacked>::uninit();
     let room = room.as_mut_ptr();
     for first in p.rows.clone().step_by(ROWS) {
@@ -153,10 +157,10 @@ unsafe fn many<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
             // SAFETY: the caller's; `room` is written before it is read.
             unsafe {
                 match p.panels.end - panel {
-                    1 => panels_by_rows::<FORM, LIKE, 1>(p, panel, rows.clone(), room),
-                    2 => panels_by_rows::<FORM, LIKE, 2>(p, panel, rows.clone(), room),
-                    3 => panels_by_rows::<FORM, LIKE, 3>(p, panel, rows.clone(), room),
-                    _ => panels_by_rows::<FORM, LIKE, 4>(p, panel, rows.clone(), room),
+                    1 => panels_by_rows::<KIND, LIKE, 1>(p, panel, rows.clone(), room),
+                    2 => panels_by_rows::<KIND, LIKE, 2>(p, panel, rows.clone(), room),
+                    3 => panels_by_rows::<KIND, LIKE, 3>(p, panel, rows.clone(), room),
+                    _ => panels_by_rows::<KIND, LIKE, 4>(p, panel, rows.clone(), room),
                 }
             }
         }
@@ -165,7 +169,7 @@ unsafe fn many<const FORM: u8, const LIKE: u8>(p: &Product<'_>) {
 
 /// `P` panels from `panel` on by at most `ROWS` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn panels_by_rows<const FORM: u8, const LIKE: u8, const P: usize>(
+unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     p: &Product<'_>,
     panel: usize,
     rows: std::ops::Range<usize>,
@@ -184,11 +188,11 @@ unsafe fn panels_by_rows<const FORM: u8, const LIKE: u8, const P: usize>(
             let chunk = CHUNK.min(blocks - b);
             for i in 0..P {
                 let from = p.w.panel(panel + i).as_ptr();
-                unpack::<FORM>(from, b, chunk, i, room);
+                unpack::<KIND>(from, b, chunk, i, room);
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
-                    prefetch::<FORM>(from, (b + next + i) * block_bytes(FORM));
+                    prefetch::<KIND>(from, (b + next + i) * block_bytes(KIND));
                 }
             }
             let tiles = rows.len().div_ceil(TALL);
@@ -223,25 +227,25 @@ unsafe fn panels_by_rows<const FORM: u8, const LIKE: u8, const P: usize>(
 
 /// Unpacks `chunk` blocks of the panel at `from`, from block `first` on, to place `at`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<const FORM: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
-    let layout = const { layout(FORM) };
+unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
+    let layout = const { layout(KIND) };
     for b in 0..chunk {
         // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
         unsafe {
-            let block = Place::of::<FORM>(from, first + b);
+            let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b][at]).cast();
             for g in 0..4 {
-                let v = group::<FORM>(block, g);
+                let v = group::<KIND>(block, g);
                 steps!(|T| {
-                    let w = weights::<FORM, T>(block, g, v);
+                    let w = weights::<KIND, T>(block, g, v);
                     _mm512_store_ps(to.add((g * GROUP + T) * PANEL), w);
                 });
             }
             for sub in 0..layout.subs {
                 let to: *mut f32 = (&raw mut (*room).scales[b][at][sub]).cast();
-                _mm512_store_ps(to, scale::<FORM>(block, sub));
+                _mm512_store_ps(to, scale::<KIND>(block, sub));
                 if layout.min {
-                    _mm512_store_ps(to.add(PANEL), min::<FORM>(block, sub));
+                    _mm512_store_ps(to.add(PANEL), min::<KIND>(block, sub));
                 }
             }
         }
@@ -260,8 +264,8 @@ struct Tile<'a> {
 
 impl Tile<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn run<const FORM: u8, const R: usize, const P: usize>(&self) {
-        let shares = const { if layout(FORM).subs == 2 { 2 } else { 1 } };
+    unsafe fn run<const KIND: u8, const R: usize, const P: usize>(&self) {
+        let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
             // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
             unsafe {
@@ -278,19 +282,19 @@ impl Tile<'_> {
                                 v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + T) * PANEL));
                             }
                             for r in 0..R {
-                                let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<FORM>(g, T)));
+                                let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<KIND>(g, T)));
                                 for i in 0..P {
                                     s[r][i] = _mm512_fmadd_ps(v[i], x, s[r][i]);
                                 }
                             }
                         });
                     }
-                    let sums = sums(self.acts, shares, self.b + b, sub, self.row);
+                    let sums = input_sums(self.acts, shares, self.b + b, sub, self.row);
                     for r in 0..R {
                         for i in 0..P {
                             let acc = self.acc.add((r * WIDE + i) * PANEL);
                             let scales = scales.add((i * 2 + sub) * 2 * PANEL);
-                            _mm512_store_ps(acc, total::<FORM>(_mm512_load_ps(acc), s[r][i], scales, sums.add(r)));
+                            _mm512_store_ps(acc, total::<KIND>(_mm512_load_ps(acc), s[r][i], scales, sums.add(r)));
                             s[r][i] = _mm512_setzero_ps();
                         }
                     }
@@ -303,12 +307,12 @@ impl Tile<'_> {
 /// `acc` and the sum of the inputs that share a scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn total<const FORM: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {
-    let layout = const { layout(FORM) };
+unsafe fn total<const KIND: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {
+    let layout = const { layout(KIND) };
     if layout.subs == 0 {
         return _mm512_add_ps(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the form has them.
+    // SAFETY: the caller's: scales and sum are there if the kind has them.
     unsafe {
         let acc = _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc);
         if layout.min {

@@ -6,7 +6,6 @@
 
 use super::unpack::biased;
 use super::*;
-use crate::kernels::scalar::ds16;
 
 /// Rows of a tile.
 const TALL: usize = 12;
@@ -14,7 +13,7 @@ const TALL: usize = 12;
 const AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
     /// Rows that go over a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
@@ -27,18 +26,18 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
                 // SAFETY: the caller's.
                 unsafe {
                     match to - from {
-                        1 => run::<FORM, 1>(p, panel, row, tile == 0),
-                        2 => run::<FORM, 2>(p, panel, row, tile == 0),
-                        3 => run::<FORM, 3>(p, panel, row, tile == 0),
-                        4 => run::<FORM, 4>(p, panel, row, tile == 0),
-                        5 => run::<FORM, 5>(p, panel, row, tile == 0),
-                        6 => run::<FORM, 6>(p, panel, row, tile == 0),
-                        7 => run::<FORM, 7>(p, panel, row, tile == 0),
-                        8 => run::<FORM, 8>(p, panel, row, tile == 0),
-                        9 => run::<FORM, 9>(p, panel, row, tile == 0),
-                        10 => run::<FORM, 10>(p, panel, row, tile == 0),
-                        11 => run::<FORM, 11>(p, panel, row, tile == 0),
-                        _ => run::<FORM, 12>(p, panel, row, tile == 0),
+                        1 => run::<KIND, 1>(p, panel, row, tile == 0),
+                        2 => run::<KIND, 2>(p, panel, row, tile == 0),
+                        3 => run::<KIND, 3>(p, panel, row, tile == 0),
+                        4 => run::<KIND, 4>(p, panel, row, tile == 0),
+                        5 => run::<KIND, 5>(p, panel, row, tile == 0),
+                        6 => run::<KIND, 6>(p, panel, row, tile == 0),
+                        7 => run::<KIND, 7>(p, panel, row, tile == 0),
+                        8 => run::<KIND, 8>(p, panel, row, tile == 0),
+                        9 => run::<KIND, 9>(p, panel, row, tile == 0),
+                        10 => run::<KIND, 10>(p, panel, row, tile == 0),
+                        11 => run::<KIND, 11>(p, panel, row, tile == 0),
+                        _ => run::<KIND, 12>(p, panel, row, tile == 0),
                     }
                 }
             }
@@ -48,38 +47,35 @@ pub(super) unsafe fn matmul<const FORM: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn run<const FORM: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
-    let layout = const { layout(FORM) };
+unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
+    let layout = const { layout(KIND) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
         // SAFETY: the caller's: every block of the panel and of the rows is there.
         unsafe {
-            let block = Place::of::<FORM>(weights, b);
+            let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
             if first {
-                for line in 0..block_bytes(FORM).div_ceil(64) {
+                for line in 0..block_bytes(KIND).div_ceil(64) {
                     _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(AHEAD + line * 64).cast());
                 }
             }
             let q = p.acts.q.add(cell * BLOCK).cast_const();
             for sub in 0..layout.subs {
-                let s = match FORM {
+                let s = match KIND {
                     Q4 | Q4_K => sums_of_halves::<R>(block.codes, q),
-                    _ => sums::<FORM, R>(&p.acts, block.codes, b, sub, row),
+                    _ => sums::<KIND, R>(&p.acts, block.codes, b, sub, row),
                 };
-                let d = scale::<FORM>(block, sub);
+                let d = scale::<KIND>(block, sub);
                 for r in 0..R {
                     let dx = _mm512_set1_ps(*p.acts.d.add(cell + r));
                     acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[r]), _mm512_mul_ps(d, dx), acc[r]);
                 }
                 if layout.min {
-                    let m = min::<FORM>(block, sub);
+                    let m = min::<KIND>(block, sub);
                     for r in 0..R {
-                        let ds = match layout.subs {
-                            1 => *p.acts.ds.add(cell + r),
-                            _ => ds16(p.acts, b, sub, row + r),
-                        };
+                        let ds = scaled_sum(&p.acts, layout.subs, b, sub, row + r);
                         acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(ds), acc[r]);
                     }
                 }
@@ -126,28 +122,25 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m
 /// The sums of share `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn sums<const FORM: u8, const R: usize>(
+unsafe fn sums<const KIND: u8, const R: usize>(
     acts: &ActsPtr,
     codes: *const u8,
     b: usize,
     sub: usize,
     row: usize,
 ) -> [__m512i; R] {
-    let layout = const { layout(FORM) };
+    let layout = const { layout(KIND) };
     let vectors = 8 / layout.subs;
     // SAFETY: the caller's: a block of weights and `R` cells.
     unsafe {
         let q = acts.q.add(cell(acts, b, row) * BLOCK).cast_const();
-        let offset = match layout.subs {
-            1 => acts.offset.add(cell(acts, b, row)),
-            _ => acts.offset16.add(cell16(acts, b, sub, row)),
-        };
+        let offset = offsets(acts, layout.subs, b, sub, row);
         let mut s = [_mm512_setzero_si512(); R];
         for r in 0..R {
             s[r] = _mm512_set1_epi32(*offset.add(r) / 128 * i32::from(layout.bias));
         }
         for j in sub * vectors..(sub + 1) * vectors {
-            let v = biased::<FORM>(codes, j);
+            let v = biased::<KIND>(codes, j);
             for r in 0..R {
                 s[r] = _mm512_dpbusd_epi32(s[r], v, four(q.add(r * BLOCK + 4 * j)));
             }

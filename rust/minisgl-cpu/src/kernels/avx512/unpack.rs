@@ -23,8 +23,8 @@ macro_rules! steps {
 /// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> __m512i {
-    let layout = const { layout(FORM) };
+pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m512i {
+    let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
     // SAFETY: the caller's: a block's codes.
     unsafe {
@@ -37,13 +37,11 @@ pub(crate) unsafe fn biased<const FORM: u8>(codes: *const u8, j: usize) -> __m51
             let upper = plane(codes.add(64 * low), high, j);
             code = _mm512_or_si512(code, _mm512_sll_epi16(upper, _mm_cvtsi32_si128(low as i32)));
         }
-        match layout.table {
-            Some(table) => {
-                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-                _mm512_shuffle_epi8(table, code)
-            }
-            None => code,
+        if layout.table.is_none() {
+            return code;
         }
+        let table = _mm_loadu_si128(const { &table(KIND) }.as_ptr().cast());
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), code)
     }
 }
 
@@ -60,8 +58,8 @@ unsafe fn plane(at: *const u8, bits: usize, j: usize) -> __m512i {
 /// What the weights of group `g` come out of, if it is not read step by step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> [__m512i; 2] {
-    let layout = const { layout(FORM) };
+pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 2] {
+    let layout = const { layout(KIND) };
     // SAFETY: the caller's: a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
@@ -73,23 +71,23 @@ pub(crate) unsafe fn group<const FORM: u8>(block: Place, g: usize) -> [__m512i; 
                 _mm512_setzero_si512(),
             ];
         }
-        if FORM == Q8 {
+        if KIND == Q8 {
             let at = block.codes.add(128 * g);
             return [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())];
         }
         let bias = _mm512_set1_epi8(layout.bias as i8);
-        [0, 1].map(|i| _mm512_sub_epi8(biased::<FORM>(block.codes, 2 * g + i), bias))
+        [0, 1].map(|i| _mm512_sub_epi8(biased::<KIND>(block.codes, 2 * g + i), bias))
     }
 }
 
 /// The weights of step `T` of group `g`, as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: usize, v: [__m512i; 2]) -> __m512 {
+pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: usize, v: [__m512i; 2]) -> __m512 {
     let numbers = block.codes;
     // SAFETY: the caller's: a whole block.
     unsafe {
-        match FORM {
+        match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
             BF16 => {
                 let v = _mm512_loadu_si512(numbers.add(256 * g + T / 2 * 64).cast());
@@ -101,7 +99,7 @@ pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: us
                 })
             }
             F32 => _mm512_loadu_ps(numbers.add(512 * g + 64 * T).cast()),
-            _ if const { layout(FORM).by_halves() } => nibble::<FORM, T>(v[0]),
+            _ if const { layout(KIND).by_halves() } => nibble::<KIND, T>(v[0]),
             _ => byte::<T>(v[T / 4]),
         }
     }
@@ -110,9 +108,9 @@ pub(crate) unsafe fn weights<const FORM: u8, const T: usize>(block: Place, g: us
 /// What half a byte of each lane stands for, the `T`-th: a table of 16 numbers looks at an index's lowest 4 bits only.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn nibble<const FORM: u8, const T: usize>(v: __m512i) -> __m512 {
+fn nibble<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
     // SAFETY: 16 numbers.
-    let table = unsafe { _mm512_loadu_ps(const { &values(FORM) }.as_ptr()) };
+    let table = unsafe { _mm512_loadu_ps(const { &values(KIND) }.as_ptr()) };
     let index = match T {
         0 => v,
         1 => _mm512_srli_epi32::<4>(v),
@@ -126,9 +124,9 @@ fn nibble<const FORM: u8, const T: usize>(v: __m512i) -> __m512 {
     _mm512_permutexvar_ps(index, table)
 }
 
-/// A form's values by code.
-const fn values(form: u8) -> [f32; 16] {
-    let layout = layout(form);
+/// A kind's values by code.
+const fn values(kind: u8) -> [f32; 16] {
+    let layout = layout(kind);
     let mut values = [0.0; 16];
     let mut code = 0;
     while code < 16 {
@@ -157,8 +155,8 @@ fn byte<const T: usize>(v: __m512i) -> __m512 {
 
 /// Which input step `t` of group `g` takes.
 #[inline]
-pub(crate) const fn input<const FORM: u8>(g: usize, t: usize) -> usize {
-    crate::kernels::scalar::input(const { layout(FORM).by_halves() }, GROUP * g + t)
+pub(crate) const fn input<const KIND: u8>(g: usize, t: usize) -> usize {
+    crate::kernels::scalar::input(const { layout(KIND).by_halves() }, GROUP * g + t)
 }
 
 pub(crate) use steps;

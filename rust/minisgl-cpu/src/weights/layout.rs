@@ -1,4 +1,4 @@
-//! How a matrix holds its numbers: one row of a table a form.
+//! How a matrix holds its numbers: a row of a table for each kind of a file.
 //!
 //! A panel of 16 rows is unit after unit. A unit is a *head*, the scales of one or some blocks of 32 inputs, and the
 //! *codes* of these blocks, plane by plane in vectors of 64 bytes: 4 bytes of each row. Vector j of a block (0..8) has
@@ -10,10 +10,10 @@
 //!
 //! A second plane has the upper bits of a code. A number is `scale (value - bias) + min`, its value a code or what a table
 //! has for it. What is no code lies in blocks without a head: F16 as 32 vectors of 32 bytes, one input of each row; F32
-//! likewise with 64 bytes; Bf16 as 16 vectors of 64 bytes, inputs 2j and 2j + 1 of each row.
+//! likewise with 64 bytes; BF16 as 16 vectors of 64 bytes, inputs 2j and 2j + 1 of each row.
 //!
-//! Invariants: nothing that a file stores is rounded a second time, and no form takes more than 3 % more than its kind in
-//! the file, most nothing more (but TQ1_0, held in 2 bits: 22 %).
+//! Invariants: nothing that a file stores is rounded a second time, and no kind takes more than 3 % more than in the
+//! file, most nothing more (but TQ1_0, held in 2 bits: 22 %).
 
 use crate::files::Kind;
 use crate::files::blocks::{FLOATS, UNEVEN, f16_to_f32, half_of_e4m3, half_of_e8m0};
@@ -26,54 +26,7 @@ pub const BLOCK: usize = 32;
 /// What the codes of `Q1_0` stand for.
 const SIGNS: [i8; 16] = [-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1];
 
-/// How numbers are held. Those of ggml's blocks have ggml's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)] // ggml's names
-#[repr(u8)]
-pub enum Form {
-    /// 4 bits with a scale and a minimum for 32: Q4_1, and what is quantized while it loads.
-    Q4,
-    /// 8 bits with a scale for 32.
-    Q8,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of a single.
-    Bf16,
-    /// IEEE single precision.
-    F32,
-    /// The others as `files::Kind` describes them.
-    Q4_0,
-    #[allow(missing_docs)]
-    Q5_0,
-    #[allow(missing_docs)]
-    Q5_1,
-    #[allow(missing_docs)]
-    Q4_K,
-    #[allow(missing_docs)]
-    Q5_K,
-    #[allow(missing_docs)]
-    Q6_K,
-    #[allow(missing_docs)]
-    Q2_K,
-    #[allow(missing_docs)]
-    Q3_K,
-    #[allow(missing_docs)]
-    IQ4_NL,
-    #[allow(missing_docs)]
-    IQ4_XS,
-    #[allow(missing_docs)]
-    MXFP4,
-    #[allow(missing_docs)]
-    NVFP4,
-    #[allow(missing_docs)]
-    TQ2_0,
-    #[allow(missing_docs)]
-    Q1_0,
-    #[allow(missing_docs)]
-    Q2_0,
-}
-
-/// A form's row of the table.
+/// How the numbers of a kind are held: its row of the table.
 #[derive(Clone, Copy)]
 pub struct Layout {
     /// Blocks that share a head.
@@ -113,55 +66,13 @@ impl Layout {
     }
 }
 
-impl Form {
-    /// All there are, in the order of their codes.
-    pub const ALL: [Self; 20] = [
-        Self::Q4,
-        Self::Q8,
-        Self::F16,
-        Self::Bf16,
-        Self::F32,
-        Self::Q4_0,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q4_K,
-        Self::Q5_K,
-        Self::Q6_K,
-        Self::Q2_K,
-        Self::Q3_K,
-        Self::IQ4_NL,
-        Self::IQ4_XS,
-        Self::MXFP4,
-        Self::NVFP4,
-        Self::TQ2_0,
-        Self::Q1_0,
-        Self::Q2_0,
-    ];
-
-    /// The form that holds a kind without loss.
+impl Kind {
+    /// As what it is held: as it is, but five digits a byte as two bits each.
     #[must_use]
-    pub fn of(kind: Kind) -> Self {
-        match kind {
-            Kind::F32 => Self::F32,
-            Kind::F16 => Self::F16,
-            Kind::BF16 => Self::Bf16,
-            Kind::Q4_0 => Self::Q4_0,
-            Kind::Q4_1 => Self::Q4,
-            Kind::Q5_0 => Self::Q5_0,
-            Kind::Q5_1 => Self::Q5_1,
-            Kind::Q8_0 => Self::Q8,
-            Kind::Q4_K => Self::Q4_K,
-            Kind::Q5_K => Self::Q5_K,
-            Kind::Q6_K => Self::Q6_K,
-            Kind::Q2_K => Self::Q2_K,
-            Kind::Q3_K => Self::Q3_K,
-            Kind::IQ4_NL => Self::IQ4_NL,
-            Kind::IQ4_XS => Self::IQ4_XS,
-            Kind::MXFP4 => Self::MXFP4,
-            Kind::NVFP4 => Self::NVFP4,
-            Kind::TQ1_0 | Kind::TQ2_0 => Self::TQ2_0,
-            Kind::Q1_0 => Self::Q1_0,
-            Kind::Q2_0 => Self::Q2_0,
+    pub const fn held(self) -> Self {
+        match self {
+            Self::TQ1_0 => Self::TQ2_0,
+            other => other,
         }
     }
 
@@ -193,9 +104,9 @@ impl Form {
             }
         }
         match self {
-            Self::Q4 => row(1, 64, [4, 0], 0, 1, true),
-            Self::Q8 => row(1, 32, [8, 0], 128, 1, false),
-            Self::F16 | Self::Bf16 => row(1, 0, [16, 0], 0, 0, false),
+            Self::Q4_1 => row(1, 64, [4, 0], 0, 1, true),
+            Self::Q8_0 => row(1, 32, [8, 0], 128, 1, false),
+            Self::F16 | Self::BF16 => row(1, 0, [16, 0], 0, 0, false),
             Self::F32 => row(1, 0, [32, 0], 0, 0, false),
             Self::Q4_0 => row(1, 32, [4, 0], 8, 1, false),
             Self::Q5_0 => row(1, 32, [4, 1], 16, 1, false),
@@ -209,7 +120,7 @@ impl Form {
             Self::IQ4_XS => looked_up(&UNEVEN, -128, row(8, 32 + 8 * 16, [4, 0], 0, 1, false)),
             Self::MXFP4 => looked_up(&FLOATS, 12, row(1, 16, [4, 0], 0, 1, false)),
             Self::NVFP4 => looked_up(&FLOATS, 12, row(2, 64, [4, 0], 0, 2, false)),
-            Self::TQ2_0 => row(8, 32, [2, 0], 1, 1, false),
+            Self::TQ1_0 | Self::TQ2_0 => row(8, 32, [2, 0], 1, 1, false),
             Self::Q1_0 => looked_up(&SIGNS, 1, row(4, 32, [1, 0], 0, 1, false)),
             Self::Q2_0 => row(2, 32, [2, 0], 1, 1, false),
         }
@@ -218,7 +129,7 @@ impl Form {
     /// Whether it is multiplied with int8 activations where those are asked for; others always take f32.
     #[must_use]
     pub const fn is_quantized(self) -> bool {
-        !matches!(self, Self::F16 | Self::Bf16 | Self::F32)
+        !matches!(self, Self::F16 | Self::BF16 | Self::F32)
     }
 }
 
@@ -229,7 +140,7 @@ fn half(head: &[u8], at: usize) -> f32 {
 /// A block of a panel: its unit's head, which block of the unit it is, and its codes or numbers.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
-    form: Form,
+    kind: Kind,
     head: &'a [u8],
     at: usize,
     codes: &'a [u8],
@@ -237,16 +148,16 @@ pub struct Block<'a> {
 
 impl<'a> Block<'a> {
     /// Block `b` of a panel.
-    pub(super) fn new(form: Form, panel: &'a [u8], b: usize) -> Self {
-        let layout = form.layout();
+    pub(super) fn new(kind: Kind, panel: &'a [u8], b: usize) -> Self {
+        let layout = kind.layout();
         let unit = &panel[b / layout.unit * layout.unit_bytes()..][..layout.unit_bytes()];
         let (head, codes) = unit.split_at(layout.head);
         let at = b % layout.unit;
         let codes = &codes[at * layout.codes()..][..layout.codes()];
-        Self { form, head, at, codes }
+        Self { kind, head, at, codes }
     }
 
-    /// Its codes, or the numbers of a form without.
+    /// Its codes, or the numbers of a kind without.
     #[must_use]
     pub fn codes(&self) -> &'a [u8] {
         self.codes
@@ -257,30 +168,30 @@ impl<'a> Block<'a> {
     pub fn scale(&self, lane: usize, sub: usize) -> f32 {
         let (head, at) = (self.head, self.at);
         let d = || half(head, 2 * lane);
-        match self.form {
-            Form::Q4_K | Form::Q5_K => d() * f32::from(head[64 + 32 * at + lane]),
-            Form::Q6_K => d() * f32::from(head[32 + 32 * at + 16 * sub + lane] as i8),
-            Form::Q2_K => d() * f32::from(head[64 + 32 * at + 16 * sub + lane] & 15),
-            Form::Q3_K => {
+        match self.kind {
+            Kind::Q4_K | Kind::Q5_K => d() * f32::from(head[64 + 32 * at + lane]),
+            Kind::Q6_K => d() * f32::from(head[32 + 32 * at + 16 * sub + lane] as i8),
+            Kind::Q2_K => d() * f32::from(head[64 + 32 * at + 16 * sub + lane] & 15),
+            Kind::Q3_K => {
                 let low = head[32 + 16 * at + lane] >> (4 * sub) & 15;
                 let high = head[160 + at / 2 * 16 + lane] >> (at % 2 * 4 + 2 * sub) & 3;
                 d() * (f32::from(low | high << 4) - 32.0)
             }
-            Form::IQ4_XS => d() * f32::from(head[32 + 16 * at + lane] as i8),
-            Form::MXFP4 => half_of_e8m0(head[lane]),
-            Form::NVFP4 => half_of_e4m3(head[32 * at + 16 * sub + lane]),
+            Kind::IQ4_XS => d() * f32::from(head[32 + 16 * at + lane] as i8),
+            Kind::MXFP4 => half_of_e8m0(head[lane]),
+            Kind::NVFP4 => half_of_e4m3(head[32 * at + 16 * sub + lane]),
             _ => d(),
         }
     }
 
-    /// The minimum, likewise; 0 for a form without.
+    /// The minimum, likewise; 0 for a kind without.
     #[must_use]
     pub fn min(&self, lane: usize, sub: usize) -> f32 {
         let (head, at) = (self.head, self.at);
-        match self.form {
-            Form::Q4_K | Form::Q5_K => half(head, 32 + 2 * lane) * f32::from(head[64 + 32 * at + 16 + lane]),
-            Form::Q2_K => half(head, 32 + 2 * lane) * f32::from(head[64 + 32 * at + 16 * sub + lane] >> 4),
-            Form::Q4 | Form::Q5_1 => half(head, 32 + 2 * lane),
+        match self.kind {
+            Kind::Q4_K | Kind::Q5_K => half(head, 32 + 2 * lane) * f32::from(head[64 + 32 * at + 16 + lane]),
+            Kind::Q2_K => half(head, 32 + 2 * lane) * f32::from(head[64 + 32 * at + 16 * sub + lane] >> 4),
+            Kind::Q4_1 | Kind::Q5_1 => half(head, 32 + 2 * lane),
             _ => 0.0,
         }
     }
@@ -288,7 +199,7 @@ impl<'a> Block<'a> {
     /// The value of input `i` of row `lane`, its bias taken off.
     #[must_use]
     pub fn value(&self, lane: usize, i: usize) -> i32 {
-        let layout = self.form.layout();
+        let layout = self.kind.layout();
         let value = self.biased(&layout, i / 4, 4 * lane + i % 4);
         i32::from(value) - i32::from(layout.bias)
     }
@@ -296,7 +207,7 @@ impl<'a> Block<'a> {
     /// Values of inputs 4j..4j+4 of each row.
     #[must_use]
     pub fn values(&self, j: usize) -> [i16; 4 * PANEL] {
-        let layout = self.form.layout();
+        let layout = self.kind.layout();
         std::array::from_fn(|byte| i16::from(self.biased(&layout, j, byte)) - i16::from(layout.bias))
     }
 
