@@ -46,7 +46,7 @@ fn matrix(kind: Kind, n: usize, k: usize, numbers: &mut Numbers, extremes: bool)
             .map(|_| if fill { byte } else { numbers.next() as u8 })
             .collect();
         sensible(kind, &mut block);
-        if extremes && full % 2 == 0 && kind == Kind::MXFP4 {
+        if extremes && full.is_multiple_of(2) && kind == Kind::MXFP4 {
             block[0] &= 3; // the scales of all are the least that there are, two below the normal numbers
         }
         data.extend(block);
