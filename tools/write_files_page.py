@@ -36,7 +36,8 @@ SEEN_TYPES: dict[str, str] = {
     **dict.fromkeys(_rust.GGUF_TYPES, CONVERTED),
     **dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`"),
 }
-SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`"}
+PUBLISHED = "`tests/weights/test_gguf_folder_published.py`"
+SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`", "deepseek-r1-qwen": PUBLISHED}
 
 
 def types() -> str:

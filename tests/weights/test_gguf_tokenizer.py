@@ -183,9 +183,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
         _tokenizer(tmp_path, "odd")
 
 
-def _ends(tokens: list[str], **ids: int) -> list[str]:
+def _ends(tokens: list[str], types: list[int] | None = None, **ids: int) -> list[str]:
     metadata = {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in ids.items()}
     metadata |= {"general.architecture": "qwen2", "tokenizer.ggml.tokens": tokens}
+    metadata["tokenizer.ggml.token_type"] = types or [3] * len(tokens)
     return [tokens[i] for i in end_ids(Fields(metadata))]
 
 
@@ -198,6 +199,7 @@ def test_ends_by_key_and_by_text() -> None:
     assert _ends(["a", "b", "c", "d"], eos=1, eot=2, eom=3, fim_pad=9) == ["b", "c", "d"]
     assert _ends(["<|end|>", "<|return|>", "<|call|>"], eos=1) == ["<|return|>", "<|call|>"]  # harmony's messages
     assert _ends(["</s>", "<eos>", "<|tool_response>"], eos=1) == ["<eos>", "<|tool_response>"]
+    assert _ends(["</s>", "<|im_end|>", "x"], types=[1, 1, 3], eos=2) == ["x", "<|im_end|>"]  # the first is HTML
 
 
 def test_gemma_4_merges_text(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
 
-FORMAT = "3"  # part of the key: a change of what is written makes new folders
+FORMAT = "4"  # part of the key: a change of what is written makes new folders
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
 

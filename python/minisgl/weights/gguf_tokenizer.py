@@ -169,10 +169,16 @@ _ENDS = _ENDS_OF_TURN | _ENDS_OF_CALL | _ENDS_OF_TEXT | _ENDS_OF_DEEPSEEK | _END
 
 def end_ids(fields: Fields) -> list[int]:
     """All tokens that end an answer, that of the file first: those that a key names, and, as llama.cpp has it, those of
-    a known text. A file without a text of its own for the end of a message (harmony) has `<|end|>` for it."""
+    a known text. A file without a text of its own for the end of a message (harmony) has `<|end|>` for it. What could
+    be a word of a text, such as the `</s>` of HTML in Qwen's vocabulary, is an end only where its type is another."""
     tokens = fields.texts("tokenizer.ggml.tokens")
+    types = fields.wholes("tokenizer.ggml.token_type")
     named = [fields.whole(f"tokenizer.ggml.{name}_token_id", -1) for name in _ENDS_BY_KEY]
-    by_text = {token: i for i, token in enumerate(tokens) if token in _ENDS}
+    by_text = {
+        token: i
+        for i, (token, of) in enumerate(zip(tokens, types, strict=False))
+        if token in _ENDS and (of != _NORMAL or token.startswith("<|"))
+    }
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
     if "<|tool_response>" in by_text:
