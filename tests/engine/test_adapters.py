@@ -40,11 +40,14 @@ class World:
 
 @pytest.fixture(scope="module", params=["qwen3-untied", "gemma3-tied"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    place = tmp_path_factory.mktemp("adapters")
-    model = models.tiny_model(request.param)
+    return world_of(request.param, tmp_path_factory.mktemp("adapters"), list(KINDS.values()))
+
+
+def world_of(variant: str, place: Path, kinds: list[dict[str, Any]]) -> World:
+    model = models.tiny_model(variant)
     folder = models.save(model, place / "model")
     found = World(folder, {}, {0: model})
-    for number, settings in enumerate(KINDS.values(), 1):
+    for number, settings in enumerate(kinds, 1):
         adapter = TinyAdapter(model, number, **settings)
         found.paths[number] = adapter.save(place / f"adapter-{number}")
         found.references[number] = adapter.merged(model)
@@ -60,6 +63,13 @@ def started(world: World, engine: Engine, config: EngineConfig) -> Collector:
 
 def with_adapter(sampling: SamplingParams, number: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, adapter=number)
+
+
+@pytest.mark.parametrize("variant", ["phi3-window", "glm4", "starcoder2-window"])
+def test_projections_by_other_names_are_adapted(variant: str, tmp_path: Path) -> None:
+    """Fused ones, those whose rows lie in another order, and an MLP without a gate."""
+    targets = (*ALL, "qkv_proj", "gate_up_proj", "c_fc", "c_proj")
+    test_each_adapter_is_what_merging_it_is(world_of(variant, tmp_path, [{"targets": targets}]), "cpu")
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)

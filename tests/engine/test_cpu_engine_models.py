@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import (
     CPU,
     LOGITS_WITHIN,
+    ON_CPU,
     THAT_SEE,
+    THAT_SEE_ON_CPU,
     VARIANTS,
     DenseSequence,
     reference_logits,
@@ -40,7 +43,7 @@ pytestmark = pytest.mark.any_cpu
 IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(scope="module", params=[*VARIANTS])
+@pytest.fixture(scope="module", params=[*VARIANTS, *ON_CPU])
 def reference(request: pytest.FixtureRequest) -> Any:
     return tiny_model(request.param)
 
@@ -137,6 +140,16 @@ def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> No
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
+@pytest.mark.parametrize("variant", ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3"])
+def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, found = save(tiny_model(variant), tmp_path), []
+    for isa in ("scalar", "avx2", "avx512"):
+        monkeypatch.setenv("MINISGL_CPU_ISA", isa)
+        with suppress(ConfigError):  # not on this processor
+            found.append(logits(load(folder), IDS))
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit(folder: Path, threads: int) -> None:
     assert torch.equal(logits(load(folder, num_threads=threads), IDS), logits(load(folder, num_threads=2), IDS))
@@ -144,9 +157,9 @@ def test_threads_change_no_bit(folder: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("original_names", [False, True], ids=["names-of-5", "names-of-4"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("which", THAT_SEE)
+@pytest.mark.parametrize("which", {**THAT_SEE, **THAT_SEE_ON_CPU})
 def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
-    reference = THAT_SEE[which](tied)
+    reference = {**THAT_SEE, **THAT_SEE_ON_CPU}[which](tied)
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
     config = EngineConfig(model=str(folder), num_pages=64, kv_dtype="f32")

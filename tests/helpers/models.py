@@ -5,7 +5,8 @@ Nothing of minisgl's attention or scheduling takes part; one sequence at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,92 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-window": ("Qwen3MoeForCausalLM", {**_MOE, "use_sliding_window": True, "sliding_window": 13}),
 }
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+    "original_max_position_embeddings": 48,
+}
+_EXPERTS = {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3, **_NO_PAD}
+_FOUR = {"num_hidden_layers": 4, "sliding_window": 9, **_NO_PAD}
+_SCALES = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    **_NO_PAD,
+}
+_YARN_OF_FULL = {
+    "full_attention": _YARN_ROPE,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+_GROWING = {**_YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
+# Those that the CPU engine alone has native layers for.
+ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3-window": ("Phi3ForCausalLM", {"sliding_window": 11, **_NO_PAD}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 48, "tie_word_embeddings": True, **_NO_PAD},
+    ),
+    "granite": ("GraniteForCausalLM", {**_SCALES, "attention_bias": True, "mlp_bias": True}),
+    "granite-moe": ("GraniteMoeForCausalLM", {**_SCALES, **_EXPERTS, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2ForCausalLM", _NO_PAD),
+    "olmo3-yarn": ("Olmo3ForCausalLM", {**_FOUR, "rope_parameters": _YARN_OF_FULL}),
+    "olmoe": ("OlmoeForCausalLM", _EXPERTS),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 24, **_NO_PAD}),
+    "gemma2-caps": (
+        "Gemma2ForCausalLM",
+        {
+            **_FOUR,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "mixtral-window": ("MixtralForCausalLM", {**_EXPERTS, "sliding_window": 10}),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            **_EXPERTS,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 144,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "stablelm": (
+        "StableLmForCausalLM",
+        {"use_qkv_bias": True, "qk_layernorm": True, "partial_rotary_factor": 0.25, **_NO_PAD},
+    ),
+    "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True, **_NO_PAD}),
+    "starcoder2-window": ("Starcoder2ForCausalLM", {"sliding_window": 10, **_NO_PAD}),
+    "cohere": ("CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 0.3, "attention_bias": True, **_NO_PAD}),
+    "cohere2": ("Cohere2ForCausalLM", {**_FOUR, "logit_scale": 0.3}),
+    "glm": ("GlmForCausalLM", {"head_dim": 16, "attention_bias": True, **_NO_PAD}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 24, "attention_bias": False, **_NO_PAD}),
+    "ernie4.5": ("Ernie4_5ForCausalLM", {"head_dim": 24, "use_bias": True, **_NO_PAD}),
+    "exaone4": ("Exaone4ForCausalLM", {**_FOUR, "sliding_window_pattern": 4}),
+    "exaone4-everywhere": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3, **_NO_PAD},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, **_NO_PAD}),
+    "arcee": ("ArceeForCausalLM", {"mlp_bias": True, "attention_bias": True, **_NO_PAD}),
+    "ministral3": ("Ministral3ForCausalLM", {"head_dim": 16, "rope_parameters": _GROWING, **_NO_PAD}),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16, "rope_parameters": _ALPHA, **_NO_PAD}),
+}
+
 
 def tiny_model(variant: str, **changes: Any) -> Any:
     """A transformers model in float32, eval mode. Every parameter is random, norms and biases too. `changes` are of its
     config."""
     import transformers
 
-    architecture, extra = VARIANTS[variant]
+    architecture, extra = {**VARIANTS, **ON_CPU}[variant]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(7)
     settings = {**_TINY, **extra, **changes}
@@ -180,14 +260,45 @@ def tiny_gemma3_that_sees(tied: bool) -> Any:
     return randomised(transformers.Gemma3ForConditionalGeneration(config))
 
 
-THAT_SEE = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
+def tiny_ministral3_that_sees(tied: bool) -> Any:
+    """As `tiny_mistral3`."""
+    import transformers
+
+    torch.manual_seed(7)
+    _, extra = ON_CPU["ministral3"]
+    text = {**_TINY, **extra, "model_type": "ministral3", "tie_word_embeddings": tied}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, "head_dim": 16, **sizes}
+    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    return randomised(transformers.Mistral3ForConditionalGeneration(config))
+
+
+def _tiny_qwen_that_sees(name: str, tied: bool) -> Any:
+    import transformers
+
+    torch.manual_seed(7)
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]}
+    text = {**_TINY, "head_dim": 16, "rope_parameters": rope, "tie_word_embeddings": tied, **_NO_PAD}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    vision |= {"deepstack_visual_indexes": []} if "3" in name else {}
+    config = kind.config_class(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    return randomised(kind(config))
+
+
+THAT_SEE: dict[str, Callable[[bool], Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
+THAT_SEE_ON_CPU: dict[str, Callable[[bool], Any]] = {
+    "ministral3": tiny_ministral3_that_sees,
+    "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
+    "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
+}
 
 
 def randomised(model: Any) -> Any:
     """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") or ".norms." in name:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)

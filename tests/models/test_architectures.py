@@ -16,7 +16,7 @@ from minisgl.distributed import ALONE
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
-from minisgl.models.architectures import find_variant
+from minisgl.models.architectures import find_architecture
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import MODEL_ENGINES
@@ -153,5 +153,5 @@ def test_llm_takes_a_chat_template() -> None:
 )
 def test_who_runs_nowhere_is_refused_with_the_reason(architecture: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=f"{architecture} is not supported: .*{reason}") as refused:
-        find_variant(architecture)
+        find_architecture(architecture)
     assert "--model-impl" not in str(refused.value)

@@ -96,7 +96,7 @@ def test_what_gemmas_files_leave_out() -> None:
     theirs = transformers.Gemma3TextConfig(**text)
     assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
     assert (ours.head_dim, ours.vocab_size) == (theirs.head_dim, theirs.vocab_size)
-    assert (ours.max_position, ours.rms_norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+    assert (ours.max_position, ours.norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
     assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
     assert [window is None for window in ours.windows] == [kind == "full_attention" for kind in theirs.layer_types]
     assert ours.tie_word_embeddings and ours.activation == "gelu" and ours.norm_offset == 1.0
@@ -178,12 +178,13 @@ def test_experts() -> None:
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type: 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "short_factor: missing"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor: missing"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor 0.5 must be at least 1"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}}, "beta_fast 0.5 at least beta_slow 1"),
         ({"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type: 'longrope'"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [0]}}, "must be positive"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type: 'spiral'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "factor: missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor: missing"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -196,8 +197,8 @@ def test_experts() -> None:
         ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok: 9: must be between 1 and 8"),
         ({"architectures": ["Mistral3ForConditionalGeneration"]}, "text_config: missing"),
         (
-            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
-            "text_config: model_type: 'ministral3'",
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "mistral4"}},
+            "text_config: model_type: 'mistral4'",
         ),
         (
             {**MISTRAL3, "quantization_config": {"quant_method": "bitsandbytes"}},

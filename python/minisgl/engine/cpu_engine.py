@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from minisgl import envs
 from minisgl._rust import CpuAdapter, gguf_parts
@@ -36,8 +38,8 @@ from minisgl.engine.api import (
 )
 from minisgl.engine.pool_size import cpu_num_pages
 from minisgl.engine.worker import ForwardThread
-from minisgl.models.architectures import find_variant, has_text_half
-from minisgl.models.config import ModelConfig, load_config
+from minisgl.models.architectures import find_architecture, has_text_half
+from minisgl.models.config import ModelConfig, adapter_places, load_config, tensor_names
 from minisgl.models.rope import inverse_frequencies
 from minisgl.step import RingEntry, StepBuffers, StepPlan
 from minisgl.utils.progress import Report, counter
@@ -72,10 +74,11 @@ class CpuEngine:
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> CpuAdapter:
-        pairs = []
+        pairs, places = [], adapter_places(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
-            layer, part = int(name.split(".")[2]), name.rpartition(".")[2]  # model.layers.N.self_attn.q_proj
-            pairs.append((layer, part, a.tobytes(), b.tobytes()))
+            layer, part = places[name]
+            for own, rows in _parts_of(self._model, part, b):
+                pairs.append((layer, own, a.tobytes(), rows.tobytes()))
         return CpuAdapter(self._settings, pairs)
 
     def add_adapter(self, number: int, adapter: CpuAdapter) -> None:
@@ -110,6 +113,20 @@ class CpuEngine:
         prompted = [PromptLogprobs(*one) for one in prompts]
         embeddings = [Embedding(req_id, np.frombuffer(numbers, np.float32)) for req_id, numbers in embedded]
         return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)
+
+
+def _parts_of(model: ModelConfig, part: str, b: npt.NDArray[np.float32]) -> list[tuple[str, npt.NDArray[np.float32]]]:
+    """The rows of B [out, r] by the parts that a fused projection has, in the order that the engine keeps them in."""
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    if part == "qkv":
+        return list(zip(("q_proj", "k_proj", "v_proj"), np.split(b, (q, q + kv)), strict=True))
+    if part == "gate_up":
+        return list(zip(("gate_proj", "up_proj"), np.split(b, 2), strict=True))
+    if part in ("q", "k") and find_architecture(model.architecture).interleaved:
+        half = model.rotary_dim // 2
+        order = [*range(0, 2 * half, 2), *range(1, 2 * half, 2), *range(2 * half, model.head_dim)]
+        b = np.ascontiguousarray(b.reshape(-1, model.head_dim, b.shape[1])[:, order].reshape(b.shape))
+    return [("o_proj" if part == "out" else f"{part}_proj", b)]
 
 
 def _step_logprobs(
@@ -210,6 +227,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
     dummy = config.load_format == "dummy"
     return {
         "model": _model(model, context_len),
+        "names": _names(model),
         "weights": None if dummy else str(weights),
         "seed": config.seed,
         "dummy_kind": model.dtype if dummy else None,
@@ -236,32 +254,41 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "intermediate_size": model.intermediate_size,
         "vocab_size": model.vocab_size,
-        "rms_norm_eps": model.rms_norm_eps,
+        "norm_eps": model.norm_eps,
+        "layer_norm": model.layer_norm,
+        "norm_bias": model.norm_bias,
+        "norm_offset": model.norm_offset,
+        "norms": model.norms,
+        "qk_norm": model.qk_norm,
+        "rotary_dim": model.rotary_dim,
         "inverse_frequencies": [
-            inverse_frequencies(rope, model.head_dim, context_len).tolist() for rope in model.ropes
+            inverse_frequencies(rope, model.rotary_dim, context_len).tolist() for rope in model.ropes
         ],
-        "rope_scale": model.rope.attention_factor,
+        "rope_scales": [rope.attention_factor for rope in model.ropes],
+        "query_growth": model.query_growth,
         "tie_word_embeddings": model.tie_word_embeddings,
         "qkv_bias": model.qkv_bias,
         "out_bias": model.out_bias,
         "mlp_bias": model.mlp_bias,
-        "qk_norm": find_variant(model.architecture).qk_norm,
         "windows": model.windows,
         "rotary": model.rotary,
         "attention_scale": model.attention_scale,
+        "attention_cap": model.attention_cap,
         "embedding_scale": model.embedding_scale,
-        "norms_behind": model.gemma,
-        "norm_offset": model.norm_offset,
+        "residual_scale": model.residual_scale,
+        "logits_scale": model.logits_scale,
+        "logits_cap": model.logits_cap,
         "activation": model.activation,
-        "moe": None
-        if moe is None
-        else {
-            "num_experts": moe.num_experts,
-            "experts_per_token": moe.experts_per_token,
-            "intermediate_size": moe.intermediate_size,
-            "norm_topk_prob": moe.norm_topk_prob,
-            "layers": sorted(moe.layers),
-        },
+        "gated": model.gated,
+        "moe": None if moe is None else {**asdict(moe), "layers": sorted(moe.layers)},
+    }
+
+
+def _names(model: ModelConfig) -> dict[str, Any]:
+    known, names = find_architecture(model.architecture), tensor_names(model)
+    return {
+        "checkpoint": {"names": names["checkpoint"], "interleaved": known.interleaved},
+        "gguf": {"names": names["gguf"], "interleaved": known.gguf_interleaved},
     }
 
 

@@ -3,8 +3,8 @@
 What a config says is here, for whoever computes; what torch computes is in `decoder`, which `registry` builds.
 """
 
-from minisgl.models.architectures import ARCHITECTURES, own_name
-from minisgl.models.config import ModelConfig, MoeConfig, is_native, load_config, parse_config
+from minisgl.models.architectures import ARCHITECTURES, MoeConfig, own_name
+from minisgl.models.config import ModelConfig, is_native, load_config, parse_config
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,6 +1,8 @@
-"""Which architectures are known, and what sets them apart beyond the numbers in their config.
+"""What each architecture makes of its config.json, beyond what a Llama does, and what its files call the tensors.
 
-Models that see and read: which config fields and tensors are of their text half.
+An architecture is a function from the config to the fields of `ModelConfig` in which it differs from Llama, and the
+names in which its checkpoints and GGUF files differ from Llama's (`models/names.py`). Models that see and read: which
+config fields and tensors are of their text half.
 
 Invariants: an architecture that is not in the table is refused before anything else of its config is read. Only tensors
 whose names are known to belong to the vision part are left out.
@@ -8,49 +10,469 @@ whose names are known to belong to the vision part are left out.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minisgl.config import ConfigError, Unsupported
+from minisgl.models.names import Names
+from minisgl.models.rope import parse_rope, parse_two_ropes
 
-Bias = Literal["config", "qkv", "none"]
-"""Biases of attention: on all four projections if the config's `attention_bias` says so; on q, k and v; none."""
+Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
 """Which layers attend to the last `sliding_window` tokens only: none, a config that asks for it is refused; all, if it
 is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all; what
 `layer_types` says, or all but each `sliding_window_pattern`-th."""
+WINDOW = 4096  # if a config has a window without a length
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """What differs between architectures beyond their config."""
+class Architecture:
+    """`describe`: the fields of `ModelConfig` in which it differs from Llama, by its config. `names`, `gguf_names`:
+    what its files call differently. `interleaved`, `gguf_interleaved`: whether the rows of q and k have the two halves
+    of what is rotated in turns. `on_torch`: the native layers for torch compute it, too."""
 
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
-    bias: Bias = "config"
-    mlp_bias: bool = False  # whether the config's `mlp_bias` is one of its fields
-    window: Window = "refused"
-    unrotated: bool = False  # some layers rotate neither q nor k: those that the config's `no_rope_layers` says
-    experts: bool = False  # layers of the config's choice have routed experts
-    gemma: bool = False
-    """As Gemma 3 (arXiv 2503.19786): norms behind attention and MLP, too, all with weights that lack 1; embeddings
-    times the root of their size; GELU; scores scaled by `query_pre_attn_scalar`; layers with a window rotate by a table
-    of their own; the head is the table of embeddings unless the config says otherwise."""
+    describe: Callable[[Raw], dict[str, Any]]
+    names: Names = field(default_factory=dict)
+    gguf_names: Names = field(default_factory=dict)
+    interleaved: bool = False
+    gguf_interleaved: bool = False
+    on_torch: bool = False
 
 
-ARCHITECTURES: dict[str, Variant] = {
-    "LlamaForCausalLM": Variant(mlp_bias=True),
-    "MistralForCausalLM": Variant(bias="none", window="always"),
-    "Mistral3ForConditionalGeneration": Variant(bias="none", window="always"),  # its text half
-    "Qwen2ForCausalLM": Variant(bias="qkv", window="layers"),
-    "Qwen3ForCausalLM": Variant(qk_norm=True, window="layers"),
-    "SmolLM3ForCausalLM": Variant(mlp_bias=True, window="layers", unrotated=True),
-    "Qwen3MoeForCausalLM": Variant(qk_norm=True, window="switched", experts=True),
-    "Gemma3ForCausalLM": Variant(qk_norm=True, window="pattern", gemma=True),
-    "Gemma3ForConditionalGeneration": Variant(qk_norm=True, window="pattern", gemma=True),  # its text half
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Routed experts, in the layers whose indices `layers` holds. `shared_size`: numbers within an expert that every
+    token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    norm_topk_prob: bool  # the weights of a token's experts are scaled to sum up to 1
+    layers: frozenset[int]
+    shared_size: int = 0
+    shared_gated: bool = False
+
+
+def _moe(raw: Raw, **changes: Any) -> MoeConfig:
+    """`num_local_experts` is how transformers 5 writes `num_experts`."""
+    num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
+    plain = set(raw.get("mlp_only_layers") or ())
+    num_experts = int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"])
+    per_token = int(raw["num_experts_per_tok"])
+    if not 1 <= per_token <= num_experts:
+        raise ConfigError(f"config.json: num_experts_per_tok: {per_token}: must be between 1 and {num_experts}")
+    found: dict[str, Any] = {
+        "num_experts": num_experts,
+        "experts_per_token": per_token,
+        "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+        "layers": frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
+    }
+    found["intermediate_size"] = int(raw[changes.pop("size", "moe_intermediate_size")])
+    return MoeConfig(**{**found, **changes})
+
+
+def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: int = 6) -> tuple[int | None, ...]:
+    """`rotated`: where it is given, the layers that rotate nothing have no window, unless `layer_types` says
+    otherwise. `every`: the pattern where the config has none."""
+    num_layers = int(raw["num_hidden_layers"])
+    window, types = raw.get("sliding_window", WINDOW), raw.get("layer_types")
+    switched_on = bool(raw.get("use_sliding_window"))
+    if rule == "refused":
+        if switched_on:
+            raise ConfigError("config.json: use_sliding_window: this architecture has no sliding window")
+        return (None,) * num_layers
+    if rule == "pattern":
+        if window is None:
+            raise ConfigError("config.json: sliding_window: missing")
+        types = types or _pattern(raw, num_layers, every)
+    if window is None or (rule not in ("always", "pattern") and not switched_on):
+        window = None
+    elif int(window) < 1:
+        raise ConfigError(f"config.json: sliding_window: {window}: must be at least 1")
+    if rule == "layers" and not rotated and types is None:
+        first = int(raw.get("max_window_layers", 28))
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    if types is None and rotated:
+        types = ["full_attention" if one else "sliding_attention" for one in rotated]
+    if types is None:
+        types = ["full_attention" if window is None else "sliding_attention"] * num_layers
+    if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise ConfigError("config.json: layer_types: must be full_attention or sliding_attention for each layer")
+    if rule not in ("layers", "pattern") and window is not None and "full_attention" in types:
+        raise ConfigError("config.json: layer_types: this architecture has its sliding window in all layers")
+    return tuple(None if window is None or kind == "full_attention" else int(window) for kind in types)
+
+
+def _pattern(raw: Raw, num_layers: int, every: int) -> list[str]:
+    every = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or every)
+    return ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(num_layers)]
+
+
+def _rotated(raw: Raw) -> tuple[bool, ...]:
+    """SmolLM3 (and "RoPE to NoPE and back", arXiv 2501.18795): every n-th layer is not, or what the list says."""
+    num_layers = int(raw["num_hidden_layers"])
+    given, step = raw.get("no_rope_layers"), int(raw.get("no_rope_layer_interval") or 4)
+    if given is None:
+        return tuple((i + 1) % step != 0 for i in range(num_layers))
+    if len(given) < num_layers or any(one not in (0, 1) for one in given):
+        raise ConfigError("config.json: no_rope_layers: must be 1 (rotated) or 0 for each layer")
+    return tuple(bool(one) for one in given[:num_layers])
+
+
+def _none_of(raw: Raw, *fields: str) -> None:
+    """These fields would change the computation."""
+    for name in fields:
+        if raw.get(name):
+            found = f"config.json: {name}: {raw[name]} is not supported"
+            raise ConfigError(f"{found} (by transformers' code: --model-impl transformers)")
+
+
+_NO_BIAS = {"qkv_bias": False, "out_bias": False}
+
+
+def _llama(raw: Raw) -> dict[str, Any]:
+    return {"mlp_bias": bool(raw.get("mlp_bias", False))}
+
+
+def _mistral(raw: Raw) -> dict[str, Any]:
+    return {**_NO_BIAS, "windows": _windows(raw, "always")}
+
+
+def _qwen2(raw: Raw) -> dict[str, Any]:
+    return {"qkv_bias": True, "out_bias": False, "windows": _windows(raw, "layers")}
+
+
+def _qwen3(raw: Raw) -> dict[str, Any]:
+    return {"qk_norm": "head", "windows": _windows(raw, "layers")}
+
+
+def _qwen3_moe(raw: Raw) -> dict[str, Any]:
+    return {"qk_norm": "head", "windows": _windows(raw, "switched"), "moe": _moe(raw)}
+
+
+def _smollm3(raw: Raw) -> dict[str, Any]:
+    rotated = _rotated(raw)
+    return {**_llama(raw), "rotated": rotated, "windows": _windows(raw, "layers", rotated)}
+
+
+def _gemma(raw: Raw) -> dict[str, Any]:
+    """Norms with weights that lack 1, embeddings times the root of their size, GELU; the head is the table of
+    embeddings unless the config says otherwise."""
+    _none_of(raw, "use_bidirectional_attention")
+    return {
+        "activation": check_activation(raw, "gelu", "hidden_activation"),
+        "norm_offset": 1.0,
+        "embedding_scale": math.sqrt(int(raw["hidden_size"])),
+        "head_dim": int(raw.get("head_dim") or 256),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _gemma2(raw: Raw) -> dict[str, Any]:
+    """Norms before and behind; scores scaled by `query_pre_attn_scalar` and capped, logits capped; each second layer
+    attends to all tokens."""
+    return {
+        **_gemma(raw),
+        "norms": "both",
+        "attention_scale": _query_scale(raw),
+        "attention_cap": float(raw.get("attn_logit_softcapping", 50.0) or 0.0),
+        "logits_cap": float(raw.get("final_logit_softcapping", 30.0) or 0.0),
+        "windows": _windows(raw, "pattern", every=2),
+    }
+
+
+def _gemma3(raw: Raw) -> dict[str, Any]:
+    """As Gemma 2 (arXiv 2503.19786), with norms of q and k for caps; layers with a window rotate by a table of their
+    own."""
+    _none_of(raw, "attn_logit_softcapping", "final_logit_softcapping")
+    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
+    for one in (rope, local):
+        if one.rope_type not in ("default", "linear"):
+            raise ConfigError(f"config.json: rope_type: {one.rope_type!r} is not supported with this architecture")
+    return {
+        **_gemma(raw),
+        "norms": "both",
+        "qk_norm": "head",
+        "attention_scale": _query_scale(raw),
+        "windows": _windows(raw, "pattern"),
+        "rope": rope,
+        "local_rope": local,
+    }
+
+
+def _query_scale(raw: Raw) -> float:
+    size = float(raw.get("query_pre_attn_scalar", 256))
+    if size <= 0:
+        raise ConfigError(f"config.json: query_pre_attn_scalar: {size:g}: must be more than 0")
+    return float(size**-0.5)
+
+
+def no_windows(raw: Raw) -> tuple[int | None, ...]:
+    return _windows(raw, "refused")
+
+
+_ACTIVATIONS = {"silu": ("silu",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "relu2": ("relu2",)}
+
+
+def check_activation(raw: Raw, wanted: str = "silu", name: str = "hidden_act") -> str:
+    known = _ACTIVATIONS[wanted]
+    if (found := raw.get(name) or known[0]) not in known:
+        raise ConfigError(f"config.json: {name}: {found!r} is not supported: only {known[0]}")
+    return wanted
+
+
+def _phi3(raw: Raw) -> dict[str, Any]:
+    """Phi-3, 3.5, 4 and 4-mini: some of each head is rotated, and long contexts have factors by dimension. `su` and
+    `yarn` are what longrope was called first."""
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    scaling = dict(raw.get(key) or {})
+    if (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):
+        raw = {**raw, key: {**scaling, "rope_type": "longrope"}}
+    return {**_NO_BIAS, **_partial(raw, 1.0), "windows": _windows({"sliding_window": None, **raw}, "always")}
+
+
+def _partial(raw: Raw, share: float) -> dict[str, Any]:
+    """Rotation of the first part of each head; `share` is the architecture's default."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    found = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or share)
+    return {"rope": parse_rope(raw, partial=True), "rotary_share": found}
+
+
+def _granite(raw: Raw) -> dict[str, Any]:
+    return {
+        **_llama(raw),
+        "embedding_scale": float(raw.get("embedding_multiplier", 1.0)),
+        "residual_scale": float(raw.get("residual_multiplier", 1.0)),
+        "attention_scale": float(raw.get("attention_multiplier", 1.0)),
+        "logits_scale": 1.0 / float(raw.get("logits_scaling", 1.0)),
+    }
+
+
+def _granite_moe(raw: Raw) -> dict[str, Any]:
+    return {**_granite(raw), "mlp_bias": False, "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True)}
+
+
+def _olmo2(raw: Raw) -> dict[str, Any]:
+    """Norms behind attention and MLP alone, and of q and k over all heads at once."""
+    return {"norms": "behind", "qk_norm": "whole"}
+
+
+def _olmo3(raw: Raw) -> dict[str, Any]:
+    """Layers with a window rotate without the scaling of the others."""
+    rope, local = parse_two_ropes(raw, 500_000.0, None)
+    return {**_olmo2(raw), "windows": _windows(raw, "pattern", every=4), "rope": rope, "local_rope": local}
+
+
+def _olmoe(raw: Raw) -> dict[str, Any]:
+    _none_of(raw, "clip_qkv")
+    return {"qk_norm": "whole", "moe": _moe(raw, size="intermediate_size")}
+
+
+def _mixtral(raw: Raw) -> dict[str, Any]:
+    windows = _windows({"sliding_window": None, **raw}, "always")
+    return {**_NO_BIAS, "windows": windows, "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True)}
+
+
+def _qwen2_moe(raw: Raw) -> dict[str, Any]:
+    shared = int(raw.get("shared_expert_intermediate_size", 5632))
+    return {
+        "qkv_bias": bool(raw.get("qkv_bias", True)),
+        "out_bias": False,
+        "windows": _windows(raw, "layers"),
+        "moe": _moe(raw, shared_size=shared, shared_gated=True),
+    }
+
+
+_LAYER_NORM = {"layer_norm": True, "norm_bias": True}
+
+
+def _stablelm(raw: Raw) -> dict[str, Any]:
+    return {
+        **_LAYER_NORM,
+        **_partial(raw, 0.25),
+        "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
+        "qkv_bias": bool(raw.get("use_qkv_bias", False)),
+        "out_bias": False,
+        "qk_norm": "heads" if raw.get("qk_layernorm") else "none",
+        "norms": "parallel" if raw.get("use_parallel_residual") else "before",
+    }
+
+
+def _starcoder2(raw: Raw) -> dict[str, Any]:
+    bias = bool(raw.get("use_bias", True))
+    return {
+        **_LAYER_NORM,
+        "norm_eps": float(raw.get("norm_epsilon", 1e-5)),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": bias,
+        "activation": check_activation(raw, "gelu"),
+        "gated": False,
+        "windows": _windows({"sliding_window": None, **raw}, "always"),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _cohere(raw: Raw) -> dict[str, Any]:
+    """Attention and MLP read one norm, and both are added."""
+    return {
+        "layer_norm": True,
+        "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
+        "norms": "parallel",
+        "qk_norm": "heads" if raw.get("use_qk_norm") else "none",
+        "logits_scale": float(raw.get("logit_scale", 0.0625)),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _cohere2(raw: Raw) -> dict[str, Any]:
+    """Only layers with a window are rotated."""
+    windows = _windows(raw, "pattern", every=4)
+    return {**_cohere(raw), "windows": windows, "rotated": tuple(window is not None for window in windows)}
+
+
+def _glm(raw: Raw) -> dict[str, Any]:
+    bias = bool(raw.get("attention_bias", True))
+    return {**_partial(raw, 0.5), "qkv_bias": bias, "out_bias": False, "head_dim": int(raw.get("head_dim") or 128)}
+
+
+def _glm4(raw: Raw) -> dict[str, Any]:
+    return {**_glm(raw), "norms": "both"}
+
+
+def _ernie(raw: Raw) -> dict[str, Any]:
+    bias = bool(raw.get("use_bias", False))
+    return {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": bias,
+        "rope": parse_rope(raw, theta=500_000.0),
+        "head_dim": int(raw.get("head_dim") or 128),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _exaone4(raw: Raw) -> dict[str, Any]:
+    """Where some layers have a window, only they are rotated."""
+    num_layers = int(raw["num_hidden_layers"])
+    if raw.get("sliding_window") is None:
+        return {**_NO_BIAS, "norms": "behind", "qk_norm": "head"}
+    pattern = raw.get("sliding_window_pattern")
+    if isinstance(pattern, str):  # one turn of it, such as LLLG; the last layer is always G
+        kinds = {"L": "sliding_attention", "G": "full_attention"}
+        turns = [kinds[pattern[i % len(pattern)]] for i in range(num_layers - 1)]
+        raw = {"layer_types": [*turns, "full_attention"], **raw, "sliding_window_pattern": None}
+    windows = _windows(raw, "pattern", every=4)
+    rotated = tuple(window is not None for window in windows)
+    return {**_NO_BIAS, "norms": "behind", "qk_norm": "head", "windows": windows, "rotated": rotated}
+
+
+def _seed_oss(raw: Raw) -> dict[str, Any]:
+    return {
+        **_llama(raw),
+        "qkv_bias": bool(raw.get("attention_bias", True)),
+        "out_bias": bool(raw.get("attention_out_bias", False)),
+        "head_dim": int(raw.get("head_dim") or 128),
+    }
+
+
+def _arcee(raw: Raw) -> dict[str, Any]:
+    return {**_llama(raw), "activation": check_activation(raw, "relu2"), "gated": False}
+
+
+def _ministral3(raw: Raw) -> dict[str, Any]:
+    """Queries grow with their position (Llama 4)."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    original = int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"])
+    return {
+        **_NO_BIAS,
+        "windows": _windows({"sliding_window": None, **raw}, "always"),
+        "rope": parse_rope(raw, theta=1e6, query_growth=True),
+        "query_growth": (float(scaling.get("llama_4_scaling_beta") or 0.0), original),
+        "head_dim": int(raw.get("head_dim") or 128),
+    }
+
+
+def _mistral_or_ministral(raw: Raw) -> dict[str, Any]:
+    """The text half of Mistral 3 is of either kind."""
+    return _ministral3(raw) if raw.get("model_type") == "ministral3" else _mistral(raw)
+
+
+def _hunyuan(raw: Raw) -> dict[str, Any]:
+    """Norms of q and k behind their rotation; `alpha` makes the base of the rotation larger (NTK)."""
+    size = int(raw.get("head_dim") or int(raw["hidden_size"]) // int(raw["num_attention_heads"]))
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    scaling = dict(raw.get(key) or {})
+    if alpha := float(scaling.pop("alpha", 0) or 0):
+        theta = float(scaling.pop("rope_theta", 0) or raw.get("rope_theta") or 10_000.0)
+        raw = {**raw, key: {"rope_theta": theta * alpha ** (size / (size - 2))}}
+    bias = bool(raw.get("attention_bias", False))
+    return {"qk_norm": "rotated", "rope": parse_rope(raw), "qkv_bias": bias, "out_bias": bias}
+
+
+_GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
+_BLOCK = "block_sparse_moe"
+_MIXTRAL_NAMES: Names = {
+    "router": (f"{_BLOCK}.gate", "mlp.gate"),
+    "expert_gate": f"{_BLOCK}.experts.{{expert}}.w1",
+    "expert_up": f"{_BLOCK}.experts.{{expert}}.w3",
+    "expert_down": f"{_BLOCK}.experts.{{expert}}.w2",
 }
+_GRANITE_MOE_NAMES: Names = {
+    "router": (f"{_BLOCK}.router.layer", f"{_BLOCK}.router"),
+    "experts_gate_up": (f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.experts.gate_up_proj"),
+    "experts_down": (f"{_BLOCK}.output_linear.weight", f"{_BLOCK}.experts.down_proj"),
+}
+_GLM_NAMES: Names = {"gate_up": "mlp.gate_up_proj"}
+_GLM4_NAMES: Names = {
+    **_GLM_NAMES,
+    "attention_norm_behind": "post_self_attn_layernorm",
+    "mlp_norm_behind": "post_mlp_layernorm",
+}
+_PHI3_NAMES: Names = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+_PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(_llama, gguf_interleaved=True, on_torch=True),
+    "MistralForCausalLM": Architecture(_mistral, gguf_interleaved=True, on_torch=True),
+    # its text half
+    "Mistral3ForConditionalGeneration": Architecture(_mistral_or_ministral, gguf_interleaved=True, on_torch=True),
+    "Qwen2ForCausalLM": Architecture(_qwen2, on_torch=True),
+    "Qwen3ForCausalLM": Architecture(_qwen3, on_torch=True),
+    "SmolLM3ForCausalLM": Architecture(_smollm3, gguf_interleaved=True, on_torch=True),
+    "Qwen3MoeForCausalLM": Architecture(_qwen3_moe, on_torch=True),
+    "Gemma3ForCausalLM": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),
+    "Gemma3ForConditionalGeneration": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),  # its text half
+    "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
+    "Qwen3VLForConditionalGeneration": Architecture(_qwen3),
+    "Phi3ForCausalLM": Architecture(_phi3, _PHI3_NAMES, {"qkv": "attn_qkv", "gate_up": "ffn_up"}),
+    "GraniteForCausalLM": Architecture(_granite, gguf_interleaved=True),
+    "Olmo2ForCausalLM": Architecture(_olmo2),
+    "Olmo3ForCausalLM": Architecture(_olmo3),
+    "GemmaForCausalLM": Architecture(_gemma),
+    "Gemma2ForCausalLM": Architecture(_gemma2, _GEMMA_NAMES),
+    "MixtralForCausalLM": Architecture(_mixtral, _MIXTRAL_NAMES, gguf_interleaved=True),
+    "OlmoeForCausalLM": Architecture(_olmoe),
+    "Qwen2MoeForCausalLM": Architecture(_qwen2_moe),
+    "GraniteMoeForCausalLM": Architecture(_granite_moe, _GRANITE_MOE_NAMES, gguf_interleaved=True),
+    "StableLmForCausalLM": Architecture(_stablelm, {"q_norm": _PER_HEAD.format("q"), "k_norm": _PER_HEAD.format("k")}),
+    "Starcoder2ForCausalLM": Architecture(_starcoder2, {"up": "mlp.c_fc", "down": "mlp.c_proj"}),
+    "CohereForCausalLM": Architecture(_cohere, interleaved=True, gguf_interleaved=True),
+    "Cohere2ForCausalLM": Architecture(_cohere2, interleaved=True, gguf_interleaved=True),
+    "GlmForCausalLM": Architecture(_glm, _GLM_NAMES, {"gate_up": "ffn_up"}, interleaved=True, gguf_interleaved=True),
+    "Glm4ForCausalLM": Architecture(_glm4, _GLM4_NAMES, {"gate_up": "ffn_up"}, interleaved=True, gguf_interleaved=True),
+    "Ernie4_5ForCausalLM": Architecture(_ernie, interleaved=True, gguf_interleaved=True),
+    "Exaone4ForCausalLM": Architecture(_exaone4),
+    "SeedOssForCausalLM": Architecture(_seed_oss, gguf_names={"mlp_norm": ("post_attention_norm", "ffn_norm")}),
+    "ArceeForCausalLM": Architecture(_arcee, gguf_interleaved=True),
+    "Ministral3ForCausalLM": Architecture(_ministral3, gguf_interleaved=True),
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        _hunyuan, {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
+    ),
+}
 
 _CHUNKS = "attention within chunks of the text, which no engine here has"
 _STATES = "layers that keep a state of their own (linear attention), which no KV page holds"
@@ -61,10 +483,10 @@ _NOWHERE = {
 }  # whom transformers' code cannot serve either
 
 
-def find_variant(architecture: str) -> Variant:
+def find_architecture(architecture: str) -> Architecture:
     """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
-    variant = ARCHITECTURES.get(architecture)
-    if variant is None:
+    found = ARCHITECTURES.get(architecture)
+    if found is None:
         if reason := _NOWHERE.get(architecture):
             raise Unsupported(f"config.json: architectures: {architecture} is not supported: {reason}")
         known = ", ".join(ARCHITECTURES)
@@ -72,10 +494,15 @@ def find_variant(architecture: str) -> Variant:
             f"config.json: architectures: {architecture} is not supported: only {known} "
             "(others, by transformers' code: --model-impl transformers)"
         )
-    return variant
+    return found
 
 
-_TEXT_TYPES = {"Mistral3ForConditionalGeneration": "mistral", "Gemma3ForConditionalGeneration": "gemma3_text"}
+_TEXT_TYPES = {
+    "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {  # transformers' defaults, which Google's files leave out
         "num_attention_heads": 8,
@@ -87,22 +514,24 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
-_OTHER_HALF = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_OTHER_HALF = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
 
 
 def has_text_half(architecture: str) -> bool:
     return architecture in _TEXT_TYPES
 
 
-def text_config(raw: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
+def text_config(raw: Raw, architecture: str) -> Raw:
     """The config of the text half as if it were a model of its own. Raises `ConfigError`."""
     text, wanted = raw.get("text_config"), _TEXT_TYPES[architecture]
+    if text is None and "vision_config" in raw and "hidden_size" in raw:
+        return raw  # Qwen2.5-VL's first files
     if not isinstance(text, Mapping):
         raise ConfigError("config.json: text_config: missing: it says what the text half of this model is")
-    if (kind := text.get("model_type", wanted)) != wanted:
-        raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {wanted}")
+    if (kind := text.get("model_type", wanted[0])) not in wanted:
+        raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {', '.join(wanted)}")
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
-    text = {**_DEFAULTS.get(wanted, {}), **text}
+    text = {**_DEFAULTS.get(kind, {}), **text}
     # the whole model's setting counts: its text half has no head of its own
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     return {**text, **whole, "tie_word_embeddings": tied}

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that Llama and its relatives share; the fields of `Variant` set them apart.
+"""The decoder-only transformer that Llama and its relatives share; the fields of `ModelConfig` set them apart.
 
 From a config to the model that it describes.
 
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import LayerAttention
+from minisgl.config import Unsupported
 from minisgl.distributed import ALONE, Cut, Group, Shard
 from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, Rotation, RowLinear
 from minisgl.layers.experts import graph_obstacle
 from minisgl.models.api import Attend
-from minisgl.models.architectures import Variant, find_variant, own_name
+from minisgl.models.architectures import find_architecture, own_name
 from minisgl.models.config import ModelConfig
 from minisgl.models.mlp import Mlp, SparseMlp
 from minisgl.models.rope import inverse_frequencies
 
 
 def _norm(config: ModelConfig, name: str, size: int, dtype: torch.dtype, device: torch.device) -> RMSNorm:
-    return RMSNorm(name, size, config.rms_norm_eps, dtype=dtype, device=device, offset=config.norm_offset)
+    return RMSNorm(name, size, config.norm_eps, dtype=dtype, device=device, offset=config.norm_offset)
 
 
 class _Attention:
     def __init__(
         self,
         config: ModelConfig,
-        variant: Variant,
         name: str,
         layer: int,
         dtype: torch.dtype,
@@ -55,7 +55,7 @@ class _Attention:
             group, q, f"{name}.o_proj", config.hidden_size, bias=config.out_bias, dtype=dtype, device=device
         )
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
-        if variant.qk_norm:
+        if config.qk_norm == "head":
             q_norm, k_norm = (_norm(config, f"{name}.{one}_norm", config.head_dim, dtype, device) for one in "qk")
             self._norms = (q_norm, k_norm)
 
@@ -88,19 +88,17 @@ class _Attention:
 
 
 class _Layer:
-    def __init__(
-        self, config: ModelConfig, variant: Variant, index: int, dtype: torch.dtype, device: torch.device, group: Group
-    ) -> None:
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, group: Group) -> None:
         name = f"model.layers.{index}"
 
         def norm(own: str) -> RMSNorm:
             return _norm(config, f"{name}.{own}", config.hidden_size, dtype, device)
 
         self._before = norm("input_layernorm")
-        self._attention = _Attention(config, variant, f"{name}.self_attn", index, dtype, device, group)
-        self._between = norm("pre_feedforward_layernorm" if config.gemma else "post_attention_layernorm")
+        self._attention = _Attention(config, f"{name}.self_attn", index, dtype, device, group)
+        self._between = norm("pre_feedforward_layernorm" if config.norms == "both" else "post_attention_layernorm")
         self._behind: tuple[RMSNorm, RMSNorm] | None = None
-        if config.gemma:
+        if config.norms == "both":
             self._behind = norm("post_attention_layernorm"), norm("post_feedforward_layernorm")
         self._mlp: Mlp | SparseMlp
         if config.moe is not None and index in config.moe.layers:
@@ -147,7 +145,6 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        variant: Variant,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -167,16 +164,18 @@ class Decoder:
         """Whoever calls `forward` says before which tokens want which adapter."""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
-        self._layers = [_Layer(config, variant, i, dtype, device, group) for i in range(config.num_layers)]
+        self._layers = [_Layer(config, i, dtype, device, group) for i in range(config.num_layers)]
         self._norm = _norm(config, "model.norm", size, dtype, device)
-        self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device) if config.gemma else None
+        self._scale: Tensor | None = None
+        if config.embedding_scale != 1.0:
+            self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self._head = self._tokens
         if not config.tie_word_embeddings:
             self._head = Embedding("lm_head", vocab_size, size, dtype=dtype, device=device, group=group)
         longest = max_position or config.max_position
         self._rotaries = [
             Rotary(
-                torch.from_numpy(inverse_frequencies(rope, config.head_dim, longest)),
+                torch.from_numpy(inverse_frequencies(rope, config.rotary_dim, longest)),
                 longest,
                 rope.attention_factor,
                 dtype=dtype,
@@ -259,7 +258,10 @@ def build_model(
     group: Group = ALONE,
 ) -> Decoder:
     """An uninitialised model. `max_position` limits the rotary tables to what the context needs.
-    Raises `ConfigError` for an unknown architecture."""
-    return Decoder(
-        config, find_variant(config.architecture), dtype=dtype, device=device, max_position=max_position, group=group
-    )
+    Raises `Unsupported` for an architecture that only the CPU engine has."""
+    if not find_architecture(config.architecture).on_torch or config.query_growth is not None:
+        raise Unsupported(
+            f"config.json: architectures: {config.architecture}: torch has no native layers for it, "
+            "the CPU engine has: --engine cpu"
+        )
+    return Decoder(config, dtype=dtype, device=device, max_position=max_position, group=group)

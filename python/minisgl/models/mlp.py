@@ -8,7 +8,8 @@ from torch import Tensor
 
 from minisgl.distributed import Cut, Group, Shard
 from minisgl.layers import Experts, Linear, RowLinear, route
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.architectures import MoeConfig
+from minisgl.models.config import ModelConfig
 
 
 class Mlp:

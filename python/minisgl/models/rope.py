@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from minisgl.config import ConfigError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`factor` and the rest are used by the `rope_type`s linear, dynamic, llama3 and yarn only."""
+    """`factor` and the rest are used by the `rope_type`s linear, dynamic, llama3, yarn and longrope only."""
 
     theta: float
     rope_type: str = "default"
@@ -36,6 +36,8 @@ class RopeConfig:
     beta_slow: float = 1.0  # and what turns less often is slowed by the whole factor
     attention_factor: float = 1.0  # cos and sin are multiplied by it, so scores by its square
     truncate: bool = True  # the border dimensions between the two are rounded outwards
+    short_factors: tuple[float, ...] = ()  # longrope: by dimension, for contexts up to the original one
+    long_factors: tuple[float, ...] = ()  # and for longer ones
 
 
 def attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
@@ -49,7 +51,7 @@ def attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float =
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Floats:
     """[head_dim / 2] float32 radians per position, scaled as `rope.rope_type` says, for texts of up to `context_len`
-    tokens."""
+    tokens. `head_dim`: how many numbers of a head are rotated."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     theta = rope.theta * (_grown(rope, head_dim, context_len) if rope.rope_type == "dynamic" else 1.0)
     # the power in float64, rounded: float32 powers differ from library to library
@@ -61,6 +63,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Fl
         return _slowed_long_waves(frequencies, rope)
     if rope.rope_type == "yarn":
         return _slowed_by_turns(frequencies, rope, head_dim)
+    if rope.rope_type == "longrope":
+        factors = rope.long_factors if context_len > rope.original_max_position else rope.short_factors
+        return np.float32(1.0) / (np.array(factors, np.float32) * powers)
     return frequencies
 
 
@@ -101,17 +106,23 @@ def _slowed_by_turns(frequencies: Floats, rope: RopeConfig, head_dim: int) -> Fl
     return found
 
 
-def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Raises `ConfigError`; `KeyError` for a field that is missing."""
+def parse_rope(
+    raw: Mapping[str, Any], *, theta: float = 10_000.0, partial: bool = False, query_growth: bool = False
+) -> RopeConfig:
+    """`theta`: the architecture's default. `partial`, `query_growth`: it knows rotation of a part of each head, and
+    queries that grow with their position. Raises `ConfigError`; `KeyError` for a field that is missing."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "mrope":  # three positions for what is seen; those of text are all the same
+        kind = "default"
     if kind not in ROPE_TYPES:
         raise ConfigError(f"config.json: rope_type: {kind!r} is not supported: only {', '.join(ROPE_TYPES)}")
-    if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError("config.json: partial_rotary_factor: only 1.0 is supported")
-    if scaling.get("llama_4_scaling_beta"):
+    share = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+    if not 0.0 < share <= 1.0 or (share != 1.0 and not partial):
+        raise ConfigError(f"config.json: partial_rotary_factor: {share:g}: only 1.0 is supported")
+    if scaling.get("llama_4_scaling_beta") and not query_growth:
         raise ConfigError("config.json: llama_4_scaling_beta: queries scaled by their position are not supported")
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
     if kind == "default":
         return RopeConfig(theta)
     if kind == "linear":
@@ -120,6 +131,8 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
         return _dynamic(raw, scaling, theta)
     if kind == "yarn":
         return _yarn(raw, scaling, theta)
+    if kind == "longrope":
+        return _longrope(raw, scaling, theta)
     return RopeConfig(
         theta,
         kind,
@@ -130,20 +143,41 @@ def parse_rope(raw: Mapping[str, Any]) -> RopeConfig:
     )
 
 
-def parse_gemma_rope(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """The embeddings of layers that attend to all tokens, and of those with a window (Gemma 3). The defaults are
-    transformers'."""
+def parse_two_ropes(raw: Mapping[str, Any], theta: float, local_theta: float | None) -> tuple[RopeConfig, RopeConfig]:
+    """The rotation of layers that attend to all tokens, and of those with a window, which is never scaled unless the
+    config says so by kind of layer (Gemma 3, OLMo 3). `local_theta` None: that of the others."""
     both = raw.get("rope_parameters") or {}
     if "full_attention" in both:
         full, local = (
             {**raw, "rope_parameters": both.get(kind) or {}} for kind in ("full_attention", "sliding_attention")
         )
-    else:
-        full, local = {"rope_theta": 1_000_000.0, **raw}, {"rope_theta": raw.get("rope_local_base_freq") or 10_000.0}
-    for kind in (parsed := (parse_rope(full), parse_rope(local))):
-        if kind.rope_type not in ("default", "linear"):
-            raise ConfigError(f"config.json: rope_type: {kind.rope_type!r} is not supported with this architecture")
-    return parsed
+        return parse_rope(full, theta=theta), parse_rope(local, theta=local_theta or theta)
+    rope = parse_rope(raw, theta=theta)
+    return rope, RopeConfig(local_theta or rope.theta)
+
+
+def _longrope(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
+    """transformers takes the short or the long factors by the longest text so far, which would turn the keys that are
+    kept of others into wrong ones. Here one length counts for all texts: that of the context which is served."""
+    name = "original_max_position_embeddings"
+    context = int(raw["max_position_embeddings"])
+    original = int(raw.get(name) or scaling.get(name) or context)
+    factor = float(scaling.get("factor") or context / original)
+    asked = scaling.get("attention_factor")
+    if asked is None:
+        asked = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    short, long = (tuple(float(one) for one in scaling[key]) for key in ("short_factor", "long_factor"))
+    if len(short) != len(long) or not all(one > 0 for one in (*short, *long)):
+        raise ConfigError("config.json: rope_type longrope: short_factor, long_factor: must be positive, of one length")
+    return RopeConfig(
+        theta,
+        "longrope",
+        factor,
+        original_max_position=original,
+        attention_factor=float(asked),
+        short_factors=short,
+        long_factors=long,
+    )
 
 
 def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, Kind};
 use crate::kernels::{Isa, Kernels, Mode};
 use crate::kv::{KvDtype, KvPool, KvShape};
-use crate::model::{Decoder, ModelConfig, Naming, Origin, Progress, Tensors, Weights};
+use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
 
@@ -21,6 +21,8 @@ use crate::threads::{Pool, default_threads};
 pub struct Settings {
     /// The numbers of the model.
     pub model: ModelConfig,
+    /// What its files call the parts of it.
+    pub names: Names,
     /// A GGUF file or a folder of safetensors; none: seeded noise.
     pub weights: Option<PathBuf>,
     /// The seed of dummy weights.
@@ -91,16 +93,16 @@ impl Settings {
                 Some("bfloat16") => Kind::BF16,
                 _ => Kind::F32,
             };
-            return Ok(Tensors::new(Origin::Dummy { seed: self.seed, kind }));
+            let files = self.names.checkpoint.clone();
+            return Ok(Tensors::new(Origin::Dummy { seed: self.seed, kind }, files));
         };
         let source = files::open(path)?;
-        let naming = match source.architecture() {
-            Some(name) => Naming::Gguf {
-                rotated: matches!(name, "llama" | "smollm3"),
-            },
-            None => Naming::Checkpoint,
+        let files = if source.architecture().is_some() {
+            &self.names.gguf
+        } else {
+            &self.names.checkpoint
         };
-        Ok(Tensors::new(Origin::Files(source, naming)))
+        Ok(Tensors::new(Origin::Files(source), files.clone()))
     }
 }
 

@@ -8,7 +8,7 @@ use super::lanes::{LANES, Lanes, Lines};
 use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
 use crate::error::{Error, Result};
-use crate::kernels::Isa;
+use crate::kernels::{Isa, plain};
 use crate::kv::{KvDtype, KvPool, MAX_HEAD_DIM};
 
 /// The most query heads that share a key/value head.
@@ -26,6 +26,8 @@ pub struct Attention {
     pub(super) head_dim: usize,
     /// What queries are multiplied by: scores are logarithms to base 2.
     pub(super) scale: f32,
+    /// Scores, as logarithms to base 2, are kept within it softly; 0: they are as they are.
+    pub(super) cap: f32,
 }
 
 /// One layer of a step.
@@ -71,8 +73,8 @@ pub struct Scratch {
 
 impl Attention {
     /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
-    /// (1 / sqrt(head_dim) in all models here).
-    pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Result<Self> {
+    /// (1 / sqrt(head_dim) in most models), and kept within `cap` softly if it is not 0.
+    pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) || heads / kv_heads > MAX_GROUP {
             return Err(Error::unsupported(format!(
                 "{heads} heads over {kv_heads} key/value heads: not 1 to {MAX_GROUP} for each"
@@ -89,7 +91,21 @@ impl Attention {
             group: heads / kv_heads,
             head_dim,
             scale: scale * std::f32::consts::LOG2_E,
+            cap: cap * std::f32::consts::LOG2_E,
         })
+    }
+
+    /// The scores `from..to` of a row of a chunk, within the cap.
+    ///
+    /// # Safety
+    /// `scores` has a chunk of numbers.
+    #[inline(always)]
+    unsafe fn within_cap(&self, scores: *mut f32, (from, to): (usize, usize)) {
+        if self.cap != 0.0 {
+            // SAFETY: the caller's.
+            let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
+            plain::soft_cap(scores, self.cap);
+        }
     }
 
     /// A plan for steps over `kv` on some threads. `windows`: for each layer, how many positions a token sees, itself
@@ -247,6 +263,7 @@ impl Attention {
             };
             half_product::<V>(a, &keys[..count], (dim, LANES), c, rows, false);
             for r in 0..rows {
+                self.within_cap(scores.add(r * CHUNK), (from, to));
                 let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
                 scratch.sums[r] = Sums { most, sum };
             }
@@ -302,6 +319,7 @@ impl Attention {
             );
             for r in 0..rows {
                 let (from, to) = range(queries[r / group], first);
+                self.within_cap(scores.add(r * CHUNK), (from, to));
                 let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
                 scratch.sums[row + r] = Sums { most, sum };
             }

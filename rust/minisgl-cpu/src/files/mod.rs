@@ -41,12 +41,15 @@ const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.", ""),
 ];
-const OTHER_HALF: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+const OTHER_HALF: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
 
 /// `source` as it is, unless it has a vision tower: then the tensors of its text model, by the names that a text model's
 /// have. `python/minisgl/models/architectures.py` has the same rules.
 fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
-    let has_two = |name: &&str| name.starts_with(PREFIXES[1].0) || name.starts_with(PREFIXES[2].0);
+    let has_two = |name: &&str| {
+        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_HALF[2]];
+        prefixes.iter().any(|prefix| name.starts_with(prefix))
+    };
     if source.architecture().is_some() || !source.names().iter().any(has_two) {
         return source;
     }

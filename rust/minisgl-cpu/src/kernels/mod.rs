@@ -18,6 +18,7 @@ mod isa;
 mod neon;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod place;
+pub mod plain;
 pub mod scalar;
 
 use std::ops::Range;

@@ -103,8 +103,11 @@ impl Adapter {
                 None,
             ];
             if config.experts_of(layer).is_none() {
-                let both = [of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?];
-                sites[2] = joined(&both, true)?;
+                sites[2] = if config.gated {
+                    joined(&[of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?], true)?
+                } else {
+                    joined(&[of("up_proj", hidden, inner)?], false)?
+                };
                 sites[3] = joined(&[of("down_proj", inner, hidden)?], false)?;
             }
             layers.push(sites);

@@ -8,7 +8,9 @@ use crate::attention::Call;
 use crate::kernels::Mode;
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::weights::Layer;
+use crate::model::config::{HeadNorms, Norms};
+use crate::model::products::To;
+use crate::model::weights::{Layer, Norm};
 use crate::model::worker::{FEW, Worker, each};
 
 impl Worker<'_, '_> {
@@ -22,14 +24,14 @@ impl Worker<'_, '_> {
             index,
             (Phase::LowerQkv, Site::Qkv),
             &buffers.x,
-            Some(&layer.attention_norm),
+            layer.attention_norm.as_ref(),
             config.hidden_size,
         );
         let acts = self.prepare(
             index,
             Phase::Prepare,
             &buffers.x,
-            Some(&layer.attention_norm),
+            layer.attention_norm.as_ref(),
             config.hidden_size,
             mode,
         );
@@ -74,11 +76,14 @@ impl Worker<'_, '_> {
             width,
             shared.mode.with(&layer.out.weight),
         );
-        let behind = layer
-            .norms_behind
-            .as_ref()
-            .map(|(norm, _)| (norm.as_slice(), Phase::AddOut));
-        self.add_product(index, (Phase::Out, Site::Out), &layer.out, acts, behind);
+        let to = if config.norms == Norms::Parallel {
+            To::Aside // the MLP is to see the hidden numbers as they are
+        } else if config.has_behind() {
+            To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut)
+        } else {
+            To::Hidden
+        };
+        self.add_product(index, (Phase::Out, Some(Site::Out)), &layer.out, acts, to);
         self.lap(4);
     }
 
@@ -86,31 +91,67 @@ impl Worker<'_, '_> {
     fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
         let shared = self.shared;
         let (config, buffers, kernels) = (shared.config, shared.buffers, shared.kernels);
-        let dim = config.head_dim;
+        let (dim, half) = (config.head_dim, config.rotary_dim / 2);
         let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
         let row = buffers.qkv.at(token, 0);
         let angles = config.rotary[index].map(|table| {
-            let at = table * dim;
-            (buffers.angles.at(token, at), buffers.angles.at(token, at + dim / 2))
+            let at = table * 2 * half;
+            (buffers.angles.at(token, at), buffers.angles.at(token, at + half))
         });
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {
+            let keys = row.add(heads * dim);
             if let Some(bias) = &layer.qkv_bias {
                 kernels.add(row, bias.as_ptr(), (heads + 2 * kv_heads) * dim);
             }
-            for head in 0..heads + kv_heads {
-                let at = row.add(head * dim);
-                if let Some((of_queries, of_keys)) = &layer.head_norms {
-                    let norm = if head < heads { of_queries } else { of_keys };
-                    kernels.rms_norm(at, norm.as_ptr(), dim, config.rms_norm_eps, at);
-                }
-                if let Some((cos, sin)) = angles {
-                    kernels.rotate(at, cos, sin, dim / 2);
+            if config.qk_norm != HeadNorms::Rotated {
+                self.head_norms(layer, row);
+            }
+            if let Some((cos, sin)) = angles {
+                for head in 0..heads + kv_heads {
+                    kernels.rotate(row.add(head * dim), cos, sin, half);
                 }
             }
-            let keys = row.add(heads * dim);
+            if config.qk_norm == HeadNorms::Rotated {
+                self.head_norms(layer, row);
+            }
+            if let Some((beta, every)) = config.query_growth {
+                let turns = (shared.tokens.positions[token] / every) as f32;
+                let by = beta.mul_add(turns.ln_1p(), 1.0);
+                let queries = std::slice::from_raw_parts_mut(row, heads * dim);
+                queries.iter_mut().for_each(|number| *number *= by);
+            }
             let slot = std::slice::from_ref(&shared.tokens.slots[token]);
             shared.kv.store(index, slot, keys, keys.add(kv_heads * dim), 0);
         }
+    }
+
+    /// The norms of a token's queries and keys, which begin at `row`.
+    ///
+    /// # Safety
+    /// The row is this thread's.
+    unsafe fn head_norms(&self, layer: &Layer, row: *mut f32) {
+        let (config, kernels) = (self.shared.config, &self.shared.kernels);
+        let Some((of_queries, of_keys)) = &layer.head_norms else {
+            return;
+        };
+        let dim = config.head_dim;
+        let all = |norm: &Norm, at: *mut f32, heads: usize| {
+            let (count, size, step) = match config.qk_norm {
+                HeadNorms::Whole => (1, heads * dim, 0),
+                HeadNorms::Heads => (heads, dim, dim),
+                _ => (heads, dim, 0),
+            };
+            for head in 0..count {
+                // SAFETY: the caller's: the heads of a row.
+                unsafe {
+                    let at = at.add(head * size);
+                    norm.apply((kernels, config), at, (head * step, size), at);
+                }
+            }
+        };
+        all(of_queries, row, config.num_heads);
+        // SAFETY: keys come behind queries.
+        all(of_keys, unsafe { row.add(config.num_heads * dim) }, config.num_kv_heads);
     }
 }

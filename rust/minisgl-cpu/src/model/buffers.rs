@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};
-use crate::model::config::{ModelConfig, MoeConfig};
+use crate::model::config::{ModelConfig, MoeConfig, Norms};
 use crate::model::grid::Grid;
 use crate::threads::Counter;
 
@@ -34,9 +34,13 @@ pub(super) enum Phase {
     LowerDown,
     AddOut,
     AddDown,
+    PrepareShared,
+    SharedUp,
+    PrepareSharedDown,
+    SharedDown,
 }
 
-pub(super) const PHASES: usize = 19;
+pub(super) const PHASES: usize = 23;
 
 /// What all threads share.
 pub struct Buffers {
@@ -50,7 +54,7 @@ pub struct Buffers {
     pub inner: Grid,
     /// By table of frequencies: cosines, then sines.
     pub angles: Grid,
-    /// What attention or the MLP gives, where it is normalised before it is added.
+    /// What attention or the MLP gives, where it is changed before it is added, or added later.
     pub behind: Grid,
     /// What a product reads.
     pub acts: Acts,
@@ -82,14 +86,14 @@ impl Buffers {
     /// For steps of no tokens yet.
     pub fn new(config: &ModelConfig, mode: Mode) -> Self {
         let attended = config.num_heads * config.head_dim;
-        let widest = config.intermediate_size.max(config.hidden_size).max(attended);
+        let widest = config.widest_inner().max(config.hidden_size).max(attended);
         let mode = held(mode);
         Self {
             x: Grid::new(config.hidden_size),
             qkv: Grid::new(attended + 2 * config.num_kv_heads * config.head_dim),
             attended: Grid::new(attended),
-            inner: Grid::new(config.intermediate_size),
-            angles: Grid::new(config.inverse_frequencies.len() * config.head_dim),
+            inner: Grid::new(config.widest_inner()),
+            angles: Grid::new(config.inverse_frequencies.len() * config.rotary_dim),
             behind: Grid::new(config.hidden_size),
             acts: Acts::new(1, widest, mode),
             counters: (0..config.num_layers * PHASES + 2)
@@ -119,7 +123,8 @@ impl Buffers {
         ] {
             grid.reserve(tokens);
         }
-        if config.norms_behind {
+        let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0);
+        if config.has_behind() || config.norms == Norms::Parallel || shared {
             self.behind.reserve(tokens);
         }
         self.acts = Acts::new(tokens, self.widest, self.mode);
@@ -183,7 +188,7 @@ impl ExpertBuffers {
     pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
         let widest = moe.intermediate_size.max(config.hidden_size);
         Self {
-            logits: Grid::new(moe.num_experts),
+            logits: Grid::new(moe.num_experts + 1),
             inner: Grid::new(moe.intermediate_size),
             out: Grid::new(config.hidden_size),
             acts: Acts::new(1, widest, mode),

@@ -30,11 +30,25 @@ pub struct ModelConfig {
     /// Ids.
     pub vocab_size: usize,
     /// Added to the mean square under the root.
-    pub rms_norm_eps: f32,
-    /// Tables of [head_dim / 2] radians per position, of which layers choose one.
+    pub norm_eps: f32,
+    /// Norms take the mean off, too.
+    pub layer_norm: bool,
+    /// Norms have biases.
+    pub norm_bias: bool,
+    /// Added to the weights of norms as checkpoints have them; GGUF has the sums.
+    pub norm_offset: f32,
+    /// Where a layer has norms.
+    pub norms: Norms,
+    /// Norms of queries and keys.
+    pub qk_norm: HeadNorms,
+    /// How many numbers of each head are rotated, from the first on.
+    pub rotary_dim: usize,
+    /// Tables of [rotary_dim / 2] radians per position, of which layers choose one.
     pub inverse_frequencies: Vec<Vec<f32>>,
-    /// Cosine and sine are multiplied by it (YaRN).
-    pub rope_scale: f32,
+    /// By table: cosine and sine are multiplied by it (YaRN, longrope).
+    pub rope_scales: Vec<f32>,
+    /// (beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n)).
+    pub query_growth: Option<(f32, u32)>,
     /// The head is the table of embeddings.
     pub tie_word_embeddings: bool,
     /// Biases of the projections to queries, keys and values.
@@ -43,27 +57,31 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Biases of the MLP.
     pub mlp_bias: bool,
-    /// An RMS norm over each head of queries and keys, before rotation.
-    pub qk_norm: bool,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
     /// By layer: the table by which queries and keys are rotated; none: they are not.
     pub rotary: Vec<Option<usize>>,
     /// The factor of the products of queries and keys.
     pub attention_scale: f32,
+    /// Those products are kept within it, softly; 0: they are as they are.
+    pub attention_cap: f32,
     /// Embeddings are multiplied by it.
     pub embedding_scale: f32,
-    /// What attention and the MLP give is normalised, too, before it is added (Gemma).
-    pub norms_behind: bool,
-    /// Added to the weights of norms as checkpoints have them; GGUF has the sums.
-    pub norm_offset: f32,
+    /// What attention and the MLP add is multiplied by it.
+    pub residual_scale: f32,
+    /// Logits are multiplied by it.
+    pub logits_scale: f32,
+    /// And kept within this, softly; 0: they are as they are.
+    pub logits_cap: f32,
     /// What the gate of an MLP goes through.
     pub activation: Activation,
+    /// The MLP has a gate beside what it is multiplied with; else that goes through the activation itself.
+    pub gated: bool,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
 }
 
-/// The activation function of an MLP's gate.
+/// The activation function of an MLP.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
@@ -71,9 +89,41 @@ pub enum Activation {
     Silu,
     /// By its tanh approximation.
     Gelu,
+    /// max(g, 0)^2.
+    Relu2,
 }
 
-/// Routed experts (Qwen3-MoE).
+/// Where a layer has norms.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Norms {
+    /// Before attention and before the MLP.
+    Before,
+    /// Behind both, before what they give is added.
+    Behind,
+    /// Before and behind.
+    Both,
+    /// One before both, which read the same numbers and are added together.
+    Parallel,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum HeadNorms {
+    /// None.
+    None,
+    /// Over each head, before rotation.
+    Head,
+    /// Over each head with weights of its own, before rotation.
+    Heads,
+    /// Over all heads at once, before rotation.
+    Whole,
+    /// Over each head, behind rotation.
+    Rotated,
+}
+
+/// Routed experts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
@@ -87,6 +137,10 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// The layers that have experts.
     pub layers: Vec<usize>,
+    /// Numbers between the two halves of an expert that every token goes through; 0: there is none.
+    pub shared_size: usize,
+    /// It is weighted by a gate.
+    pub shared_gated: bool,
 }
 
 impl ModelConfig {
@@ -110,10 +164,15 @@ impl ModelConfig {
             let why = format!("does not divide num_attention_heads {}", self.num_heads);
             return Err(unsupported("num_key_value_heads", self.num_kv_heads, &why));
         }
-        let half = self.head_dim / 2;
-        let fits = |table: &Vec<f32>| table.len() == half;
-        if !self.head_dim.is_multiple_of(2) || !self.inverse_frequencies.iter().all(fits) {
-            return Err(unsupported("head_dim", self.head_dim, "must be even"));
+        if self.rotary_dim == 0 || self.rotary_dim > self.head_dim || !self.rotary_dim.is_multiple_of(2) {
+            let why = format!("of {} numbers of a head that are rotated: must be even", self.head_dim);
+            return Err(unsupported("head_dim", self.rotary_dim, &why));
+        }
+        let fits = |table: &Vec<f32>| table.len() == self.rotary_dim / 2;
+        let scaled = self.rope_scales.len() == self.inverse_frequencies.len();
+        if !scaled || !self.inverse_frequencies.iter().all(fits) {
+            let why = "frequencies are not half as many as numbers of a head that are rotated";
+            return Err(unsupported("rope_scaling", self.rotary_dim, why));
         }
         if self.windows.len() != self.num_layers {
             return Err(unsupported("layer_types", self.windows.len(), "one a layer"));
@@ -130,10 +189,21 @@ impl ModelConfig {
         if self.windows.contains(&Some(0)) {
             return Err(unsupported("sliding_window", 0, "must be at least 1"));
         }
-        if self.moe.is_some() && (self.norms_behind || self.activation != Activation::Silu) {
-            return Err(unsupported("num_experts", 0, "of this architecture"));
+        if self.query_growth.is_some_and(|(_, every)| every == 0) {
+            return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
         }
         self.moe.as_ref().map_or(Ok(()), |moe| moe.check())
+    }
+
+    /// Numbers between the halves of the largest MLP that is no routed expert.
+    pub fn widest_inner(&self) -> usize {
+        let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
+        self.intermediate_size.max(shared)
+    }
+
+    /// Whether what attention and the MLP give is changed before it is added.
+    pub fn has_behind(&self) -> bool {
+        matches!(self.norms, Norms::Behind | Norms::Both) || self.residual_scale != 1.0
     }
 
     /// Whether a layer's MLP is made of experts.
@@ -148,6 +218,7 @@ impl MoeConfig {
             ("num_experts", self.num_experts, 4096),
             ("moe_intermediate_size", self.intermediate_size, MAX_SIZE),
             ("num_experts_per_tok", self.experts_per_token, self.num_experts),
+            ("shared_expert_intermediate_size", self.shared_size.max(1), MAX_SIZE),
         ];
         for (name, value, most) in sizes {
             if value == 0 || value > most {

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use crate::attention::{Attention, Plan, Rows, Scratch};
 use crate::error::Result;
-use crate::kernels::{Acts, Kernels, Mode};
+use crate::kernels::{Acts, Kernels, Mode, plain};
 use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own, held};
 use crate::model::config::ModelConfig;
@@ -65,6 +65,7 @@ impl Decoder {
             config.num_kv_heads,
             config.head_dim,
             config.attention_scale,
+            config.attention_cap,
         )?;
         let own = || Mutex::new((buffers.own(), attention.scratch()));
         Ok(Memory {
@@ -132,11 +133,11 @@ impl Decoder {
     pub fn hidden<'a>(&self, memory: &'a mut Memory, token: usize) -> &'a [f32] {
         memory.last.reserve(1);
         let (x, normed) = (memory.buffers.x.at(token, 0), memory.last.at(0, 0));
-        let (size, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let size = self.config.hidden_size;
         // SAFETY: the forward that wrote `x` is done, and nobody else has `memory`.
         unsafe {
             let kernels = self.kernels.decoding();
-            kernels.rms_norm(x, self.weights.norm.as_ptr(), size, eps, normed);
+            self.weights.norm.apply((&kernels, &self.config), x, (0, size), normed);
             std::slice::from_raw_parts(normed, size)
         }
     }
@@ -171,13 +172,9 @@ impl Decoder {
                 let (x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
                 // SAFETY: this row was handed out once; the forward that wrote `x` is done.
                 unsafe {
-                    kernels.rms_norm(
-                        x,
-                        self.weights.norm.as_ptr(),
-                        config.hidden_size,
-                        config.rms_norm_eps,
-                        normed,
-                    );
+                    self.weights
+                        .norm
+                        .apply((&kernels, config), x, (0, config.hidden_size), normed);
                     kernels.prepare(normed, acts, row);
                 }
             }
@@ -186,8 +183,20 @@ impl Decoder {
             while let Some(group) = memory.counters[1].take(groups.count) {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);
+                let width = panels.len() * PANEL;
                 // SAFETY: these columns were handed out once; `acts` was written before the barrier.
-                unsafe { kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false) };
+                unsafe {
+                    kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false);
+                    if config.logits_scale != 1.0 || config.logits_cap != 0.0 {
+                        for row in 0..tokens.len() {
+                            let logits = std::slice::from_raw_parts_mut(to.add(row * out.stride()), width);
+                            logits.iter_mut().for_each(|logit| *logit *= config.logits_scale);
+                            if config.logits_cap != 0.0 {
+                                plain::soft_cap(logits, config.logits_cap);
+                            }
+                        }
+                    }
+                }
             }
         })
     }

@@ -8,10 +8,11 @@
 use std::cell::UnsafeCell;
 
 use crate::kernels::Kernels;
+use crate::kernels::scalar::exp;
 use crate::model::buffers::{ExpertBuffers, Order, Phase};
 use crate::model::config::MoeConfig;
-use crate::model::products::Groups;
-use crate::model::weights::{Experts, Layer};
+use crate::model::products::{Groups, To};
+use crate::model::weights::{Experts, Layer, Norm};
 use crate::model::worker::{FEW, Forward, TOKENS, Worker, each};
 use crate::weights::PANEL;
 
@@ -32,14 +33,13 @@ impl Worker<'_, '_> {
         let acts = buffers
             .acts
             .writer_as(assignments, hidden, any.gate_up_mode(shared.mode));
-        let normed = self.own.row.at(0, 0);
+        let (normed, norm) = (self.own.row.at(0, 0), layer.norm_before_mlp());
         each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
             let token = order.assignments[place] as usize / moe.experts_per_token;
             // SAFETY: its piece: a row of `acts`.
             unsafe {
-                let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
-                shared.kernels.rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                order.kernels(shared, place).prepare(normed, acts, place);
+                let x = shared.normed(norm, token, normed);
+                order.kernels(shared, place).prepare(x, acts, place);
             }
         });
         self.barrier.wait();
@@ -95,8 +95,18 @@ impl Worker<'_, '_> {
             },
         );
         self.barrier.wait();
+        if let Some(shared_mlp) = &experts.shared {
+            let phases = [
+                Phase::PrepareShared,
+                Phase::SharedUp,
+                Phase::PrepareSharedDown,
+                Phase::SharedDown,
+            ];
+            self.mlp(index, norm, shared_mlp, phases, false, To::Aside);
+        }
+        let behind = layer.norms_behind.as_ref().map(|(_, norm)| norm);
         each(shared.counter(index, Phase::Combine), shared.count(), FEW, |token| {
-            self.combine(token, order, buffers, moe.experts_per_token);
+            self.combine(token, order, buffers, moe, behind);
         });
         self.barrier.wait();
         self.lap(6);
@@ -109,7 +119,7 @@ impl Worker<'_, '_> {
         let acts = buffers
             .router_acts
             .writer_as(shared.count(), hidden, shared.mode.with(&experts.router));
-        let normed = self.own.row.at(0, 0);
+        let (normed, norm) = (self.own.row.at(0, 0), layer.norm_before_mlp());
         let panels = experts.router.panels();
         // one kernel for all, and one row at a time
         let kernels = shared.kernels.decoding();
@@ -117,9 +127,8 @@ impl Worker<'_, '_> {
             let to = buffers.logits.at(token, 0);
             // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
             let logits = unsafe {
-                let (x, eps) = (shared.buffers.x.at(token, 0), shared.config.rms_norm_eps);
-                shared.kernels.rms_norm(x, layer.mlp_norm.as_ptr(), hidden, eps, normed);
-                kernels.prepare(normed, acts, token);
+                let x = shared.normed(norm, token, normed);
+                kernels.prepare(x, acts, token);
                 let rows = token..token + 1;
                 kernels.matmul(
                     &experts.router,
@@ -183,9 +192,10 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add a token's experts, weighted, to its hidden numbers.
-    fn combine(&self, token: usize, order: &Order, buffers: &ExpertBuffers, per_token: usize) {
-        let hidden = self.shared.config.hidden_size;
+    /// Add a token's experts, weighted, to its hidden numbers, the one that all go through last.
+    fn combine(&self, token: usize, order: &Order, buffers: &ExpertBuffers, moe: &MoeConfig, behind: Option<&Norm>) {
+        let (config, per_token) = (self.shared.config, moe.experts_per_token);
+        let hidden = config.hidden_size;
         // SAFETY: its piece: the row of this token; `out` and `chosen` were written before a barrier.
         unsafe {
             let x = std::slice::from_raw_parts_mut(self.shared.buffers.x.at(token, 0), hidden);
@@ -198,8 +208,24 @@ impl Worker<'_, '_> {
                     *sum = weight.mul_add(*number, *sum);
                 }
             }
+            if moe.shared_size > 0 {
+                let weight = if moe.shared_gated {
+                    let gate = *buffers.logits.at(token, moe.num_experts);
+                    1.0 / (1.0 + exp(-gate))
+                } else {
+                    1.0
+                };
+                let out = std::slice::from_raw_parts(self.shared.buffers.behind.at(token, 0), hidden);
+                for (sum, number) in sum.iter_mut().zip(out) {
+                    *sum = weight.mul_add(*number, *sum);
+                }
+            }
+            if let Some(norm) = behind {
+                let at = sum.as_mut_ptr();
+                norm.apply((&self.shared.kernels, config), at, (0, hidden), at);
+            }
             for (x, sum) in x.iter_mut().zip(sum) {
-                *x += sum;
+                *x += sum * config.residual_scale;
             }
         }
     }

@@ -54,7 +54,7 @@ impl Worker<'_, '_> {
     fn embed(&mut self) {
         let shared = self.shared;
         let table = shared.weights.embedding.as_ref().unwrap_or(&shared.weights.head);
-        let half = shared.config.head_dim / 2;
+        let half = shared.config.rotary_dim / 2;
         let buffers = shared.buffers;
         let counter = &buffers.counters[shared.weights.layers.len() * PHASES];
         each(counter, shared.count(), FEW, |token| {
@@ -69,13 +69,14 @@ impl Worker<'_, '_> {
             }
             let position = shared.tokens.positions[token] as f32;
             for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {
+                let scale = shared.config.rope_scales[table];
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position * frequency).sin_cos();
                     let at = table * 2 * half + i;
                     // SAFETY: as above; `angles` has room for both halves of each table.
                     unsafe {
-                        *buffers.angles.at(token, at) = cos * shared.config.rope_scale;
-                        *buffers.angles.at(token, half + at) = sin * shared.config.rope_scale;
+                        *buffers.angles.at(token, at) = cos * scale;
+                        *buffers.angles.at(token, half + at) = sin * scale;
                     }
                 }
             }

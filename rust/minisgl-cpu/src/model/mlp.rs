@@ -6,37 +6,58 @@
 
 use std::ops::Range;
 
-use crate::kernels::{ActsPtr, Kernels};
+use crate::kernels::{ActsPtr, Kernels, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::config::Activation;
+use crate::model::config::{Activation, Norms};
 use crate::model::grid::Grid;
-use crate::model::products::Groups;
-use crate::model::weights::{Layer, Mlp};
+use crate::model::products::{Groups, To};
+use crate::model::weights::{Layer, Mlp, Norm};
 use crate::model::worker::Worker;
 use crate::weights::PANEL;
 
+/// What an activation without a gate beside it is multiplied with.
+static ONES: [f32; PANEL] = [1.0; PANEL];
+
 impl Worker<'_, '_> {
     pub(super) fn dense(&mut self, index: usize, layer: &Layer, mlp: &Mlp) {
+        let config = self.shared.config;
+        let parallel = config.norms == Norms::Parallel;
+        let to = if !parallel && config.has_behind() {
+            To::Behind(layer.norms_behind.as_ref().map(|(_, norm)| norm), Phase::AddDown)
+        } else {
+            To::Hidden
+        };
+        let phases = [Phase::PrepareMlp, Phase::GateUp, Phase::PrepareDown, Phase::Down];
+        self.mlp(index, layer.norm_before_mlp(), mlp, phases, true, to);
+        if parallel {
+            self.add_aside(index, Phase::AddDown, None);
+        }
+    }
+
+    /// One MLP for all tokens. `adapts`: adapters may change it.
+    pub(super) fn mlp(
+        &mut self,
+        index: usize,
+        norm: Option<&Norm>,
+        mlp: &Mlp,
+        [prepare, gate_up, prepare_down, down]: [Phase; 4],
+        adapts: bool,
+        to: To<'_>,
+    ) {
         let shared = self.shared;
-        let buffers = shared.buffers;
-        self.lower(
-            index,
-            (Phase::LowerMlp, Site::GateUp),
-            &buffers.x,
-            Some(&layer.mlp_norm),
-            shared.config.hidden_size,
-        );
-        let acts = self.prepare(
-            index,
-            Phase::PrepareMlp,
-            &buffers.x,
-            Some(&layer.mlp_norm),
-            shared.config.hidden_size,
-            mlp.gate_up_mode(shared.mode),
-        );
-        let counter = shared.counter(index, Phase::GateUp);
-        let groups = Groups::pairs(mlp.gate_up_panels(), shared.threads);
+        let (buffers, hidden) = (shared.buffers, shared.config.hidden_size);
+        if adapts {
+            self.lower(index, (Phase::LowerMlp, Site::GateUp), &buffers.x, norm, hidden);
+        }
+        let mode = mlp.gate_up_mode(shared.mode);
+        let acts = self.prepare(index, prepare, &buffers.x, norm, hidden, mode);
+        let counter = shared.counter(index, gate_up);
+        let groups = if shared.config.gated {
+            Groups::pairs(mlp.gate_up_panels(), shared.threads)
+        } else {
+            Groups::of(&mlp.gate_up.weight, shared.threads)
+        };
         let blocks = shared.blocks();
         while let Some(piece) = counter.take(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
@@ -49,25 +70,17 @@ impl Worker<'_, '_> {
                 rows.clone(),
                 &buffers.inner,
                 rows.start,
-                Some(index),
+                adapts.then_some(index),
             );
         }
         self.barrier.wait();
         self.lap(5);
-        self.lower(index, (Phase::LowerDown, Site::Down), &buffers.inner, None, mlp.inner);
-        let acts = self.prepare(
-            index,
-            Phase::PrepareDown,
-            &buffers.inner,
-            None,
-            mlp.inner,
-            shared.mode.with(&mlp.down.weight),
-        );
-        let behind = layer
-            .norms_behind
-            .as_ref()
-            .map(|(_, norm)| (norm.as_slice(), Phase::AddDown));
-        self.add_product(index, (Phase::Down, Site::Down), &mlp.down, acts, behind);
+        if adapts {
+            self.lower(index, (Phase::LowerDown, Site::Down), &buffers.inner, None, mlp.inner);
+        }
+        let mode = shared.mode.with(&mlp.down.weight);
+        let acts = self.prepare(index, prepare_down, &buffers.inner, None, mlp.inner, mode);
+        self.add_product(index, (down, adapts.then_some(Site::Down)), &mlp.down, acts, to);
         self.lap(6);
     }
 
@@ -111,14 +124,21 @@ impl Worker<'_, '_> {
                 if let Some(bias) = &mlp.gate_up.bias {
                     kernels.add(at, bias[panels.start * PANEL..].as_ptr(), width);
                 }
-                for pair in 0..panels.len() / 2 {
-                    let column = (panels.start / 2 + pair) * PANEL;
-                    let gate = at.add(2 * pair * PANEL);
+                let step = if shared.config.gated { 2 } else { 1 };
+                for pair in 0..panels.len() / step {
+                    let column = (panels.start / step + pair) * PANEL;
+                    let gate = at.add(step * pair * PANEL);
                     // SAFETY: its piece: these columns of these rows.
-                    let (up, to) = (gate.add(PANEL), out.at(first + row, column));
+                    let to = out.at(first + row, column);
+                    let up = if shared.config.gated {
+                        gate.add(PANEL).cast_const()
+                    } else {
+                        ONES.as_ptr()
+                    };
                     match shared.config.activation {
                         Activation::Silu => kernels.silu_mul(gate, up, PANEL, to),
                         Activation::Gelu => kernels.gelu_mul(gate, up, PANEL, to),
+                        Activation::Relu2 => plain::relu2_mul(gate, up, PANEL, to),
                     }
                 }
             }

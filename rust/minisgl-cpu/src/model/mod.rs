@@ -21,7 +21,7 @@ pub use adapter::{Adapter, Pair, RUN, Run};
 pub use config::{ModelConfig, MoeConfig};
 pub use decoder::{Decoder, Memory};
 pub use grid::Grid;
-pub use names::Naming;
+pub use names::{Files, Names, Part};
 pub(crate) use products::Groups;
 pub use tensors::{Origin, Tensors};
 pub use weights::{Progress, Weights};

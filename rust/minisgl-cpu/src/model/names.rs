@@ -1,143 +1,146 @@
-//! What the tensors of a decoder are called, in checkpoints and in GGUF files.
+//! What the tensors of a decoder are called, as Python's table says: by part, for checkpoints and for GGUF files.
 //!
-//! Invariants: one name for each part and layer; nothing is guessed.
+//! Invariants: nothing is guessed; of several names for a part the first that the file has counts.
 
-/// Whose names a file uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Naming {
-    /// Checkpoints of transformers.
-    Checkpoint,
-    /// GGUF. `rotated`: rows of queries and keys have the two halves of each head interleaved (llama.cpp does so to
-    /// the architectures `llama` and `smollm3`).
-    Gguf {
-        /// See above.
-        rotated: bool,
-    },
-}
+use std::collections::BTreeMap;
 
-/// Parts that exist once.
-#[derive(Clone, Copy, Debug)]
-pub enum Global {
+use serde::Deserialize;
+
+/// The parts of a decoder. Those with a bias have it beside their weight.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
     /// The table of embeddings.
     Embedding,
     /// The last norm.
     Norm,
     /// From hidden numbers to logits.
     Head,
-}
-
-/// Parts of a layer. Those with a bias have it beside their weight.
-#[derive(Clone, Copy, Debug)]
-pub enum Part {
-    /// input_layernorm.
+    /// The norm before attention.
     AttentionNorm,
-    /// q_proj.
-    Q,
-    /// k_proj.
-    K,
-    /// v_proj.
-    V,
-    /// q_norm, of each head.
-    QNorm,
-    /// k_norm, of each head.
-    KNorm,
-    /// o_proj.
-    Out,
-    /// post_attention_layernorm: the norm before the MLP.
-    MlpNorm,
-    /// pre_feedforward_layernorm: the norm before the MLP of models with four norms a layer.
-    MlpNormOfFour,
-    /// post_attention_layernorm of models with four norms a layer: the norm of what attention gives.
+    /// The norm of what attention gives.
     AttentionNormBehind,
-    /// post_feedforward_layernorm: the norm of what the MLP gives.
+    /// To queries.
+    Q,
+    /// To keys.
+    K,
+    /// To values.
+    V,
+    /// All three in one tensor.
+    Qkv,
+    /// The norm of queries.
+    QNorm,
+    /// The norm of keys.
+    KNorm,
+    /// Out of attention.
+    Out,
+    /// The norm before the MLP.
+    MlpNorm,
+    /// The norm of what the MLP gives.
     MlpNormBehind,
-    /// gate_proj.
+    /// What goes through the activation.
     Gate,
-    /// up_proj.
+    /// What is multiplied with it, or goes through the activation itself.
     Up,
-    /// down_proj.
+    /// Both in one tensor.
+    GateUp,
+    /// Out of the MLP.
     Down,
     /// The router of a mixture of experts.
     Router,
+    /// As of an MLP, of an expert that has tensors of its own.
+    ExpertGate,
+    /// As above.
+    ExpertUp,
+    /// As above.
+    ExpertDown,
+    /// As of an MLP, of all experts in one tensor.
+    ExpertsGate,
+    /// As above.
+    ExpertsUp,
+    /// As above.
+    ExpertsGateUp,
+    /// As above.
+    ExpertsDown,
+    /// As of an MLP, of the expert that every token goes through.
+    SharedGate,
+    /// As above.
+    SharedUp,
+    /// As above.
+    SharedDown,
+    /// Its weight.
+    SharedRouter,
 }
 
-impl Naming {
-    /// The full name of a global part's weight.
-    pub fn global(self, part: Global) -> &'static str {
-        match (self, part) {
-            (Self::Checkpoint, Global::Embedding) => "model.embed_tokens.weight",
-            (Self::Checkpoint, Global::Norm) => "model.norm.weight",
-            (Self::Checkpoint, Global::Head) => "lm_head.weight",
-            (Self::Gguf { .. }, Global::Embedding) => "token_embd.weight",
-            (Self::Gguf { .. }, Global::Norm) => "output_norm.weight",
-            (Self::Gguf { .. }, Global::Head) => "output.weight",
-        }
+impl Part {
+    /// Whether the table has the whole name, without `.weight` to be added.
+    fn is_whole(self) -> bool {
+        matches!(
+            self,
+            Self::ExpertsGate | Self::ExpertsUp | Self::ExpertsGateUp | Self::ExpertsDown
+        )
     }
+}
 
-    /// The full name of a layer's part; `what` is weight or bias.
-    pub fn layer(self, layer: usize, part: Part, what: &str) -> String {
-        match self {
-            Self::Checkpoint => format!("model.layers.{layer}.{}.{what}", checkpoint(part)),
-            Self::Gguf { .. } => format!("blk.{layer}.{}.{what}", gguf(part)),
-        }
-    }
+/// The names of one kind of files.
+pub type Table = BTreeMap<Part, Vec<String>>;
 
-    /// One expert's weight in a checkpoint of its own tensors.
-    pub fn expert(self, layer: usize, expert: usize, part: Part) -> String {
-        let own = checkpoint(part).trim_start_matches("mlp.");
-        format!("model.layers.{layer}.mlp.experts.{expert}.{own}.weight")
-    }
+/// What all kinds of files call the parts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Names {
+    /// Checkpoints of transformers.
+    pub checkpoint: Files,
+    /// GGUF files.
+    pub gguf: Files,
+}
 
-    /// All experts' weights in one tensor, [experts, rows, columns].
-    pub fn experts(self, layer: usize, part: Part) -> String {
-        match self {
-            Self::Checkpoint => {
-                let own = if matches!(part, Part::Down) {
-                    "down_proj"
-                } else {
-                    "gate_up_proj"
-                };
-                format!("model.layers.{layer}.mlp.experts.{own}")
+/// One kind of files.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Files {
+    /// Names by part.
+    pub names: Table,
+    /// Rows of queries and keys have the two halves of what is rotated in turns.
+    pub interleaved: bool,
+}
+
+/// The numbers that a name may have in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct At {
+    /// `{layer}`
+    pub layer: usize,
+    /// `{expert}`
+    pub expert: usize,
+    /// `{head}`
+    pub head: usize,
+}
+
+impl Files {
+    /// The names that a part may have; `what` is weight or bias.
+    pub fn candidates(&self, part: Part, at: At, what: &str) -> impl Iterator<Item = String> {
+        let names = self.names.get(&part).into_iter().flatten();
+        names.map(move |name| {
+            let name = name
+                .replace("{layer}", &at.layer.to_string())
+                .replace("{expert}", &at.expert.to_string())
+                .replace("{head}", &at.head.to_string());
+            if part.is_whole() {
+                name
+            } else {
+                format!("{name}.{what}")
             }
-            Self::Gguf { .. } => format!("blk.{layer}.{}_exps.weight", gguf(part)),
-        }
+        })
     }
-}
 
-fn checkpoint(part: Part) -> &'static str {
-    match part {
-        Part::AttentionNorm => "input_layernorm",
-        Part::Q => "self_attn.q_proj",
-        Part::K => "self_attn.k_proj",
-        Part::V => "self_attn.v_proj",
-        Part::QNorm => "self_attn.q_norm",
-        Part::KNorm => "self_attn.k_norm",
-        Part::Out => "self_attn.o_proj",
-        Part::MlpNorm | Part::AttentionNormBehind => "post_attention_layernorm",
-        Part::MlpNormOfFour => "pre_feedforward_layernorm",
-        Part::MlpNormBehind => "post_feedforward_layernorm",
-        Part::Gate => "mlp.gate_proj",
-        Part::Up => "mlp.up_proj",
-        Part::Down => "mlp.down_proj",
-        Part::Router => "mlp.gate",
+    /// Whether files of this kind have such a part at all.
+    pub fn knows(&self, part: Part) -> bool {
+        self.names.contains_key(&part)
     }
-}
 
-fn gguf(part: Part) -> &'static str {
-    match part {
-        Part::AttentionNorm => "attn_norm",
-        Part::Q => "attn_q",
-        Part::K => "attn_k",
-        Part::V => "attn_v",
-        Part::QNorm => "attn_q_norm",
-        Part::KNorm => "attn_k_norm",
-        Part::Out => "attn_output",
-        Part::MlpNorm | Part::MlpNormOfFour => "ffn_norm",
-        Part::AttentionNormBehind => "post_attention_norm",
-        Part::MlpNormBehind => "post_ffw_norm",
-        Part::Gate => "ffn_gate",
-        Part::Up => "ffn_up",
-        Part::Down => "ffn_down",
-        Part::Router => "ffn_gate_inp",
+    /// Whether each head has a tensor of its own.
+    pub fn by_head(&self, part: Part) -> bool {
+        let mut names = self.names.get(&part).into_iter().flatten();
+        names.any(|name| name.contains("{head}"))
     }
 }

@@ -10,7 +10,7 @@ use crate::kernels::{ActsPtr, Mode};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::grid::Grid;
-use crate::model::weights::Linear;
+use crate::model::weights::{Linear, Norm};
 use crate::model::worker::{FEW, Forward, Worker, each};
 use crate::weights::{Matrix, PANEL};
 
@@ -25,7 +25,7 @@ impl Worker<'_, '_> {
         index: usize,
         phase: Phase,
         from: &Grid,
-        norm: Option<&[f32]>,
+        norm: Option<&Norm>,
         width: usize,
         mode: Mode,
     ) -> ActsPtr {
@@ -42,9 +42,7 @@ impl Worker<'_, '_> {
             // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
             unsafe {
                 if let Some(norm) = norm {
-                    shared
-                        .kernels
-                        .rms_norm(at, norm.as_ptr(), width, shared.config.rms_norm_eps, normed);
+                    norm.apply((&shared.kernels, shared.config), at, (0, width), normed);
                     at = normed;
                 }
                 shared.kernels_of(token).prepare(at, acts, token);
@@ -97,19 +95,19 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add a product to the hidden numbers, normalised by what is `behind` it. Then no thread is still at it.
+    /// Add a product to the hidden numbers, or do with it what `to` says. Then no thread is still at it.
     pub(super) fn add_product(
         &mut self,
         index: usize,
-        (phase, site): (Phase, Site),
+        (phase, site): (Phase, Option<Site>),
         linear: &Linear,
         acts: ActsPtr,
-        behind: Option<(&[f32], Phase)>,
+        to: To<'_>,
     ) {
         let shared = self.shared;
-        let (x, add) = match behind {
-            None => (&shared.buffers.x, true),
-            Some(_) => (&shared.buffers.behind, false),
+        let (x, add) = match to {
+            To::Hidden => (&shared.buffers.x, true),
+            To::Aside | To::Behind(..) => (&shared.buffers.behind, false),
         };
         let groups = Groups::of(&linear.weight, shared.threads);
         let blocks = shared.blocks();
@@ -118,11 +116,13 @@ impl Worker<'_, '_> {
             let (rows, kernels) = shared.block(block);
             let panels = groups.panels(group);
             let (column, width) = (panels.start * PANEL, panels.len() * PANEL);
-            let to = x.at(rows.start, column);
+            let out = x.at(rows.start, column);
             // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
             unsafe {
-                kernels.matmul(&linear.weight, panels.clone(), acts, rows.clone(), to, x.stride(), add);
-                shared.raise((index, site), panels, rows.clone(), to, x.stride());
+                kernels.matmul(&linear.weight, panels.clone(), acts, rows.clone(), out, x.stride(), add);
+                if let Some(site) = site {
+                    shared.raise((index, site), panels, rows.clone(), out, x.stride());
+                }
                 if let Some(bias) = &linear.bias {
                     for row in rows {
                         shared.kernels.add(x.at(row, column), bias[column..].as_ptr(), width);
@@ -131,26 +131,43 @@ impl Worker<'_, '_> {
             }
         }
         self.barrier.wait();
-        if let Some((norm, phase)) = behind {
-            self.add_normed(index, phase, norm);
+        if let To::Behind(norm, phase) = to {
+            self.add_aside(index, phase, norm);
         }
     }
 
-    /// Add the rows of `behind`, normalised, to the hidden numbers.
-    fn add_normed(&mut self, index: usize, phase: Phase, norm: &[f32]) {
+    /// Add the rows that lie aside to the hidden numbers, normalised and scaled.
+    pub(super) fn add_aside(&mut self, index: usize, phase: Phase, norm: Option<&Norm>) {
         let shared = self.shared;
-        let (size, eps) = (shared.config.hidden_size, shared.config.rms_norm_eps);
+        let (size, scale) = (shared.config.hidden_size, shared.config.residual_scale);
         let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
         each(shared.counter(index, phase), shared.count(), FEW, |token| {
             let row = from.at(token, 0);
             // SAFETY: its piece: the rows of this token; `behind` was written before a barrier.
             unsafe {
-                shared.kernels.rms_norm(row, norm.as_ptr(), size, eps, row);
+                if let Some(norm) = norm {
+                    norm.apply((&shared.kernels, shared.config), row, (0, size), row);
+                }
+                if scale != 1.0 {
+                    let row = std::slice::from_raw_parts_mut(row, size);
+                    row.iter_mut().for_each(|number| *number *= scale);
+                }
                 shared.kernels.add(to.at(token, 0), row, size);
             }
         });
         self.barrier.wait();
     }
+}
+
+/// Where a product goes.
+#[derive(Clone, Copy)]
+pub(super) enum To<'a> {
+    /// Added to the hidden numbers.
+    Hidden,
+    /// It stays aside.
+    Aside,
+    /// Normalised and scaled, then added to the hidden numbers in a phase of its own.
+    Behind(Option<&'a Norm>, Phase),
 }
 
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
@@ -195,7 +212,7 @@ impl Worker<'_, '_> {
         index: usize,
         (phase, site): (Phase, Site),
         from: &Grid,
-        norm: Option<&[f32]>,
+        norm: Option<&Norm>,
         width: usize,
     ) {
         let shared = self.shared;
@@ -218,8 +235,7 @@ impl Worker<'_, '_> {
                 for (row, token) in run.tokens.clone().enumerate() {
                     let mut at = from.at(token, 0);
                     if let Some(norm) = norm {
-                        let eps = shared.config.rms_norm_eps;
-                        shared.kernels.rms_norm(at, norm.as_ptr(), width, eps, normed);
+                        norm.apply((&shared.kernels, shared.config), at, (0, width), normed);
                         at = normed;
                     }
                     kernels.prepare(at, acts, row);

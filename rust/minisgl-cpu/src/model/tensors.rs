@@ -8,12 +8,12 @@ use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::files::{Kind, Source, TensorView};
-use crate::model::names::{Global, Naming, Part};
+use crate::model::names::{At, Files, Part};
 
 /// Where the weights come from.
 pub enum Origin {
     /// A file or a folder of files.
-    Files(Box<dyn Source>, Naming),
+    Files(Box<dyn Source>),
     /// Seeded noise of a kind, for measurements.
     Dummy {
         /// Other seeds, other noise.
@@ -58,42 +58,89 @@ impl Found<'_> {
 /// The tensors of one model.
 pub struct Tensors {
     origin: Origin,
+    /// What the file calls the parts.
+    pub files: Files,
     asked: Mutex<BTreeSet<String>>,
 }
 
 impl Tensors {
     /// The tensors of a file, or made-up ones.
-    pub fn new(origin: Origin) -> Self {
+    pub fn new(origin: Origin, files: Files) -> Self {
         Self {
             origin,
+            files,
             asked: Mutex::new(BTreeSet::new()),
         }
     }
 
-    /// Names as the file has them.
-    pub fn naming(&self) -> Naming {
-        match self.origin {
-            Origin::Files(_, naming) => naming,
-            Origin::Dummy { .. } => Naming::Checkpoint,
+    /// Whether the numbers are those of a checkpoint, not of what a converter made of it.
+    pub fn is_checkpoint(&self) -> bool {
+        match &self.origin {
+            Origin::Files(source) => source.architecture().is_none(),
+            Origin::Dummy { .. } => true,
         }
     }
 
-    /// Whether there is such a tensor.
-    pub fn has(&self, name: &str) -> bool {
+    /// Whether the file has such a part.
+    pub fn has(&self, part: Part, at: At, what: &str) -> bool {
         match &self.origin {
-            Origin::Files(source, _) => source.tensor(name).is_some(),
+            Origin::Files(source) => self
+                .files
+                .candidates(part, at, what)
+                .any(|name| source.tensor(&name).is_some()),
             Origin::Dummy { .. } => false,
         }
     }
 
+    /// The name of a part: of several the first that the file has, or that it lacks.
+    fn name(&self, part: Part, at: At, what: &str) -> Result<String> {
+        let mut names = self.files.candidates(part, at, what);
+        let found = match &self.origin {
+            Origin::Files(source) => {
+                let mut names: Vec<String> = names.collect();
+                let there = names.iter().position(|name| source.tensor(name).is_some());
+                (!names.is_empty()).then(|| names.swap_remove(there.unwrap_or(0)))
+            }
+            Origin::Dummy { .. } => names.next(),
+        };
+        found.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
+    }
+
+    /// A part of `shape`, outermost dimension first.
+    pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<Found<'_>> {
+        self.get(&self.name(part, at, "weight")?, shape)
+    }
+
+    /// [size] of a part; `what` is weight or bias.
+    pub fn part_vector(&self, part: Part, at: At, what: &str, size: usize) -> Result<Vec<f32>> {
+        self.vector(&self.name(part, at, what)?, &[size])
+    }
+
+    /// The numbers of a part that is a vector for each of some heads, in one tensor or in one of each.
+    pub fn by_head(&self, part: Part, layer: usize, what: &str, (heads, size): (usize, usize)) -> Result<Vec<f32>> {
+        let at = |head| At {
+            layer,
+            head,
+            ..At::default()
+        };
+        if !self.files.by_head(part) {
+            return self.vector(&self.name(part, at(0), what)?, &[heads, size]);
+        }
+        let mut all = Vec::with_capacity(heads * size);
+        for head in 0..heads {
+            all.extend(self.part_vector(part, at(head), what, size)?);
+        }
+        Ok(all)
+    }
+
     /// The tensor `name` of `shape`, outermost dimension first.
-    pub fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
         self.asked
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .insert(name.to_owned());
         match &self.origin {
-            Origin::Files(source, _) => {
+            Origin::Files(source) => {
                 let view = source
                     .tensor(name)
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
@@ -109,34 +156,15 @@ impl Tensors {
         }
     }
 
-    /// [size] numbers as f32.
-    pub fn vector(&self, name: &str, size: usize) -> Result<Vec<f32>> {
-        let found = self.get(name, &[size])?;
-        let view = found.view()?;
-        let mut out = vec![0.0; size];
-        view.decode_row(0, &mut out);
-        Ok(out)
-    }
-
-    /// [rows, columns] of a layer's part.
-    pub fn matrix(&self, layer: usize, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
-        self.get(&self.naming().layer(layer, part, "weight"), &shape)
-    }
-
-    /// [size] of a layer's part; `what` is weight or bias.
-    pub fn layer_vector(&self, layer: usize, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
-        self.vector(&self.naming().layer(layer, part, what), size)
-    }
-
-    /// [rows, columns] of a global part.
-    pub fn global(&self, part: Global, shape: [usize; 2]) -> Result<Found<'_>> {
-        self.get(self.naming().global(part), &shape)
+    /// Numbers of `shape` as f32.
+    fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        Ok(self.get(name, shape)?.view()?.decode())
     }
 
     /// Raises if the file has tensors that nobody asked for, `known` and biases of zeros aside: a model that leaves
     /// weights out computes something else than its author meant.
     pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
-        let Origin::Files(source, _) = &self.origin else {
+        let Origin::Files(source) = &self.origin else {
             return Ok(());
         };
         let asked = self.asked.lock().unwrap_or_else(|e| e.into_inner());
@@ -170,7 +198,7 @@ fn is_zero(source: &dyn Source, name: &str) -> bool {
 fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();
-    if name.ends_with("norm.weight") {
+    if name.ends_with("norm.weight") || (shape.len() == 1 && name.ends_with(".weight")) {
         let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count).flatten().collect();
         return Found::Owned {
             name,

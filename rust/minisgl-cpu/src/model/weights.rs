@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
-use crate::kernels::Mode;
-use crate::model::config::{ModelConfig, MoeConfig};
-use crate::model::names::{Global, Naming, Part};
+use crate::kernels::{Kernels, Mode, plain};
+use crate::model::config::{HeadNorms, ModelConfig, MoeConfig, Norms};
+use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
 use crate::weights::{Matrix, PANEL, Part as Piece};
@@ -23,10 +23,44 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// down(activation(gate(x)) * up(x)).
+/// A norm over some numbers, by `ModelConfig::layer_norm` of one kind or the other.
+pub struct Norm {
+    /// As numbers are multiplied with, padded.
+    pub weight: Vec<f32>,
+    /// Added, padded.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Norm {
+    /// Writes `size` numbers of `x`, normalised with the weights from `first` on, to `out`, which may be `x`.
+    ///
+    /// # Safety
+    /// As of `Kernels::rms_norm`.
+    #[allow(unsafe_code)]
+    pub unsafe fn apply(
+        &self,
+        (kernels, config): (&Kernels, &ModelConfig),
+        x: *const f32,
+        (first, size): (usize, usize),
+        out: *mut f32,
+    ) {
+        let weight = &self.weight[first..first + size];
+        // SAFETY: the caller's.
+        unsafe {
+            if config.layer_norm {
+                let bias = self.bias.as_ref().map(|bias| &bias[first..first + size]);
+                plain::layer_norm(x, weight, bias, config.norm_eps, out);
+            } else {
+                kernels.rms_norm(x, weight.as_ptr(), size, config.norm_eps, out);
+            }
+        }
+    }
+}
+
+/// down(activation(gate(x)) * up(x)), or down(activation(up(x))).
 pub struct Mlp {
     /// Panels of both in turns: gate, up, gate, up; or, where the two are held differently, gate alone. The bias is of both
-    /// in turns.
+    /// in turns. Without a gate: up.
     pub gate_up: Linear,
     /// Up, where it is not in `gate_up`.
     pub up: Option<Matrix>,
@@ -76,10 +110,12 @@ impl Mlp {
 
 /// Routed experts.
 pub struct Experts {
-    /// [experts, hidden]
+    /// [experts, hidden], and a row for the gate of the shared one if it has one.
     pub router: Matrix,
     /// All of them.
     pub experts: Vec<Mlp>,
+    /// One that every token goes through.
+    pub shared: Option<Mlp>,
 }
 
 /// What follows attention.
@@ -96,21 +132,34 @@ pub type Projections = Vec<(usize, Matrix)>;
 /// One layer.
 pub struct Layer {
     /// Before attention.
-    pub attention_norm: Vec<f32>,
+    pub attention_norm: Option<Norm>,
     /// One matrix if all are held alike, else up to three.
     pub qkv: Projections,
     /// The biases of all three, in the order of the columns.
     pub qkv_bias: Option<Vec<f32>>,
     /// q_norm and k_norm.
-    pub head_norms: Option<(Vec<f32>, Vec<f32>)>,
+    pub head_norms: Option<(Norm, Norm)>,
     /// Out of attention.
     pub out: Linear,
-    /// Before the MLP.
-    pub mlp_norm: Vec<f32>,
+    /// Before the MLP; none if attention's serves both, or there is none.
+    pub mlp_norm: Option<Norm>,
     /// Behind attention and behind the MLP.
-    pub norms_behind: Option<(Vec<f32>, Vec<f32>)>,
+    pub norms_behind: Option<(Norm, Norm)>,
     /// The MLP.
     pub feed_forward: FeedForward,
+}
+
+impl Layer {
+    /// The norm of what the MLP reads.
+    pub fn norm_before_mlp(&self) -> Option<&Norm> {
+        // where both read the same, attention's is the only one
+        let own = self.mlp_norm.as_ref();
+        if self.norms_behind.is_some() {
+            own
+        } else {
+            own.or(self.attention_norm.as_ref())
+        }
+    }
 }
 
 /// All of a model.
@@ -118,7 +167,7 @@ pub struct Weights {
     /// The layers, in order.
     pub layers: Vec<Layer>,
     /// After the last layer.
-    pub norm: Vec<f32>,
+    pub norm: Norm,
     /// [vocabulary, hidden]; rows of it are the embeddings unless `embedding` is there.
     pub head: Matrix,
     /// [vocabulary, hidden], where it is not the head.
@@ -171,16 +220,11 @@ impl Weights {
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()).ok_or_else(lost))
             .collect::<Result<Vec<Layer>>>()?;
         let (head, embedding) = locked(&tables).take().ok_or_else(lost)?;
-        let norm = load_norm(
-            tensors,
-            config,
-            tensors.naming().global(Global::Norm),
-            config.hidden_size,
-        )?;
+        let norm = load_norm(tensors, config, Part::Norm, At::default(), config.hidden_size)?;
         tensors.all_used(|name| is_redundant(name, config))?;
         Ok(Self {
             layers,
-            norm: padded(norm),
+            norm,
             head,
             embedding,
         })
@@ -194,7 +238,10 @@ impl Weights {
                 + layer.out.weight.bytes()
                 + match &layer.feed_forward {
                     FeedForward::Dense(mlp) => of_mlp(mlp),
-                    FeedForward::Experts(all) => all.router.bytes() + all.experts.iter().map(of_mlp).sum::<usize>(),
+                    FeedForward::Experts(all) => {
+                        let mlps = all.experts.iter().chain(&all.shared);
+                        all.router.bytes() + mlps.map(of_mlp).sum::<usize>()
+                    }
                 }
         };
         self.layers.iter().map(of_layer).sum::<usize>()
@@ -214,11 +261,11 @@ impl Weights {
         for layer in &self.layers {
             layer.qkv.iter().for_each(|(_, part)| add(part));
             add(&layer.out.weight);
-            let mlps = match &layer.feed_forward {
-                FeedForward::Dense(mlp) => std::slice::from_ref(mlp),
-                FeedForward::Experts(all) => &all.experts,
+            let (mlps, shared) = match &layer.feed_forward {
+                FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
+                FeedForward::Experts(all) => (all.experts.as_slice(), &all.shared),
             };
-            mlps.iter().flat_map(Mlp::matrices).for_each(&mut add);
+            mlps.iter().chain(shared).flat_map(Mlp::matrices).for_each(&mut add);
         }
         found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         found
@@ -226,11 +273,15 @@ impl Weights {
 }
 
 /// In GGUF; the config's frequencies have them already.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
+const ROPE_FACTORS: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
 
 /// What files have besides: a copy of the table as a head, and frequencies that the config already says.
 fn is_redundant(name: &str, config: &ModelConfig) -> bool {
-    name == ROPE_FACTORS
+    ROPE_FACTORS.contains(&name)
         || name.ends_with("rotary_emb.inv_freq")
         || (config.tie_word_embeddings && name == "lm_head.weight")
 }
@@ -241,33 +292,45 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<(Matrix, Option<Matrix>)> {
     let shape = [config.vocab_size, config.hidden_size];
-    let embedding = pack(&[tensors.global(Global::Embedding, shape)?], false)?;
+    let of = |part| tensors.part(part, At::default(), &shape);
+    let embedding = pack(&[of(Part::Embedding)?], false)?;
     if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
         return Ok((embedding, None));
     }
-    Ok((pack(&[tensors.global(Global::Head, shape)?], false)?, Some(embedding)))
+    Ok((pack(&[of(Part::Head)?], false)?, Some(embedding)))
 }
 
 /// People train a model whose head was tied and forget to say that it no longer is.
 fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
-    if !tensors.has(tensors.naming().global(Global::Head)) {
+    if !tensors.has(Part::Head, At::default(), "weight") {
         return Ok(false);
     }
-    let (head, table) = (
-        tensors.global(Global::Head, shape)?,
-        tensors.global(Global::Embedding, shape)?,
-    );
+    let of = |part| tensors.part(part, At::default(), &shape);
+    let (head, table) = (of(Part::Head)?, of(Part::Embedding)?);
     let (head, table) = (head.view()?, table.view()?);
     Ok(head.kind() != table.kind() || head.data() != table.data())
 }
 
-/// [size] weights of a norm, as they are multiplied with.
-pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, name: &str, size: usize) -> Result<Vec<f32>> {
-    let mut weights = tensors.vector(name, size)?;
-    if tensors.naming() == Naming::Checkpoint {
+/// A norm over `size` numbers.
+pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, part: Part, at: At, size: usize) -> Result<Norm> {
+    let weight = tensors.part_vector(part, at, "weight", size)?;
+    let bias = if config.norm_bias {
+        Some(padded(tensors.part_vector(part, at, "bias", size)?))
+    } else {
+        None
+    };
+    Ok(Norm {
+        weight: padded(with_offset(tensors, config, weight)),
+        bias,
+    })
+}
+
+/// The weights of a norm as numbers are multiplied with them.
+fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: Vec<f32>) -> Vec<f32> {
+    if tensors.is_checkpoint() {
         weights.iter_mut().for_each(|weight| *weight += config.norm_offset);
     }
-    Ok(weights)
+    weights
 }
 
 fn pack(found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
@@ -292,49 +355,74 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     pub fn load(&self) -> Result<Layer> {
         let config = self.config;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let attended = config.num_heads * config.head_dim;
-        let head_norms = if config.qk_norm {
-            let of = |part| self.norm(part, config.head_dim);
-            Some((of(Part::QNorm)?, of(Part::KNorm)?))
+        let (hidden, attended) = (config.hidden_size, config.num_heads * config.head_dim);
+        let before = config.norms != Norms::Behind;
+        let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both) {
+            Some((self.norm(Part::AttentionNormBehind)?, self.norm(Part::MlpNormBehind)?))
         } else {
             None
         };
-        let (mlp_norm, norms_behind) = if config.norms_behind {
-            let of = |part| self.norm(part, hidden).map(padded);
-            let behind = (of(Part::AttentionNormBehind)?, of(Part::MlpNormBehind)?);
-            (Part::MlpNormOfFour, Some(behind))
-        } else {
-            (Part::MlpNorm, None)
-        };
         Ok(Layer {
-            attention_norm: padded(self.norm(Part::AttentionNorm, hidden)?),
+            attention_norm: before.then(|| self.norm(Part::AttentionNorm)).transpose()?,
             qkv: self.projections()?,
             qkv_bias: self.qkv_bias()?,
-            head_norms,
+            head_norms: self.head_norms()?,
             out: Linear {
-                weight: pack(
-                    &[self.tensors.matrix(self.layer, Part::Out, [hidden, attended])?],
-                    false,
-                )?,
+                weight: pack(&[self.part(Part::Out, [hidden, attended])?], false)?,
                 bias: self.bias(config.out_bias, Part::Out, hidden)?,
             },
-            mlp_norm: padded(self.norm(mlp_norm, hidden)?),
+            mlp_norm: (before && config.norms != Norms::Parallel)
+                .then(|| self.norm(Part::MlpNorm))
+                .transpose()?,
             norms_behind,
             feed_forward: match config.experts_of(self.layer) {
-                None => FeedForward::Dense(self.dense(inner)?),
+                None => FeedForward::Dense(self.dense([Part::Gate, Part::Up, Part::Down], config.intermediate_size)?),
                 Some(moe) => FeedForward::Experts(self.experts(moe)?),
             },
         })
     }
 
-    fn vector(&self, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
-        self.tensors.layer_vector(self.layer, part, what, size)
+    fn at(&self) -> At {
+        At {
+            layer: self.layer,
+            ..At::default()
+        }
     }
 
-    fn norm(&self, part: Part, size: usize) -> Result<Vec<f32>> {
-        let name = self.tensors.naming().layer(self.layer, part, "weight");
-        load_norm(self.tensors, self.config, &name, size)
+    fn part(&self, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
+        self.tensors.part(part, self.at(), &shape)
+    }
+
+    fn vector(&self, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
+        self.tensors.part_vector(part, self.at(), what, size)
+    }
+
+    fn norm(&self, part: Part) -> Result<Norm> {
+        load_norm(self.tensors, self.config, part, self.at(), self.config.hidden_size)
+    }
+
+    /// Of queries and of keys.
+    fn head_norms(&self) -> Result<Option<(Norm, Norm)>> {
+        let (config, dim) = (self.config, self.config.head_dim);
+        let of = |part, heads| -> Result<Norm> {
+            let found = match config.qk_norm {
+                HeadNorms::Heads => self.tensors.by_head(part, self.layer, "weight", (heads, dim))?,
+                HeadNorms::Whole => self.vector(part, "weight", heads * dim)?,
+                _ => self.vector(part, "weight", dim)?,
+            };
+            let found = with_offset(self.tensors, config, self.apart(found));
+            Ok(Norm {
+                weight: found,
+                bias: None,
+            })
+        };
+        if config.qk_norm == HeadNorms::None {
+            return Ok(None);
+        }
+        Ok(Some((
+            of(Part::QNorm, config.num_heads)?,
+            of(Part::KNorm, config.num_kv_heads)?,
+        )))
     }
 
     fn bias(&self, there: bool, part: Part, size: usize) -> Result<Option<Vec<f32>>> {
@@ -351,25 +439,38 @@ impl Loader<'_> {
         [(Part::Q, config.num_heads * dim), (Part::K, keys), (Part::V, keys)]
     }
 
+    /// Where a row of queries or keys lies in the file: halves of what is rotated that are in turns are put apart.
+    fn source_of(&self, row: usize) -> usize {
+        let (dim, half) = (self.config.head_dim, self.config.rotary_dim / 2);
+        let (head, within) = (row / dim * dim, row % dim);
+        if !self.tensors.files.interleaved || within >= 2 * half {
+            return row;
+        }
+        head + within % half * 2 + within / half
+    }
+
+    fn apart(&self, numbers: Vec<f32>) -> Vec<f32> {
+        (0..numbers.len()).map(|row| numbers[self.source_of(row)]).collect()
+    }
+
     fn projections(&self) -> Result<Projections> {
-        let (hidden, dim) = (self.config.hidden_size, self.config.head_dim);
-        let rotated = matches!(self.tensors.naming(), Naming::Gguf { rotated: true });
-        // interleaved halves of a head are put apart
-        let apart = move |row: usize| {
-            let (head, within) = (row / dim * dim, row % dim);
-            head + within % (dim / 2) * 2 + within / (dim / 2)
-        };
+        let hidden = self.config.hidden_size;
         let widths = self.widths();
+        if self.tensors.files.knows(Part::Qkv) {
+            let rows = widths.iter().map(|(_, width)| width).sum();
+            return Ok(vec![(0, pack(&[self.part(Part::Qkv, [rows, hidden])?], false)?)]);
+        }
+        let order = |row: usize| self.source_of(row);
         let found = widths
             .iter()
-            .map(|(part, width)| self.tensors.matrix(self.layer, *part, [*width, hidden]))
+            .map(|(part, width)| self.part(*part, [*width, hidden]))
             .collect::<Result<Vec<_>>>()?;
         let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
         let pieces: Vec<Piece<'_>> = views
             .iter()
             .zip(&widths)
             .map(|(view, (part, _))| match part {
-                Part::Q | Part::K if rotated => Piece::ordered(*view, &apart),
+                Part::Q | Part::K if self.tensors.files.interleaved => Piece::ordered(*view, &order),
                 _ => Piece::new(*view),
             })
             .collect();
@@ -392,84 +493,118 @@ impl Loader<'_> {
         if !self.config.qkv_bias {
             return Ok(None);
         }
-        let dim = self.config.head_dim;
-        let rotated = matches!(self.tensors.naming(), Naming::Gguf { rotated: true });
+        let widths = self.widths();
+        if self.tensors.files.knows(Part::Qkv) {
+            let rows = widths.iter().map(|(_, width)| width).sum();
+            return self.bias(true, Part::Qkv, rows);
+        }
         let mut all = Vec::new();
-        for (part, width) in self.widths() {
+        for (part, width) in widths {
             let bias = self.vector(part, "bias", width)?;
-            if rotated && !matches!(part, Part::V) {
-                all.extend((0..width).map(|row| {
-                    let (head, within) = (row / dim * dim, row % dim);
-                    bias[head + within % (dim / 2) * 2 + within / (dim / 2)]
-                }));
-            } else {
-                all.extend(bias);
-            }
+            all.extend(if part == Part::V { bias } else { self.apart(bias) });
         }
         Ok(Some(padded(all)))
     }
 
-    fn dense(&self, inner: usize) -> Result<Mlp> {
-        let hidden = self.config.hidden_size;
-        let of = |part, shape| self.tensors.matrix(self.layer, part, shape);
-        let gate_up_bias = if self.config.mlp_bias {
-            let (gate, up) = (
-                self.vector(Part::Gate, "bias", inner)?,
-                self.vector(Part::Up, "bias", inner)?,
-            );
-            Some(in_turns(&gate, &up))
-        } else {
-            None
+    /// Gate, up and down by the names of these parts.
+    fn dense(&self, [gate, up, down]: [Part; 3], inner: usize) -> Result<Mlp> {
+        let (config, hidden) = (self.config, self.config.hidden_size);
+        let bias = match (config.mlp_bias, config.gated) {
+            (false, _) => None,
+            (true, false) => Some(padded(self.vector(up, "bias", inner)?)),
+            (true, true) => Some(in_turns(
+                &self.vector(gate, "bias", inner)?,
+                &self.vector(up, "bias", inner)?,
+            )),
         };
-        let (gate, up) = (of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?);
-        let down = pack(&[of(Part::Down, [hidden, inner])?], false)?;
-        let mut mlp = Mlp::new(gate.view()?, up.view()?, down, inner)?;
-        mlp.gate_up.bias = gate_up_bias;
-        mlp.down.bias = self.bias(self.config.mlp_bias, Part::Down, hidden)?;
+        let down_weight = pack(&[self.part(down, [hidden, inner])?], false)?;
+        let mut mlp = if !config.gated {
+            let linear = |weight| Linear { weight, bias: None };
+            Mlp {
+                gate_up: linear(pack(&[self.part(up, [inner, hidden])?], false)?),
+                up: None,
+                down: linear(down_weight),
+                inner,
+            }
+        } else if gate == Part::Gate && self.tensors.files.knows(Part::GateUp) {
+            let both = self.part(Part::GateUp, [2 * inner, hidden])?;
+            let half = [inner, hidden];
+            let (gate, up) = in_halves(both.view()?, &half)?;
+            Mlp::new(gate, up, down_weight, inner)?
+        } else {
+            let (gate, up) = (self.part(gate, [inner, hidden])?, self.part(up, [inner, hidden])?);
+            Mlp::new(gate.view()?, up.view()?, down_weight, inner)?
+        };
+        mlp.gate_up.bias = bias;
+        mlp.down.bias = self.bias(config.mlp_bias, down, hidden)?;
         Ok(mlp)
     }
 
     fn experts(&self, moe: &MoeConfig) -> Result<Experts> {
         let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
-        let router = pack(
-            &[self.tensors.matrix(self.layer, Part::Router, [count, hidden])?],
-            false,
-        )?;
-        let naming = self.tensors.naming();
-        let stacked =
-            matches!(naming, Naming::Gguf { .. }) || self.tensors.has(&naming.experts(self.layer, Part::Down));
-        let experts = if !stacked {
+        let mut router = vec![self.part(Part::Router, [count, hidden])?];
+        let shared = if moe.shared_size > 0 {
+            if moe.shared_gated {
+                router.push(self.shared_router(hidden)?);
+            }
+            let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
+            Some(self.dense(parts, moe.shared_size)?)
+        } else {
+            None
+        };
+        let router = pack(&router, false)?;
+        let apart = self.tensors.files.knows(Part::ExpertDown);
+        let experts = if apart && !self.tensors.has(Part::ExpertsDown, self.at(), "weight") {
             (0..count)
                 .map(|expert| self.own_expert(expert, inner))
                 .collect::<Result<Vec<_>>>()?
         } else {
             self.stacked_experts(count, hidden, inner)?
         };
-        Ok(Experts { router, experts })
+        Ok(Experts {
+            router,
+            experts,
+            shared,
+        })
+    }
+
+    /// [1, hidden]; GGUF has it as [hidden].
+    fn shared_router(&self, hidden: usize) -> Result<Found<'_>> {
+        if self.tensors.is_checkpoint() {
+            return self.part(Part::SharedRouter, [1, hidden]);
+        }
+        let found = self.tensors.part(Part::SharedRouter, self.at(), &[hidden])?;
+        let view = found.view()?;
+        Ok(Found::Owned {
+            name: view.name().to_owned(),
+            kind: view.kind(),
+            shape: vec![1, hidden],
+            data: view.data().to_vec(),
+        })
     }
 
     /// An expert whose matrices are tensors of their own.
     fn own_expert(&self, expert: usize, inner: usize) -> Result<Mlp> {
-        let (hidden, naming) = (self.config.hidden_size, self.tensors.naming());
-        let of = |part, shape: [usize; 2]| self.tensors.get(&naming.expert(self.layer, expert, part), &shape);
-        let (gate, up) = (of(Part::Gate, [inner, hidden])?, of(Part::Up, [inner, hidden])?);
-        let down = pack(&[of(Part::Down, [hidden, inner])?], false)?;
+        let hidden = self.config.hidden_size;
+        let at = At { expert, ..self.at() };
+        let of = |part, shape: [usize; 2]| self.tensors.part(part, at, &shape);
+        let (gate, up) = (
+            of(Part::ExpertGate, [inner, hidden])?,
+            of(Part::ExpertUp, [inner, hidden])?,
+        );
+        let down = pack(&[of(Part::ExpertDown, [hidden, inner])?], false)?;
         Mlp::new(gate.view()?, up.view()?, down, inner)
     }
 
     /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
     fn stacked_experts(&self, count: usize, hidden: usize, inner: usize) -> Result<Vec<Mlp>> {
-        let naming = self.tensors.naming();
-        let of = |part, shape: [usize; 3]| self.tensors.get(&naming.experts(self.layer, part), &shape);
-        let down = of(Part::Down, [count, hidden, inner])?;
-        let both = match naming {
-            Naming::Checkpoint => vec![of(Part::Gate, [count, 2 * inner, hidden])?],
-            Naming::Gguf { .. } => {
-                vec![
-                    of(Part::Gate, [count, inner, hidden])?,
-                    of(Part::Up, [count, inner, hidden])?,
-                ]
-            }
+        let of = |part, shape: [usize; 3]| self.tensors.part(part, self.at(), &shape);
+        let down = of(Part::ExpertsDown, [count, hidden, inner])?;
+        let both = if self.tensors.files.knows(Part::ExpertsGateUp) {
+            vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
+        } else {
+            let half = [count, inner, hidden];
+            vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
         };
         let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
         let down = down.view()?;
@@ -477,12 +612,7 @@ impl Loader<'_> {
         (0..count)
             .map(|expert| {
                 let (gate, up) = match views.as_slice() {
-                    [gate_up] => {
-                        let own = gate_up.slice(expert)?;
-                        let (gate, up) = own.data().split_at(own.data().len() / 2);
-                        let part = |data| TensorView::new(own.name(), own.kind(), &half, data);
-                        (part(gate)?, part(up)?)
-                    }
+                    [gate_up] => in_halves(gate_up.slice(expert)?, &half)?,
                     _ => (views[0].slice(expert)?, views[1].slice(expert)?),
                 };
                 let down = Matrix::pack(&[Piece::new(down.slice(expert)?)], false, None)?;
@@ -490,6 +620,13 @@ impl Loader<'_> {
             })
             .collect()
     }
+}
+
+/// Gate and up of a tensor that has the one behind the other, each of the shape `half`.
+fn in_halves<'a>(both: TensorView<'a>, half: &'a [usize; 2]) -> Result<(TensorView<'a>, TensorView<'a>)> {
+    let (gate, up) = both.data().split_at(both.data().len() / 2);
+    let part = |data| TensorView::new(both.name(), both.kind(), half, data);
+    Ok((part(gate)?, part(up)?))
 }
 
 /// Panels of two vectors in turns, as the panels of their matrices lie.

@@ -10,7 +10,7 @@ use crate::kv::KvPool;
 use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own, PHASES, Phase};
 use crate::model::config::ModelConfig;
-use crate::model::weights::Weights;
+use crate::model::weights::{Norm, Weights};
 use crate::threads::{Barrier, Counter};
 
 /// Tokens whose prepared activations stay in a core's cache while panels pass.
@@ -102,6 +102,23 @@ impl Forward<'_> {
             self.kernels.decoding()
         } else {
             self.kernels
+        }
+    }
+
+    /// A token's hidden numbers as they are, or normalised into `room`.
+    ///
+    /// # Safety
+    /// `room` is the caller's and has room; nobody writes to the token's numbers meanwhile.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, room: *mut f32) -> *const f32 {
+        let x = self.buffers.x.at(token, 0);
+        match norm {
+            None => x,
+            Some(norm) => {
+                // SAFETY: the caller's.
+                unsafe { norm.apply((&self.kernels, self.config), x, (0, self.config.hidden_size), room) };
+                room
+            }
         }
     }
 

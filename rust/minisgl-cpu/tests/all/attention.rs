@@ -119,7 +119,7 @@ fn a_damaged_plan_is_an_error() {
         dtype: KvDtype::F16,
     };
     let kv = KvPool::new(shape).unwrap();
-    let attention = Attention::new(Isa::Scalar, 1, 1, 8, 1.0).unwrap();
+    let attention = Attention::new(Isa::Scalar, 1, 1, 8, 1.0, 0.0).unwrap();
     let mut plan = attention.plan(&kv, 1, &[None]);
     let mut build = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| {
         plan.build(&Rows {
@@ -150,7 +150,7 @@ fn a_damaged_plan_is_an_error() {
         );
     }
     for (heads, kv_heads, dim) in [(3, 2, 8), (0, 1, 8), (17, 1, 8), (4, 0, 8), (4, 2, 300)] {
-        assert!(Attention::new(Isa::Scalar, heads, kv_heads, dim, 1.0).is_err());
+        assert!(Attention::new(Isa::Scalar, heads, kv_heads, dim, 1.0, 0.0).is_err());
     }
 }
 

@@ -187,7 +187,7 @@ impl Case {
             slots: &slots,
         };
         let scale = 1.0 / (self.dim as f32).sqrt();
-        let attention = Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale).unwrap();
+        let attention = Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale, 0.0).unwrap();
         let mut plan = attention.plan(&kv, how.threads, &[None, self.window]);
         plan.share(how.sharing);
         // Twice: a plan forgets the step before.

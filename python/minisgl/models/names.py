@@ -1,0 +1,78 @@
+"""What the tensors of a decoder are called, in checkpoints of transformers and in GGUF files.
+
+Names are by part; `{layer}`, `{expert}` and `{head}` stand for numbers. A part without `.weight` or `.bias` has one of
+them added, but for the stacked experts, whose names are whole. Several names are tried in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Names = Mapping[str, str | tuple[str, ...]]
+
+_GLOBAL = ("embedding", "norm", "head")
+CHECKPOINT: Names = {
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "out": "self_attn.o_proj",
+    "attention_norm_behind": "post_attention_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp_norm_behind": "post_feedforward_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "router": "mlp.gate",
+    "expert_gate": "mlp.experts.{expert}.gate_proj",
+    "expert_up": "mlp.experts.{expert}.up_proj",
+    "expert_down": "mlp.experts.{expert}.down_proj",
+    "experts_gate_up": "mlp.experts.gate_up_proj",
+    "experts_down": "mlp.experts.down_proj",
+    "shared_gate": "mlp.shared_expert.gate_proj",
+    "shared_up": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+    "shared_router": "mlp.shared_expert_gate",
+}
+GGUF: Names = {
+    "embedding": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "out": "attn_output",
+    "attention_norm_behind": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "mlp_norm_behind": "post_ffw_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "router": "ffn_gate_inp",
+    "experts_gate": "ffn_gate_exps.weight",
+    "experts_up": "ffn_up_exps.weight",
+    "experts_down": "ffn_down_exps.weight",
+    "shared_gate": "ffn_gate_shexp",
+    "shared_up": "ffn_up_shexp",
+    "shared_down": "ffn_down_shexp",
+    "shared_router": "ffn_gate_inp_shexp",
+}
+_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+def whole_names(common: Names, own: Names, layers: str) -> dict[str, list[str]]:
+    """By part, with the prefix of layers. `own` names replace common ones; a fused tensor replaces its parts."""
+    gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
+    found = {part: name for part, name in {**common, **own}.items() if part not in gone}
+    return {
+        part: [one if part in _GLOBAL else f"{layers}.{one}" for one in ([name] if isinstance(name, str) else name)]
+        for part, name in found.items()
+    }

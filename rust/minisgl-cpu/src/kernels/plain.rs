@@ -1,0 +1,139 @@
+//! What few models need on numbers, in one form for all instruction sets: compilers make vectors of it.
+//!
+//! Invariants: nothing is fused or reordered, so the bits are the same however it is compiled.
+
+/// Lanes of sums.
+const LANES: usize = 16;
+/// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// `(x - mean) / sqrt(variance + eps) * weight + bias`, over as many numbers as there are weights; `out` may be `x`.
+///
+/// # Safety
+/// The pointers have as many numbers as `weight`, and so has `bias`.
+pub unsafe fn layer_norm(x: *const f32, weight: &[f32], bias: Option<&[f32]>, eps: f32, out: *mut f32) {
+    let n = weight.len();
+    // SAFETY: the caller's; numbers are read through `x` and written through `out` alone, one after the other.
+    unsafe {
+        let mean = total(n, |i| *x.add(i)) / n as f32;
+        let squares = total(n, |i| {
+            let away = *x.add(i) - mean;
+            away * away
+        });
+        let by = 1.0 / (squares / n as f32 + eps).sqrt();
+        for (i, weight) in weight.iter().enumerate() {
+            let normed = (*x.add(i) - mean) * by * weight;
+            *out.add(i) = match bias {
+                Some(bias) => normed + bias[i],
+                None => normed,
+            };
+        }
+    }
+}
+
+/// The sum of `n` numbers: number i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
+fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let whole = n / LANES * LANES;
+    for first in (0..whole).step_by(LANES) {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane += number(first + i);
+        }
+    }
+    for i in whole..n {
+        lanes[i % LANES] += number(i);
+    }
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}
+
+/// Each number, kept within `cap` softly: cap tanh(x / cap).
+#[inline(always)]
+pub fn soft_cap(numbers: &mut [f32], cap: f32) {
+    let by = 1.0 / cap;
+    for x in numbers {
+        *x = cap * tanh(*x * by);
+    }
+}
+
+/// tanh to about 1e-7; NaN stays NaN.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    // beyond it tanh is 1 in f32
+    let away = if x.abs() > 10.0 { 10.0 } else { x.abs() };
+    let e = exp_below(-2.0 * away);
+    ((1.0 - e) / (1.0 + e)).copysign(x)
+}
+
+/// exp of a number of -88 to 0; NaN stays NaN.
+#[inline(always)]
+fn exp_below(x: f32) -> f32 {
+    use super::scalar::{EXP_TERMS, LN2};
+    let shifted = x * std::f32::consts::LOG2_E + ROUNDER;
+    let n = shifted - ROUNDER;
+    let r = (x - n * LN2.0) - n * LN2.1;
+    let mut p = EXP_TERMS[0];
+    for term in &EXP_TERMS[1..] {
+        p = p * r + term;
+    }
+    let p = p * (r * r) + (r + 1.0);
+    p * f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23)
+}
+
+/// `out = max(gate, 0)^2 * up`; `out` may be either.
+///
+/// # Safety
+/// The pointers have `n` numbers each.
+pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
+    for i in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            let g = *gate.add(i);
+            let g = if g < 0.0 { 0.0 } else { g }; // NaN stays
+            *out.add(i) = g * g * *up.add(i);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_soft_cap_is_a_tanh() {
+        for step in -4000..4000 {
+            let x = step as f32 / 100.0;
+            let mut found = [x, x * 1000.0];
+            soft_cap(&mut found, 3.0);
+            let wanted = 3.0 * (f64::from(x) / 3.0).tanh();
+            assert!(
+                (f64::from(found[0]) - wanted).abs() < 1e-6,
+                "{x}: {} {wanted}",
+                found[0]
+            );
+            assert!(found[1].abs() <= 3.0);
+        }
+        let mut odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        soft_cap(&mut odd, 2.0);
+        assert!(odd[0].is_nan() && odd[1] == 2.0 && odd[2] == -2.0);
+    }
+
+    #[test]
+    fn a_layer_norm_has_no_mean() {
+        let x: Vec<f32> = (0..37u8).map(|i| f32::from(i * 37 % 19) + 5.0).collect();
+        let mut out = vec![0.0; 37];
+        let bias = vec![0.5; 37];
+        // SAFETY: all of one length.
+        unsafe { layer_norm(x.as_ptr(), &[2.0; 37], Some(&bias), 0.0, out.as_mut_ptr()) };
+        let mean = out.iter().sum::<f32>() / 37.0;
+        let variance = out.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / 37.0;
+        assert!(
+            (mean - 0.5).abs() < 1e-5 && (variance - 4.0).abs() < 1e-4,
+            "{mean} {variance}"
+        );
+    }
+}
