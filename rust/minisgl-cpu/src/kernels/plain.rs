@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_layer_norm_has_no_mean() {
-        let x: Vec<f32> = (0..37u8).map(|i| f32::from(i * 37 % 19) + 5.0).collect();
+        let x: Vec<f32> = (0..37u16).map(|i| f32::from(i * 37 % 19) + 5.0).collect();
         let mut out = vec![0.0; 37];
         let bias = vec![0.5; 37];
         // SAFETY: all of one length.
