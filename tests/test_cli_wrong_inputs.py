@@ -39,6 +39,7 @@ WRONG: dict[tuple[str, ...], str] = {
     (*SERVE, "--api-key-file", "broken.yaml"): "broken.yaml:2",
     (*SERVE, "--chat-template", "nofile"): "--chat-template nofile",
     (*SERVE, "--chat-template", "{% if"): "--chat-template",
+    ("generate", "x", "--tokenizer", "./nowhere"): "--tokenizer ./nowhere",
     (*SERVE, "--lora", "a=nofolder"): "--lora a=nofolder",
     (*SERVE, "--lora", "a=folder"): "--lora a=folder",
     (*SERVE, "--lora", "a"): "NAME=PATH",

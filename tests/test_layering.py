@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "step",
         "envs",
         "_rust",
-        "tokenizer",  # the words of the simulated engine
+        "tokenizer",  # the words of the simulated engine; that of `--tokenizer`
     },
     # where scheduler and engine meet
     "runner": {

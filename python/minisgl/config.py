@@ -67,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_impl: ModelImpl = "auto"  # whose layers: native ones, else those of transformers, on the torch engine
     model_source: ModelSource = "auto"
     revision: str | None = None
+    tokenizer: str | None = None  # a folder, GGUF file or hub id with another one than the model's
     load_format: LoadFormat = "auto"
     generation_config: GenerationConfig = "auto"  # auto: the model's own sampling defaults
     chat_template: str | None = None  # a file or the template itself, before the tokenizer's
@@ -132,6 +133,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.model.strip():
             raise ConfigError("--model: is empty: name a folder, a GGUF file, a hub id, or smollm2")
 
+        if self.tokenizer is not None and not self.tokenizer.strip():
+            raise ConfigError("--tokenizer: is empty: name a folder, a GGUF file or a hub id")
+        if self.tokenizer is not None and self.engine == "echo":
+            raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
         for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
             at_least(name, 1)
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:

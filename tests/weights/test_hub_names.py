@@ -112,3 +112,4 @@ def test_a_folder_is_preferred_where_no_file_was_named() -> None:
     ]
     assert choose(Wanted(HF, "a/b"), paths) == (None, ["1_Pooling/config.json", "config.json", "model.safetensors"])
     assert choose(Wanted(HF, "a/b", quant="Q4_0"), paths)[0] == "x-Q4_0.gguf"
+    assert choose(Wanted(HF, "a/b"), ["a.gguf", "tokenizer.json"], weights=False) == (None, ["tokenizer.json"])

@@ -176,6 +176,12 @@ MODEL = (
         help="hub of a model's name; auto: Hugging Face, unless the name is an address",
     ),
     setting("--revision", help="branch, tag or commit on the hub (default: its main branch)"),
+    setting(
+        "--tokenizer",
+        "--tokenizer-path",
+        metavar="FOLDER|ID",
+        help="the tokenizer of another folder, GGUF file or hub id (default: the model's own)",
+    ),
     setting("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights"),
     setting(
         "--generation-config",

@@ -42,6 +42,7 @@ from minisgl.models.architectures import find_architecture, has_text_half
 from minisgl.models.config import ModelConfig, adapter_places, load_config, tensor_names
 from minisgl.models.rope import inverse_frequencies
 from minisgl.step import RingEntry, StepBuffers, StepPlan
+from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
@@ -153,10 +154,11 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     found = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
-    folder, gguf = (found, None) if found.is_dir() else (_folder_of(found), found)
+    folder, gguf = (found, None) if found.is_dir() else (_folder_of(found, config.tokenizer is None), found)
     model = load_config(folder)
     if has_text_half(model.architecture):
         say("text only: what sees is not loaded")
+    texts = text_folder(config, folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
     settings = _settings(config, model, gguf or folder, context_len)
     page, in_q8 = (
@@ -181,7 +183,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         )
     info = EngineInfo(
         name="cpu",
-        model_dir=str(folder),
+        model_dir=str(texts),
         vocab_size=model.vocab_size,
         context_len=context_len,
         eos_ids=model.eos_ids,
@@ -215,11 +217,11 @@ def _details(config: EngineConfig, isa: str, threads: int) -> str:
     return ", ".join(parts)
 
 
-def _folder_of(file: Path) -> Path:
+def _folder_of(file: Path, own_tokenizer: bool) -> Path:
     """Config and tokenizer of a GGUF file, as a folder."""
     from minisgl.weights.gguf_folder import gguf_folder
 
-    return gguf_folder(file)
+    return gguf_folder(file, own_tokenizer=own_tokenizer)
 
 
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import LoadedModel, Model
 from minisgl.models.decoder import Decoder, build_model
+from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.installed import need
 from minisgl.utils.memory import Free, free_memory
 from minisgl.utils.progress import Report, counter
@@ -82,7 +83,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page_size / 2**20:.0f} MiB{each}")
     info = EngineInfo(
         name="torch",
-        model_dir=str(folder),
+        model_dir=str(text_folder(config, folder, loaded.vocab_size, say)),
         vocab_size=loaded.vocab_size,
         context_len=loaded.context_len,
         eos_ids=loaded.eos_ids,
@@ -219,7 +220,7 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
             f"--model-impl transformers: --model {config.model} is a GGUF file, which only native code reads: "
             "give a folder of safetensors"
         )
-    return resolve_model(str(found), say)
+    return resolve_model(str(found), say, own_tokenizer=config.tokenizer is None)
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:

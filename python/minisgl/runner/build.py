@@ -24,6 +24,7 @@ from minisgl.scheduler.trace import RecordingControlPlane
 from minisgl.scheduler.wrapped import Narrate, NarratingControlPlane, make_faulty
 from minisgl.utils.installed import need, need_torch_engine
 from minisgl.utils.progress import Report
+from minisgl.weights.sources import find_tokenizer
 
 Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
@@ -96,7 +97,8 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     device = device_of(config, say=report)
     if config.device == "auto":
         config = msgspec.structs.replace(config, device=str(device))
-    return msgspec.structs.replace(config, model=str(model))
+    tokenizer = None if config.tokenizer is None else str(find_tokenizer(config.tokenizer, report))
+    return msgspec.structs.replace(config, model=str(model), tokenizer=tokenizer)
 
 
 def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:

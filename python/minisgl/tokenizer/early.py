@@ -33,7 +33,7 @@ class EarlyTokenizer:
         return Tokenizer.open(model_dir, self._template, say)  # may have to make one
 
     def _load(self) -> None:
-        if self._config.engine == "echo":  # which has one of its own
+        if self._config.engine == "echo" or self._config.tokenizer is not None:  # which the engine finds
             return
         try:
             folder: Path | None = folder_at_hand(self._config.model)

@@ -84,7 +84,7 @@ class Tokenizer:
         As in transformers, tokenizer.json alone says which special tokens `encode` adds. Raises `TokenizerError`.
         """
         folder = Path(model_dir)
-        source = _source(folder, say)
+        source = tokenizer_source(folder, say)
         named = _special_tokens(source, _read_json(source / FILE_CONFIG))
         templates = _chat_templates(folder, _read_json(folder / FILE_CONFIG))
         return cls(_text_tokenizer(folder.name, file=source / FILE), named, templates)
@@ -221,10 +221,10 @@ def tokenizer_json(model_dir: str | None) -> str:
     """The text of a folder's tokenizer.json, or of the echo engine's. Raises `TokenizerError`."""
     if model_dir is None:
         return echo_json()
-    return (_source(Path(model_dir), _silent) / FILE).read_text(encoding="utf-8")
+    return (tokenizer_source(Path(model_dir), _silent) / FILE).read_text(encoding="utf-8")
 
 
-def _source(folder: Path, say: Callable[[str], None]) -> Path:
+def tokenizer_source(folder: Path, say: Callable[[str], None]) -> Path:
     """Where its tokenizer.json is."""
     return folder if (folder / FILE).is_file() else _converted(folder, say)
 
@@ -234,7 +234,8 @@ def _converted(folder: Path, say: Callable[[str], None]) -> Path:
 
     found = convert.sources(folder)
     if not found:
-        raise TokenizerError(f"{folder.name}: no tokenizer.json, and no files that one could be made of")
+        how = "--tokenizer names another folder or a hub id with one"
+        raise TokenizerError(f"{folder.name}: no tokenizer.json, and no files that one could be made of: {how}")
     try:
         return convert.converted(folder, say)
     except convert.NoConversion as error:

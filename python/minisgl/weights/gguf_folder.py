@@ -20,12 +20,13 @@ from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
 
 FORMAT = "4"  # part of the key: a change of what is written makes new folders
+BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
 
 
-def gguf_folder(file: Path) -> Path:
-    """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
+def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
+    """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
     named, place = file.absolute(), file.resolve()  # parts are known by names, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)
@@ -36,8 +37,8 @@ def gguf_folder(file: Path) -> Path:
         raise ConfigError(str(error)) from error
     key = hashlib.sha256(head)
     key.update("".join([f"\n{place}", *(f"\n{one.st_size}\n{one.st_mtime_ns}" for one in now)]).encode())
-    name = f"{key.hexdigest()[:32]}-{FORMAT}"
-    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial))
+    name = f"{key.hexdigest()[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
+    return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial, own_tokenizer))
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -51,8 +52,8 @@ def gguf_file(folder: Path) -> Path | None:
     return place
 
 
-def _write(file: Path, folder: Path) -> None:
-    write_text_files(file, read_header(file), folder)
+def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
+    write_text_files(file, read_header(file), folder, own_tokenizer)
     (folder / SOURCE).write_text(json.dumps({"gguf": str(file)}), encoding="utf-8")
 
 
@@ -64,9 +65,11 @@ def read_header(file: Path) -> _rust.GgufHeader:
         raise ConfigError(str(error)) from error
 
 
-def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict[str, Any]:
-    """config.json, generation_config.json and the tokenizer, into `folder`; returns the first. Raises `ConfigError`."""
-    from minisgl.weights.gguf_tokenizer import end_ids, tokenizer_files  # with a library that serving does without
+def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tokenizer: bool) -> dict[str, Any]:
+    """config.json, generation_config.json and the tokenizer, of which the chat template alone without `own_tokenizer`,
+    into `folder`; returns the first. Raises `ConfigError`."""
+    # with a library that serving does without
+    from minisgl.weights.gguf_tokenizer import end_ids, template_files, tokenizer_files
 
     try:
         fields = Fields(header["metadata"])
@@ -78,7 +81,7 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path) -> dict
         files = {
             "config.json": json.dumps(config, indent=2, ensure_ascii=False),
             "generation_config.json": json.dumps(generation, indent=2),
-            **tokenizer_files(fields),
+            **(tokenizer_files(fields) if own_tokenizer else template_files(fields)),
         }
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error

@@ -23,7 +23,7 @@ from minisgl.utils.installed import need
 from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import INTERLEAVED, ROPE_FACTORS
-from minisgl.weights.gguf_folder import read_header, write_text_files
+from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
 
 FORMAT = "6"  # part of the key: a change of what is written makes new folders
 Floats = npt.NDArray[np.float32]
@@ -57,13 +57,13 @@ _EXPERTS_DIMS = 3
 _CHUNK = 1 << 22  # bytes that are decoded at once
 
 
-def import_gguf(file: Path, say: Report) -> Path:
-    """The folder for `file`, made now if it is not there. Raises `ConfigError`."""
+def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
+    """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
     try:
-        name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}"
+        name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return made_once(envs.cache_dir() / "gguf" / name, lambda partial: _write(file, partial, say))
+    return made_once(envs.cache_dir() / "gguf" / name, lambda partial: _write(file, partial, say, own_tokenizer))
 
 
 def _digest(files: Sequence[Path]) -> str:
@@ -75,9 +75,9 @@ def _digest(files: Sequence[Path]) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
-def _write(file: Path, folder: Path, say: Report) -> None:
+def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     header = read_header(file)
-    config = write_text_files(file, header, folder)
+    config = write_text_files(file, header, folder, own_tokenizer)
     tensors = {name: of for name, of in header["tensors"].items() if name != ROPE_FACTORS}  # the config has it
     architecture = header["metadata"]["general.architecture"]
     is_gemma = architecture == "gemma3"

@@ -19,6 +19,7 @@ from minisgl.weights.gguf_config import Fields
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # llama.cpp's token types
 _SPACE = "\u2581"  # sentencepiece's
+_ELSEWHERE = "--tokenizer takes that of another folder or hub id, such as the model that the file was made of"
 
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -199,14 +200,20 @@ def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
     return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
 
 
+def template_files(fields: Fields) -> dict[str, str]:
+    """As `tokenizer_files`, of the chat template alone."""
+    template = fields.text("tokenizer.chat_template", "")
+    return {"tokenizer_config.json": json.dumps({"chat_template": template}, ensure_ascii=False)} if template else {}
+
+
 def tokenizer_files(fields: Fields) -> dict[str, str]:
     """File name -> content. Raises `ConfigError`."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind not in ("gpt2", "llama", "gemma4"):
         known = "gpt2 (byte-level BPE), llama (sentencepiece) and gemma4"
-        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}")
+        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}; {_ELSEWHERE}")
     if kind == "gpt2" and pre not in PRE:
-        raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}")
+        raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}; {_ELSEWHERE}")
     tokens = fields.texts("tokenizer.ggml.tokens")
     types = fields.wholes("tokenizer.ggml.token_type")
     if len(types) != len(tokens):

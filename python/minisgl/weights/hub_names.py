@@ -159,7 +159,9 @@ def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tup
     paths = sorted(paths)
     models = gguf_models(paths)
     top = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
-    if wanted.quant is None and wanted.file is None and "config.json" in paths and (top or not models or not weights):
+    is_folder = "config.json" in paths and bool(top or not models or not weights)
+    is_folder = is_folder or (not weights and "tokenizer.json" in paths)  # some have nothing else
+    if wanted.quant is None and wanted.file is None and is_folder:
         texts = [path for path in paths if any(_matches(path, pattern) for pattern in TEXT_FILES)]
         if not weights:
             return None, texts

@@ -60,6 +60,7 @@ def resolve_model(
     source: ModelSource = "auto",
     revision: str | None = None,
     load_format: LoadFormat = "auto",
+    own_tokenizer: bool = True,
 ) -> Path:
     """A local folder for `model`; a GGUF file is imported. Raises `ConfigError`."""
     path = find_model(model, say, source=source, revision=revision, load_format=load_format)
@@ -67,7 +68,18 @@ def resolve_model(
         return path
     from minisgl.weights.gguf_import import import_gguf
 
-    return import_gguf(path, say)
+    return import_gguf(path, say, own_tokenizer=own_tokenizer)
+
+
+def find_tokenizer(model: str, say: Report, *, source: ModelSource = "auto") -> Path:
+    """A local folder with the tokenizer of `model`, of whose weights as little is fetched as can be. Raises
+    `ConfigError`."""
+    path = find_model(model, say, source=source, load_format="dummy", flag="--tokenizer")
+    if path.is_dir():
+        return path
+    from minisgl.weights.gguf_folder import gguf_folder
+
+    return gguf_folder(path)
 
 
 def find_model(
@@ -77,8 +89,9 @@ def find_model(
     source: ModelSource = "auto",
     revision: str | None = None,
     load_format: LoadFormat = "auto",
+    flag: str = "--model",
 ) -> Path:
-    """A local folder or GGUF file for `model`. Raises `ConfigError`."""
+    """A local folder or GGUF file for `model`, which `flag` named. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()
@@ -88,21 +101,21 @@ def find_model(
         if is_gguf(path):
             return path
         if os.path.lexists(path):
-            raise ConfigError(f"--model {model}: is neither a folder nor a GGUF file, which begins with GGUF")
+            raise ConfigError(f"{flag} {model}: is neither a folder nor a GGUF file, which begins with GGUF")
     except OSError as error:
-        raise ConfigError(f"--model {model}: {error.strerror}") from error
+        raise ConfigError(f"{flag} {model}: {error.strerror}") from error
     if model.startswith((".", "/", "~")):
         what = "no such file" if path.suffix == ".gguf" else "no such folder or file"
-        raise ConfigError(f"--model {model}: {what}: check the spelling")
+        raise ConfigError(f"{flag} {model}: {what}: check the spelling")
     wanted = parse(model, source, revision)
     if wanted is None and path.suffix == ".gguf":
-        raise ConfigError(f"--model {model}: no such file, and not one of a hub (OWNER/REPO/FILE.gguf)")
+        raise ConfigError(f"{flag} {model}: no such file, and not one of a hub (OWNER/REPO/FILE.gguf)")
     if wanted is None:
         hint = like(model)
-        raise ConfigError(f"--model {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
+        raise ConfigError(f"{flag} {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
     from minisgl.weights import hub  # brings an HTTP client
 
     try:
         return hub.fetch(wanted, say, weights=load_format != "dummy")
     except ConfigError as error:
-        raise ConfigError(f"--model {model}: {error}") from error
+        raise ConfigError(f"{flag} {model}: {error}") from error

@@ -21,6 +21,7 @@ from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle, StepResul
 from minisgl.engine.sim.profile import Profile, StepLoad, load_profile
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report
 from minisgl.weights.sources import resolve_model
 
@@ -187,7 +188,8 @@ def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) 
     """A simulated engine on the machine's clock, or on `clock`. Only the tokenizer of `--model` is read."""
     profile = load_profile(config.sim_profile)
     report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
-    model_dir = resolve_model(config.model, report, load_format="dummy")
+    model_dir = resolve_model(config.model, report, load_format="dummy", own_tokenizer=config.tokenizer is None)
+    model_dir = text_folder(config, model_dir, None, report)
     tokenizer = Tokenizer.load(model_dir, report)
     info = EngineInfo(
         name="sim",
