@@ -92,12 +92,13 @@ class Frontend:
         tokenizer: Tokenizer | None = None,
         vocab_size: int | None = None,
         engine: str = READY.engine,
+        model_dir: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer or Tokenizer.echo()
         if vocab_size is None:
             vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.num_ids
         self._engine_ready = msgspec.structs.replace(
-            READY, max_seq_len=max_seq_len, vocab_size=vocab_size, engine=engine, device="cpu"
+            READY, max_seq_len=max_seq_len, vocab_size=vocab_size, engine=engine, device="cpu", model_dir=model_dir
         )
         self._config = config
         self._num_engines = num_engines

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -72,6 +74,20 @@ def test_pooling_reaches_the_engine(server: Frontend, http: httpx.Client) -> Non
         http.post(PATH, json={"input": marker, "pooling": pooling})
         sampling = server.engine.wait_for_request(marker).sampling
         assert sampling.embedding == (pooling or "mean") and sampling.max_tokens == 1
+
+
+@pytest.mark.parametrize(("own", "taken"), [("lasttoken", "last"), ("cls_token", None)])
+def test_the_models_own_pooling_is_taken(front_end: str, tmp_path: Path, own: str, taken: str | None) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{own}": True}))
+    with frontend(front_end=front_end, engine="cpu", model_dir=str(tmp_path)) as server, server.http() as http:
+        for pooling, marker in (("mean", "own-1"), ("last", "own-2"), (None, "own-3")):
+            answer = http.post(PATH, json={"input": marker, "pooling": pooling})
+            if expected := pooling or taken:
+                assert server.engine.wait_for_request(marker).sampling.embedding == expected
+            else:
+                error = check_error(answer, 400)
+                assert error["param"] == "pooling" and "asks for cls_token: ask for mean or last" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,8 @@ class EmbeddingRequest(Body):
         "Keep only this many of the first numbers, normalized to length 1 again. Default: all.", minimum=1
     )
     pooling: Literal["mean", "last"] | None = described(
-        "`mean` (default): the mean of all tokens' hidden states. `last`: the last token's, for models trained for it."
+        "`mean`: the mean of all tokens' hidden states. `last`: the last token's, for models trained for it. Default: "
+        "as the model's files say, else `mean`."
     )
     truncate_prompt_tokens: Int64 | None = described(
         "Keep only this many of the last tokens of each input; -1: as many as fit.", minimum=-1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import AdapterBook
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.pooling import Pooling, own_pooling
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import BOUNDS, SamplingParams
@@ -89,6 +91,11 @@ class ServerContext:
     def info(self) -> EngineReady:
         """Raises `ApiError` 503 while no engine is there."""
         return self.prompts.info
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """Of embeddings whose requests leave it out."""
+        return own_pooling(self.info.model_dir)
 
     def check_accepts(self, key: int) -> None:
         """Whether a request may come in at all, before any work is done for it. `key`: its caller's number. Raises

@@ -22,8 +22,6 @@ from minisgl.server.formatter import Formatter, json_response, token_text
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
 
-MEAN = "mean"
-
 
 def gives_embeddings(info: EngineReady) -> bool:
     return info.engine in ("cpu", "torch") and not info.device.startswith("cuda")
@@ -37,7 +35,11 @@ async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -
         raise ApiError(400, text, param="model", code="unsupported_value")
     if asked.dimensions is not None and asked.dimensions < 1:
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=asked.pooling or MEAN)
+    pooling = asked.pooling or context.pooling.name
+    if pooling is None:
+        text = f"pooling: the model's own is none that is computed: {context.pooling.why}: ask for mean or last"
+        raise ApiError(400, text, param="pooling", code="unsupported_value")
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
     prompts, sampling = await context.prompts.encode(
         asked.inputs(), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
     )

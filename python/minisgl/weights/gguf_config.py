@@ -34,6 +34,7 @@ _TYPES = {
     "smollm3": "smollm3",
     "gemma3": "gemma3_text",
 }
+_POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # by llama.cpp's numbers, as their tokens' names
 _LAYERS_OF_GEMMA3_27B = 62
 _REQUIRED: Any = object()
 
@@ -139,6 +140,16 @@ def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -
     if (bos := fields.whole("tokenizer.ggml.bos_token_id", -1)) >= 0:
         config["bos_token_id"] = bos
     return config
+
+
+def pooling_of(fields: Fields) -> dict[str, bool]:
+    """1_Pooling/config.json of an embedding model; nothing where the file does not say that it is one."""
+    key = fields.own("pooling_type")
+    if (number := fields.whole(key, -1)) < 0:
+        return {}
+    if number >= len(_POOLINGS):
+        raise ConfigError(f"{key}: {number}: must be at most {len(_POOLINGS) - 1}")
+    return {f"pooling_mode_{_POOLINGS[number]}": True}
 
 
 def _check_shapes(shapes: Shapes, expected: Shapes) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from minisgl import _rust, envs
 from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
-from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of
+from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of, pooling_of
 
-FORMAT = "4"  # part of the key: a change of what is written makes new folders
+FORMAT = "5"  # part of the key: a change of what is written makes new folders
 BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
@@ -83,9 +83,12 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
             "generation_config.json": json.dumps(generation, indent=2),
             **(tokenizer_files(fields) if own_tokenizer else template_files(fields)),
         }
+        if pooling := pooling_of(fields):
+            files["1_Pooling/config.json"] = json.dumps(pooling)
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error
     for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
     return config
 

@@ -7,12 +7,13 @@ use minisgl_text::ChatTemplateSource;
 use serde::Deserialize;
 
 use crate::answer::errors::Errors;
+use crate::answer::fields::Pooling;
 use crate::engine::WatchTimes;
 use crate::message::SamplingParams;
 use crate::metrics::MetricsConfig;
 
 /// Of what is told. Another one is refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Everything that an answer depends on beside its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -84,6 +85,8 @@ pub struct GatewayConfig {
     pub errors: Arc<Errors>,
     /// The engine gives embeddings.
     pub embeds: bool,
+    /// Of requests that leave it out: the model's own. None: the Python server says why not.
+    pub pooling: Option<Pooling>,
     /// How answered requests are logged.
     pub log: LogConfig,
     /// How what happens is measured.

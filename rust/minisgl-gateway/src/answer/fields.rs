@@ -795,14 +795,23 @@ pub enum Encoding {
 }
 
 /// What an embedding is made of.
-#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
     /// All tokens of its text.
-    #[default]
     Mean,
     /// The last one.
     Last,
+}
+
+impl Pooling {
+    /// As the engine has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Last => "last",
+        }
+    }
 }
 
 body! {

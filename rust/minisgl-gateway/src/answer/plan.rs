@@ -15,7 +15,7 @@ use crate::metrics::Reason;
 use super::embedding::Vectors;
 use super::fields::{
     Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message,
-    MessagesBody, Object, Part, Pooling, Prompt, ResponsesBody, Role, Verbosity, Written, given,
+    MessagesBody, Object, Part, Prompt, ResponsesBody, Role, Verbosity, Written, given,
 };
 use super::messages::{self, Asked};
 use super::parsed::Parsing;
@@ -527,15 +527,12 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reas
 /// `server/encoding.py`.
 fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     sure(config.embeds && body.dimensions.is_none_or(|count| count >= 1))?;
-    let pooling = match body.pooling.unwrap_or_default() {
-        Pooling::Mean => "mean",
-        Pooling::Last => "last",
-    };
+    let pooling = body.pooling.or(config.pooling).ok_or(Reason::Error)?;
     let sampling = SamplingParams {
         max_tokens: Some(1),
         temperature: 0.0,
         seed: Some(0),
-        embedding: Some(pooling.to_owned()),
+        embedding: Some(pooling.name().to_owned()),
         ..SamplingParams::default()
     };
     Ok(Plan {

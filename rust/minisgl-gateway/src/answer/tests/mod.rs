@@ -15,7 +15,7 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
         "max_kept_answers": 9, "max_kept_bytes": 9000, "max_priority": 100, "any_model_name": false, "models": "{}", "max_seq_len": 100, "vocab_size": 50,
         "simulated": false, "special_tokens": {}, "defaults": {}, "api_key": null, "api_keys": [],
         "chat_templates": {"default": {"source": "", "content": "string"}}, "hosts": null, "cors_origins": [],
-        "errors": errors(), "embeds": true, "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
+        "errors": errors(), "embeds": true, "pooling": "last", "ranges": ranges(), "bounds": bounds(), "log": {"json": false, "access": true, "probes": false},
         "limits": {"max_queued_requests": 1, "max_queued_tokens": 1, "max_body_bytes": 1, "max_encoding_bytes": 1,
             "request_timeout": null, "slow_client_timeout": 1.0, "keep_alive_timeout": 1, "step_timeout": 1.0,
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
