@@ -67,9 +67,9 @@ fn bounds() -> Value {
 #[test]
 fn a_configuration_of_another_version_is_refused_by_its_number() {
     let error = GatewayConfig::read(r#"{"version": 0, "no_such_field": 1}"#).unwrap_err();
-    assert!(error.starts_with("it has version 0, the extension reads 3"), "{error}");
+    assert!(error.starts_with("it has version 0, the extension reads 4"), "{error}");
     assert!(
-        GatewayConfig::read(r#"{"version": 3}"#)
+        GatewayConfig::read(r#"{"version": 4}"#)
             .unwrap_err()
             .contains("missing field")
     );
