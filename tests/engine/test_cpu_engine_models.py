@@ -32,11 +32,13 @@ from tests.helpers.models import (
     THAT_SEE_ON_CPU,
     VARIANTS,
     DenseSequence,
+    flatten,
     reference_logits,
     save,
     tiny_mistral3,
     tiny_model,
 )
+from tests.helpers.models import load as decoder_of
 
 pytestmark = pytest.mark.any_cpu
 
@@ -73,6 +75,22 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if needs not in flags:
         pytest.skip(f"this processor has no {needs}")
     yield request.param
+
+
+@pytest.mark.parametrize("quantization", [None, "q8"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3-moe"])
+def test_flat_names_in_parts_of_mixed_types(variant: str, tmp_path: Path, quantization: str | None) -> None:
+    """Embedding models are saved so (Qwen3-Embedding)."""
+    reference = tiny_model(variant)
+    usual, plain = save(reference, tmp_path / "usual", shards=True), save(reference, tmp_path / "flat", shards=True)
+    numbers = flatten(plain)
+    save_file(numbers, usual / "model.safetensors")
+    (usual / "model.safetensors.index.json").unlink()
+    expected, found = (logits(load(one, kv_dtype="f32", quantization=quantization), IDS) for one in (usual, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    if quantization is None:
+        with_torch = DenseSequence(decoder_of(plain)).extend(IDS)
+        torch.testing.assert_close(with_torch, expected, rtol=0, atol=LOGITS_WITHIN)
 
 
 def test_logits_equal_transformers(reference: Any, folder: Path, isa: str) -> None:

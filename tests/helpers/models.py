@@ -5,12 +5,15 @@ Nothing of minisgl's attention or scheduling takes part; one sequence at a time.
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minisgl.models import load_config
@@ -311,6 +314,20 @@ def save(model: Any, folder: Path, *, shards: bool = False, original_names: bool
     model.save_pretrained(folder, max_shard_size=size, save_original_format=original_names)
     assert (folder / "model.safetensors.index.json").exists() == shards
     return folder
+
+
+def flatten(folder: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint's names without `model.`, as embedding models have them, and its tensors in turns of three types;
+    returns their numbers by the usual names."""
+    kinds, found = itertools.cycle((torch.bfloat16, torch.float16, torch.float32)), dict[str, torch.Tensor]()
+    renamed: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        stored = {name: tensor.to(next(kinds)) for name, tensor in sorted(load_file(file).items())}
+        found |= {name: tensor.float() for name, tensor in stored.items()}
+        renamed |= {name.removeprefix("model."): file.name for name in stored}
+        save_file({name.removeprefix("model."): tensor for name, tensor in stored.items()}, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": renamed}))
+    return found
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minisgl.config import ConfigError, Unsupported
-from minisgl.models.names import Names
+from minisgl.models.names import PREFIX, Names
 from minisgl.models.rope import parse_rope, parse_two_ropes
 
 Raw = Mapping[str, Any]
@@ -514,6 +514,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
+_FLAT = ("layers.", "embed_tokens.", "norm.")  # of a model that is saved without its head
 _OTHER_HALF = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
 
 
@@ -539,7 +540,9 @@ def text_config(raw: Raw, architecture: str) -> Raw:
 
 def own_name(architecture: str, name: str) -> str | None:
     """What a decoder calls a tensor of such a model's checkpoint; None for one that is no part of it."""
-    return text_name(name) if has_text_half(architecture) else name
+    if has_text_half(architecture):
+        return text_name(name)
+    return PREFIX + name if name.startswith(_FLAT) else name
 
 
 def is_other_half(name: str) -> bool:

@@ -23,7 +23,7 @@ from minisgl.models.architectures import (
     no_windows,
     text_config,
 )
-from minisgl.models.names import CHECKPOINT, GGUF, whole_names
+from minisgl.models.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.models.rope import RopeConfig, context_length, parse_rope
 from minisgl.weights.quantization import Packing, parse_packing
 
@@ -218,7 +218,7 @@ def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
     """What the parts of the model are called in checkpoints and in GGUF files."""
     known = find_architecture(config.architecture)
     return {
-        "checkpoint": whole_names(CHECKPOINT, known.names, "model.layers.{layer}"),
+        "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, "model.layers.{layer}")),
         "gguf": whole_names(GGUF, known.gguf_names, "blk.{layer}"),
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 Names = Mapping[str, str | tuple[str, ...]]
 
+PREFIX = "model."  # of all but the head
 _GLOBAL = ("embedding", "norm", "head")
 CHECKPOINT: Names = {
     "embedding": "model.embed_tokens",
@@ -76,3 +77,12 @@ def whole_names(common: Names, own: Names, layers: str) -> dict[str, list[str]]:
         part: [one if part in _GLOBAL else f"{layers}.{one}" for one in ([name] if isinstance(name, str) else name)]
         for part, name in found.items()
     }
+
+
+def with_flat(names: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Embedding models are saved without their head, and so without the prefix that sets it apart."""
+    return {part: list(dict.fromkeys([*ways, *map(flat, ways)])) for part, ways in names.items()}
+
+
+def flat(name: str) -> str:
+    return name.removeprefix(PREFIX)
