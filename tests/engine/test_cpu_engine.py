@@ -25,7 +25,16 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
 
 @pytest.fixture(
     scope="module",
-    params=["llama-linear-mha", "qwen3-tied", "mistral-window", "qwen3-moe", "gemma2-caps", "qwen2-moe", "cohere"],
+    params=[
+        "llama-linear-mha",
+        "qwen3-tied",
+        "mistral-window",
+        "qwen3-moe",
+        "gemma2-caps",
+        "qwen2-moe",
+        "cohere",
+        "glm4-moe",
+    ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tiny_model(request.param), tmp_path_factory.mktemp("checkpoint"))

@@ -149,6 +149,16 @@ def test_experts_in_one_tensor_are_the_same(tmp_path: Path) -> None:
     assert torch.equal(apart, together)
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    reference, said = tiny_model("glm4-moe"), list[str]()
+    file = save(reference, tmp_path) / "model.safetensors"
+    save_file({**load_file(file), "model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, file)
+    config = EngineConfig(model=str(tmp_path), num_pages=64, kv_dtype="f32")
+    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
+    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert "one token a step: what predicts further ones (MTP) is not loaded" in said
+
+
 def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> None:
     reference = tiny_model("llama-bias-untied")
     folder = save(reference, tmp_path)
@@ -158,7 +168,9 @@ def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> No
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
-@pytest.mark.parametrize("variant", ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3"])
+@pytest.mark.parametrize(
+    "variant", ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3", "glm4-moe"]
+)
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = save(tiny_model(variant), tmp_path), []
     for isa in ("scalar", "avx2", "avx512"):

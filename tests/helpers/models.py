@@ -156,6 +156,19 @@ _YARN_OF_FULL = {
 }
 _GROWING = {**_YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
+_GROUPED = {
+    "head_dim": 16,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    **_NO_PAD,
+}
+_LATE = {"max_window_layers": 1, "norm_topk_prob": True}
 # Those that the CPU engine alone has native layers for.
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("Phi3ForCausalLM", {"sliding_window": 11, **_NO_PAD}),
@@ -209,6 +222,25 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, **_NO_PAD}),
     "arcee": ("ArceeForCausalLM", {"mlp_bias": True, "attention_bias": True, **_NO_PAD}),
     "ministral3": ("Ministral3ForCausalLM", {"head_dim": 16, "rope_parameters": _GROWING, **_NO_PAD}),
+    "glm4-moe": ("Glm4MoeForCausalLM", {**_GROUPED, "use_qk_norm": True, "attention_bias": True}),
+    "dots1-window": ("Dots1ForCausalLM", {**_GROUPED, "n_group": 1, "topk_group": 1, "sliding_window": 9, **_LATE}),
+    "ernie4.5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **_NO_PAD,
+            "head_dim": 24,
+            "moe_num_experts": 7,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "num_hidden_layers": 5,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 3,
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {"head_dim": 16, "num_experts": 6, "moe_topk": 3, "rope_parameters": _ALPHA, **_NO_PAD},
+    ),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16, "rope_parameters": _ALPHA, **_NO_PAD}),
 }
 
@@ -305,6 +337,9 @@ def randomised(model: Any) -> Any:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.normal_(0.0, 0.3)
     return model.float().eval()
 
 

@@ -158,6 +158,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     model = load_config(folder)
     if has_text_half(model.architecture):
         say("text only: what sees is not loaded")
+    if model.left_out:
+        say("one token a step: what predicts further ones (MTP) is not loaded")
     texts = text_folder(config, folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
     settings = _settings(config, model, gguf or folder, context_len)
@@ -282,6 +284,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "logits_cap": model.logits_cap,
         "activation": model.activation,
         "gated": model.gated,
+        "left_out": model.left_out,
         "moe": None if moe is None else {**asdict(moe), "layers": sorted(moe.layers)},
     }
 

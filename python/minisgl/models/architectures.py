@@ -45,7 +45,9 @@ class Architecture:
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
     """Routed experts, in the layers whose indices `layers` holds. `shared_size`: numbers within an expert that every
-    token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none."""
+    token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none. `choice_bias`: the
+    experts are chosen by their scores with a bias each, which their weights do not have. `groups` of neighbours: only
+    experts of `chosen_groups` of them are chosen, those whose `group_best` largest scores sum up to most."""
 
     num_experts: int
     experts_per_token: int
@@ -54,14 +56,23 @@ class MoeConfig:
     layers: frozenset[int]
     shared_size: int = 0
     shared_gated: bool = False
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 2
+    least_sum: float = 1e-20  # what weights are divided by at least where they are scaled to sum up to 1
+    scale: float = 1.0  # of the weights, behind all that
+
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
-    """`num_local_experts` is how transformers 5 writes `num_experts`."""
     num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
     plain = set(raw.get("mlp_only_layers") or ())
-    num_experts = int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"])
-    per_token = int(raw["num_experts_per_tok"])
+    num_experts, per_token = _one_of(raw, _NUM_EXPERTS), _one_of(raw, _PER_TOKEN)
     if not 1 <= per_token <= num_experts:
         raise ConfigError(f"config.json: num_experts_per_tok: {per_token}: must be between 1 and {num_experts}")
     found: dict[str, Any] = {
@@ -70,8 +81,55 @@ def _moe(raw: Raw, **changes: Any) -> MoeConfig:
         "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
         "layers": frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
     }
-    found["intermediate_size"] = int(raw[changes.pop("size", "moe_intermediate_size")])
+    found["intermediate_size"] = _one_of(raw, (changes.pop("size", "moe_intermediate_size"),))
     return MoeConfig(**{**found, **changes})
+
+
+def _one_of(raw: Raw, names: tuple[str, ...]) -> int:
+    """A number by one of its names; a list, such as Hunyuan's, has one for each layer, all of them the same."""
+    name = next((name for name in names if raw.get(name) is not None), names[0])
+    found = raw[name]
+    if isinstance(found, list):
+        if not found or any(one != found[0] for one in found):
+            raise ConfigError(f"config.json: {name}: {found}: layers that differ in it are not supported")
+        found = found[0]
+    return int(found)
+
+
+def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
+    """As DeepSeek V3 routes (arXiv 2412.19437): scores are sigmoids, a bias balances the choice, experts stand in
+    groups, the first layers are dense, and there are experts that every token goes through."""
+    num_layers, first = int(raw["num_hidden_layers"]), int(raw.get("first_k_dense_replace") or 0)
+    groups, chosen = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
+    moe = _moe(
+        raw,
+        **{
+            "layers": frozenset(range(first, num_layers)),
+            "score": "sigmoid",
+            "choice_bias": True,
+            "groups": groups,
+            "chosen_groups": chosen,
+            "scale": float(raw.get("routed_scaling_factor") or 1.0),
+            "shared_size": int(raw.get("n_shared_experts") or 0) * int(raw["moe_intermediate_size"]),
+            **changes,
+        },
+    )
+    if (
+        not 1 <= chosen <= groups
+        or moe.num_experts % groups
+        or moe.experts_per_token * groups > chosen * moe.num_experts
+    ):
+        raise ConfigError(
+            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups, of which "
+            f"each token takes {moe.experts_per_token}, cannot be"
+        )
+    return moe
+
+
+def _mtp(raw: Raw) -> tuple[str, ...]:
+    """Layers behind the last one, which predict further tokens."""
+    last, more = int(raw["num_hidden_layers"]), int(raw.get("num_nextn_predict_layers") or 0)
+    return tuple(f"{prefix}.{layer}." for layer in range(last, last + more) for prefix in ("model.layers", "blk"))
 
 
 def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: int = 6) -> tuple[int | None, ...]:
@@ -355,6 +413,41 @@ def _ernie(raw: Raw) -> dict[str, Any]:
     }
 
 
+def _glm4_moe(raw: Raw) -> dict[str, Any]:
+    bias = bool(raw.get("attention_bias", False))
+    return {
+        **_partial(raw, 0.5),
+        "qkv_bias": bias,
+        "out_bias": False,
+        "qk_norm": "head" if raw.get("use_qk_norm") else "none",
+        "moe": _grouped_moe(raw),
+        "left_out": _mtp(raw),
+    }
+
+
+def _dots1(raw: Raw) -> dict[str, Any]:
+    windows = _windows({**raw, "use_sliding_window": True}, "layers")
+    return {"qk_norm": "head", "windows": windows, "moe": _grouped_moe(raw)}
+
+
+def _ernie_moe(raw: Raw) -> dict[str, Any]:
+    """Some layers have experts. With biases the head would have one, too."""
+    _none_of(raw, "use_bias")
+    last = int(raw["num_hidden_layers"]) - 1
+    step, first = int(raw.get("moe_layer_interval") or 1), int(raw.get("moe_layer_start_index", 1) or 0)
+    end = int(raw.get("moe_layer_end_index", -1))
+    size = _one_of(raw, ("moe_intermediate_size",))
+    moe = _moe(
+        raw,
+        norm_topk_prob=True,
+        layers=frozenset(i for i in range(first, (last if end == -1 else end) + 1) if (i + 1) % step == 0),
+        choice_bias=True,
+        least_sum=float(raw.get("moe_norm_min", 1e-12)),
+        shared_size=int(raw.get("moe_num_shared_experts", 2) or 0) * size,
+    )
+    return {**_ernie(raw), "moe": moe, "left_out": ("model.mtp_", *_mtp(raw))}
+
+
 def _exaone4(raw: Raw) -> dict[str, Any]:
     """Where some layers have a window, only they are rotated."""
     num_layers = int(raw["num_hidden_layers"])
@@ -413,6 +506,16 @@ def _hunyuan(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "rotated", "rope": parse_rope(raw), "qkv_bias": bias, "out_bias": bias}
 
 
+def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
+    """Every layer has experts, and one that every token goes through, as large as they are."""
+    _none_of(raw, "use_cla", "moe_layer_num_skipped")
+    for name, wanted in (("moe_intermediate_size", int(raw["intermediate_size"])), ("num_shared_expert", 1)):
+        if raw.get(name) is not None and (found := _one_of(raw, (name,))) != wanted:
+            raise ConfigError(f"config.json: {name}: {found} is not supported: only {wanted}")
+    moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=int(raw["intermediate_size"]))
+    return {**_hunyuan(raw), "moe": moe}
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _BLOCK = "block_sparse_moe"
 _MIXTRAL_NAMES: Names = {
@@ -433,6 +536,20 @@ _GLM4_NAMES: Names = {
     "mlp_norm_behind": "post_mlp_layernorm",
 }
 _PHI3_NAMES: Names = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+_SHARED_NAMES: Names = {f"shared_{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")}
+_HUNYUAN_NAMES: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
+_HUNYUAN_MOE_NAMES: Names = {
+    **_HUNYUAN_NAMES,
+    "router": ("mlp.gate.wg", "mlp.gate"),
+    **{f"shared_{one}": f"mlp.shared_mlp.{one}_proj" for one in ("gate", "up", "down")},
+}
+_ERNIE_MOE_NAMES: Names = {
+    **_SHARED_NAMES,
+    "choice_bias": (
+        "mlp.moe_statics.e_score_correction_bias",
+        "mlp.gate.moe_statics.e_score_correction_bias",
+    ),
+}
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -469,9 +586,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SeedOssForCausalLM": Architecture(_seed_oss, gguf_names={"mlp_norm": ("post_attention_norm", "ffn_norm")}),
     "ArceeForCausalLM": Architecture(_arcee, gguf_interleaved=True),
     "Ministral3ForCausalLM": Architecture(_ministral3, gguf_interleaved=True),
-    "HunYuanDenseV1ForCausalLM": Architecture(
-        _hunyuan, {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
-    ),
+    "HunYuanDenseV1ForCausalLM": Architecture(_hunyuan, _HUNYUAN_NAMES),
+    "HunYuanMoEV1ForCausalLM": Architecture(_hunyuan_moe, _HUNYUAN_MOE_NAMES),
+    "Glm4MoeForCausalLM": Architecture(_glm4_moe, _SHARED_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}),
+    "Dots1ForCausalLM": Architecture(_dots1, _SHARED_NAMES),
+    "Ernie4_5_MoeForCausalLM": Architecture(_ernie_moe, _ERNIE_MOE_NAMES, interleaved=True, gguf_interleaved=True),
 }
 
 _CHUNKS = "attention within chunks of the text, which no engine here has"

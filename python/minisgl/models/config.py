@@ -80,6 +80,8 @@ class ModelConfig:
     logits_cap: float = 0.0
     query_growth: tuple[float, int] | None = None
     """(beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n))."""
+    left_out: tuple[str, ...] = ()
+    """How the names of tensors begin that are no part of the decoder: they predict tokens after the next (MTP)."""
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -1,7 +1,8 @@
 """What the tensors of a decoder are called, in checkpoints of transformers and in GGUF files.
 
 Names are by part; `{layer}`, `{expert}` and `{head}` stand for numbers. A part without `.weight` or `.bias` has one of
-them added, but for the stacked experts, whose names are whole. Several names are tried in turn.
+them added, but for stacked experts and the bias of their choice, whose names are whole. Several names are tried in
+turn.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CHECKPOINT: Names = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "router": "mlp.gate",
+    "choice_bias": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{expert}.gate_proj",
     "expert_up": "mlp.experts.{expert}.up_proj",
     "expert_down": "mlp.experts.{expert}.down_proj",
@@ -58,6 +60,7 @@ GGUF: Names = {
     "up": "ffn_up",
     "down": "ffn_down",
     "router": "ffn_gate_inp",
+    "choice_bias": "exp_probs_b.bias",
     "experts_gate": "ffn_gate_exps.weight",
     "experts_up": "ffn_up_exps.weight",
     "experts_down": "ffn_down_exps.weight",

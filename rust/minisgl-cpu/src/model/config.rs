@@ -77,6 +77,8 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// The MLP has a gate beside what it is multiplied with; else that goes through the activation itself.
     pub gated: bool,
+    /// How the names of tensors begin that are no part of the decoder.
+    pub left_out: Vec<String>,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
 }
@@ -141,6 +143,30 @@ pub struct MoeConfig {
     pub shared_size: usize,
     /// It is weighted by a gate.
     pub shared_gated: bool,
+    /// What a router's logits become.
+    pub score: Score,
+    /// Experts are chosen by their scores with a bias each, which their weights do not have.
+    pub choice_bias: bool,
+    /// Groups of neighbours.
+    pub groups: usize,
+    /// From how many groups experts are chosen.
+    pub chosen_groups: usize,
+    /// How many of its largest scores a group is chosen by.
+    pub group_best: usize,
+    /// What weights are divided by at least where they are scaled to sum up to 1.
+    pub least_sum: f32,
+    /// Weights are multiplied by it in the end.
+    pub scale: f32,
+}
+
+/// What a router's logits become.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Score {
+    /// Shares of all experts.
+    Softmax,
+    /// 1 / (1 + e^-x), each by itself.
+    Sigmoid,
 }
 
 impl ModelConfig {
@@ -224,6 +250,16 @@ impl MoeConfig {
             if value == 0 || value > most {
                 return Err(unsupported(name, value, &format!("must be 1..{most}")));
             }
+        }
+        let groups = self.groups;
+        if groups == 0 || !self.num_experts.is_multiple_of(groups) {
+            let why = format!("does not divide {} experts", self.num_experts);
+            return Err(unsupported("n_group", groups, &why));
+        }
+        let most = self.chosen_groups * (self.num_experts / groups);
+        if self.chosen_groups > groups || self.experts_per_token > most {
+            let why = format!("of {groups} groups, {} experts a token", self.experts_per_token);
+            return Err(unsupported("topk_group", self.chosen_groups, &why));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The forward through routed experts: each token goes through the few that its router finds most likely.
+//! The forward through routed experts: each token goes through the few that its router scores most.
 //!
-//! Invariants: a token's sum runs over its experts from the most to the least likely, whatever else is in the step;
-//! of equally likely experts the one with the lower number wins.
+//! Invariants: a token's sum runs over its experts from the one that scores most on, whatever else is in the step;
+//! of experts with equal scores the one with the lower number wins.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::cell::UnsafeCell;
 use crate::kernels::Kernels;
 use crate::kernels::scalar::exp;
 use crate::model::buffers::{ExpertBuffers, Order, Phase};
-use crate::model::config::MoeConfig;
+use crate::model::config::{MoeConfig, Score};
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Experts, Layer, Norm};
 use crate::model::worker::{FEW, Forward, TOKENS, Worker, each};
@@ -141,7 +141,10 @@ impl Worker<'_, '_> {
                 );
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
-            for (rank, choice) in choose(logits, moe).into_iter().enumerate() {
+            for (rank, choice) in choose(logits, moe, experts.choice_bias.as_deref())
+                .into_iter()
+                .enumerate()
+            {
                 // SAFETY: its piece: the choices of this token.
                 unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
             }
@@ -231,22 +234,48 @@ impl Worker<'_, '_> {
     }
 }
 
-/// The most likely experts of a softmax over `logits`, with their weights.
-fn choose(logits: &[f32], moe: &MoeConfig) -> Vec<(u32, f32)> {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let shares: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
-    let total: f32 = shares.iter().sum();
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by(|a, b| shares[*b as usize].total_cmp(&shares[*a as usize]).then(a.cmp(b)));
+/// A token's experts, from the one that scores most on, with their weights.
+fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
+    let scores: Vec<f32> = match moe.score {
+        Score::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        Score::Softmax => {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let shares: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+            let total: f32 = shares.iter().sum();
+            shares.into_iter().map(|share| share / total).collect()
+        }
+    };
+    let mut wanted = scores.clone();
+    if let Some(bias) = bias {
+        wanted.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+    }
+    let size = wanted.len() / moe.groups;
+    let first = |scores: &[f32]| {
+        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+        order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
+        order
+    };
+    if moe.chosen_groups < moe.groups {
+        let best = |group: &[f32]| -> f32 {
+            let order = first(group);
+            order.iter().take(moe.group_best).map(|at| group[*at as usize]).sum()
+        };
+        let groups: Vec<f32> = wanted.chunks(size).map(best).collect();
+        for group in first(&groups).into_iter().skip(moe.chosen_groups) {
+            wanted[group as usize * size..][..size].fill(f32::NEG_INFINITY);
+        }
+    }
+    let mut order = first(&wanted);
     order.truncate(moe.experts_per_token);
     let kept: f32 = if moe.norm_topk_prob {
-        order.iter().map(|expert| shares[*expert as usize] / total).sum()
+        let sum: f32 = order.iter().map(|expert| scores[*expert as usize]).sum();
+        sum.max(moe.least_sum)
     } else {
         1.0
     };
     order
         .into_iter()
-        .map(|expert| (expert, shares[expert as usize] / total / kept))
+        .map(|expert| (expert, scores[expert as usize] / kept * moe.scale))
         .collect()
 }
 

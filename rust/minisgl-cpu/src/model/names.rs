@@ -48,6 +48,8 @@ pub enum Part {
     Down,
     /// The router of a mixture of experts.
     Router,
+    /// What its scores are added to for the choice of experts.
+    ChoiceBias,
     /// As of an MLP, of an expert that has tensors of its own.
     ExpertGate,
     /// As above.
@@ -77,7 +79,7 @@ impl Part {
     fn is_whole(self) -> bool {
         matches!(
             self,
-            Self::ExpertsGate | Self::ExpertsUp | Self::ExpertsGateUp | Self::ExpertsDown
+            Self::ExpertsGate | Self::ExpertsUp | Self::ExpertsGateUp | Self::ExpertsDown | Self::ChoiceBias
         )
     }
 }

@@ -145,6 +145,15 @@ impl Tensors {
                     .tensor(name)
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
+                    // a row of its own or a vector: files differ
+                    if inner(view.shape()) == inner(shape) {
+                        return Ok(Found::Owned {
+                            name: name.to_owned(),
+                            kind: view.kind(),
+                            shape: shape.to_vec(),
+                            data: view.data().to_vec(),
+                        });
+                    }
                     return Err(Error::file(format!(
                         "the tensor {name} is {:?}, the model's config wants {shape:?}",
                         view.shape()
@@ -185,6 +194,12 @@ impl Tensors {
             if left.len() > 8 { ", ..." } else { "" }
         )))
     }
+}
+
+/// A shape without the dimensions of one that it begins with.
+fn inner(shape: &[usize]) -> &[usize] {
+    let ones = shape.iter().take_while(|&&size| size == 1).count();
+    &shape[ones..]
 }
 
 /// GPTQ's tools write biases that no model asks for.

@@ -112,6 +112,8 @@ impl Mlp {
 pub struct Experts {
     /// [experts, hidden], and a row for the gate of the shared one if it has one.
     pub router: Matrix,
+    /// Added to scores for the choice.
+    pub choice_bias: Option<Vec<f32>>,
     /// All of them.
     pub experts: Vec<Mlp>,
     /// One that every token goes through.
@@ -283,6 +285,7 @@ const ROPE_FACTORS: [&str; 3] = [
 fn is_redundant(name: &str, config: &ModelConfig) -> bool {
     ROPE_FACTORS.contains(&name)
         || name.ends_with("rotary_emb.inv_freq")
+        || config.left_out.iter().any(|prefix| name.starts_with(prefix))
         || (config.tie_word_embeddings && name == "lm_head.weight")
 }
 
@@ -545,7 +548,7 @@ impl Loader<'_> {
         let mut router = vec![self.part(Part::Router, [count, hidden])?];
         let shared = if moe.shared_size > 0 {
             if moe.shared_gated {
-                router.push(self.shared_router(hidden)?);
+                router.push(self.part(Part::SharedRouter, [1, hidden])?);
             }
             let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
             Some(self.dense(parts, moe.shared_size)?)
@@ -553,6 +556,11 @@ impl Loader<'_> {
             None
         };
         let router = pack(&router, false)?;
+        let choice_bias = if moe.choice_bias {
+            Some(self.vector(Part::ChoiceBias, "bias", count)?)
+        } else {
+            None
+        };
         let apart = self.tensors.files.knows(Part::ExpertDown);
         let experts = if apart && !self.tensors.has(Part::ExpertsDown, self.at(), "weight") {
             (0..count)
@@ -563,23 +571,9 @@ impl Loader<'_> {
         };
         Ok(Experts {
             router,
+            choice_bias,
             experts,
             shared,
-        })
-    }
-
-    /// [1, hidden]; GGUF has it as [hidden].
-    fn shared_router(&self, hidden: usize) -> Result<Found<'_>> {
-        if self.tensors.is_checkpoint() {
-            return self.part(Part::SharedRouter, [1, hidden]);
-        }
-        let found = self.tensors.part(Part::SharedRouter, self.at(), &[hidden])?;
-        let view = found.view()?;
-        Ok(Found::Owned {
-            name: view.name().to_owned(),
-            kind: view.kind(),
-            shape: vec![1, hidden],
-            data: view.data().to_vec(),
         })
     }
 
