@@ -27,7 +27,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def architectures() -> str:
     return table(
         ("`general.architecture`", "read as", "test"),
-        ((f"`{name}`", f"`{ours}`", CONVERTED) for name, ours in gguf_config.ARCHITECTURES.items()),
+        ((f"`{name}`", f"`{reader.named}`", CONVERTED) for name, reader in gguf_config.READERS.items()),
     )
 
 

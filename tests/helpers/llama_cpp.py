@@ -39,7 +39,14 @@ FILES = "make file-environments"
 NUM_TOP = 20
 SENTENCEPIECE = "sentencepiece"
 _CONVERTER = """
-import sys, conversion.base, convert_hf_to_gguf
+import enum, sys
+def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
+    if name.startswith("_"):
+        raise AttributeError(name)
+    if name in kind._member_map_ or kind.__name__ not in ("MODEL_ARCH", "MODEL_TENSOR"):
+        return known(kind, name)
+known, enum.EnumType.__getattr__ = getattr(enum.EnumType, "__getattr__", object.__getattribute__), member
+import conversion.base, convert_hf_to_gguf
 pre = sys.argv.pop(1)
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
 convert_hf_to_gguf.main()
@@ -93,7 +100,7 @@ def put_tokenizer(folder: Path, kind: str) -> int:
     vocab = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
     found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.add_special_tokens(["<|endoftext|>"])
+    found.add_special_tokens(["<|endoftext|>", "<|user|>"])  # the converter asks GLM's for the second
     transformers.PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>").save_pretrained(folder)
     return found.get_vocab_size()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minisgl.config import ConfigError
@@ -15,28 +16,16 @@ from minisgl.config import ConfigError
 Shapes = Mapping[str, tuple[int, ...]]
 """By tensor, outermost dimension first."""
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",  # Mistral, too, which differs by its window
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-}
-INTERLEAVED = ("llama", "smollm3")
-"""Architectures whose files have the two halves of each head of q and k interleaved (llama.cpp's rope type NORM)."""
 TABLE, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-_TYPES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "smollm3": "smollm3",
-    "gemma3": "gemma3_text",
-}
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 _POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # by llama.cpp's numbers, as their tokens' names
 _LAYERS_OF_GEMMA3_27B = 62
+_LAYERS_OF_GEMMA2_27B = 46
 _REQUIRED: Any = object()
+
+
+Config = Mapping[str, Any]
 
 
 class Fields:
@@ -45,8 +34,8 @@ class Fields:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self.architecture = self.text("general.architecture")
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+        if self.architecture not in READERS:
+            known = ", ".join(READERS)
             raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
 
     def own(self, key: str) -> str:
@@ -81,6 +70,9 @@ class Fields:
     def wholes(self, key: str) -> list[int]:
         return self._list(key, int, "a list of whole numbers")
 
+    def flags(self, key: str) -> list[bool]:
+        return self._list(key, bool, "a list of true and false")
+
     def reals(self, key: str) -> list[float]:
         return self._list(key, float, "a list of numbers")
 
@@ -99,27 +91,51 @@ class Fields:
         return value
 
 
-def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -> dict[str, Any]:
-    """config.json. `factors`: the values of `ROPE_FACTORS`, if the file has it."""
-    own = fields.own
+Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
+"""What only one architecture has, of a config.json that has the rest; it may replace fields of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
+    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `on_torch`:
+    torch imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
+    (llama.cpp's rope type NORM)."""
+
+    named: str
+    own: Own = lambda fields, shapes, config: {}
+    model_type: str = ""
+    layer_norm: bool = False
+    partial: bool = False
+    fused: bool = False
+    on_torch: bool = False
+    interleaved: bool = False
+
+
+def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """config.json. `factors`: the values of `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS`, of those that the file
+    has."""
+    own, reader = fields.own, READERS[fields.architecture]
     hidden, heads = fields.positive(own("embedding_length")), fields.positive(own("attention.head_count"))
     head_dim = fields.positive(own("attention.key_length"), hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (found := fields.whole(own(key), head_dim)) != head_dim:
+    rotated = fields.positive(own("rope.dimension_count"), head_dim)
+    fixed = {"attention.value_length": fields.whole(own("attention.value_length"), head_dim)}
+    if not reader.partial or rotated > head_dim:
+        fixed["rope.dimension_count"] = rotated
+    for key, found in fixed.items():
+        if found != head_dim:
             raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
     heads_kv, layers = fields.positive(own("attention.head_count_kv"), heads), fields.positive(own("block_count"))
-    vocab = shapes.get(TABLE, (0,))[0]
-    _check_shapes(
-        shapes,
-        {
-            TABLE: (vocab, hidden),
-            f"blk.{layers - 1}.attn_q.weight": (heads * head_dim, hidden),
-            f"blk.{layers - 1}.attn_k.weight": (heads_kv * head_dim, hidden),
-        },
-    )
+    vocab, last = shapes.get(TABLE, (0,))[0], f"blk.{layers - 1}"
+    expected = {f"{last}.attn_q.weight": (heads * head_dim, hidden)}
+    expected[f"{last}.attn_k.weight"] = (heads_kv * head_dim, hidden)
+    if reader.fused:
+        expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
+    _check_shapes(shapes, {TABLE: (vocab, hidden), **expected})
+    epsilon = "attention.layer_norm_epsilon" if reader.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[fields.architecture]],
-        "model_type": _TYPES[fields.architecture],
+        "architectures": [reader.named],
+        "model_type": reader.model_type or fields.architecture,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -128,13 +144,17 @@ def config_of(fields: Fields, shapes: Shapes, factors: Sequence[float] | None) -
         "intermediate_size": fields.positive(own("feed_forward_length")),
         "vocab_size": vocab,
         "max_position_embeddings": fields.positive(own("context_length")),
-        "rms_norm_eps": fields.real(own("attention.layer_norm_rms_epsilon")),
+        "layer_norm_eps" if reader.layer_norm else "rms_norm_eps": fields.real(own(epsilon)),
         "rope_theta": fields.real(own("rope.freq_base"), 10_000.0),
         "tie_word_embeddings": HEAD not in shapes,
         "eos_token_id": fields.whole("tokenizer.ggml.eos_token_id"),
         "torch_dtype": "bfloat16",
     }
-    config |= {"hidden_act": "silu"} | _of_architecture(fields, shapes, config)
+    if reader.partial:
+        config["partial_rotary_factor"] = rotated / head_dim
+    config |= {"hidden_act": "silu"} | reader.own(fields, shapes, config)
+    if (window := _window(fields, config)) and "sliding_window" not in config:
+        raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
     if scaling := _rope_scaling(fields, factors, config):
         config["rope_scaling"] = scaling
     if (bos := fields.whole("tokenizer.ggml.bos_token_id", -1)) >= 0:
@@ -162,27 +182,34 @@ def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
             raise ConfigError(f"tensor {name} {found}")
 
 
-def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What only some architectures have."""
+def _window(fields: Fields, config: Config) -> int | None:
+    """A window that makes a difference."""
+    window = fields.whole(fields.own("attention.sliding_window"), 0)
+    return window if 0 < window < config["max_position_embeddings"] else None
+
+
+def _llama(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """Mistral's and Mixtral's files say llama, too."""
+    window = _window(fields, config)
+    if fields.whole(fields.own("expert_count"), 0):
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            **_experts(fields),
+            "sliding_window": window,
+        }
+    if window:
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes}
+
+
+def _qwen3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {"attention_bias": False}
+
+
+def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """llama.cpp makes the weights of a token's experts sum up to 1 for all models of this architecture."""
     own = fields.own
-    window = fields.whole(own("attention.sliding_window"), 0)
-    windowed = 0 < window < config["max_position_embeddings"]
-    if fields.architecture == "gemma3":
-        return _gemma3(fields, window, config)
-    if fields.architecture == "llama":
-        if fields.whole(own("expert_count"), 0):
-            raise ConfigError(f"{own('expert_count')}: experts of this architecture are not imported")
-        if windowed:
-            return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-        return {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes}
-    if windowed:
-        raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
-    if fields.architecture == "qwen2":
-        return {}
-    if fields.architecture == "qwen3":
-        return {"attention_bias": False}
-    if fields.architecture == "smollm3":  # the fourth layers are llama.cpp's, no key says them
-        return {"no_rope_layer_interval": 4, "attention_bias": "blk.0.attn_q.bias" in shapes}
     routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(config["num_hidden_layers"])]
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
     for name in routers:
@@ -194,15 +221,21 @@ def _of_architecture(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) 
         "num_experts": experts,
         "num_experts_per_tok": fields.positive(own("expert_used_count")),
         "moe_intermediate_size": size,
-        "norm_topk_prob": True,  # llama.cpp does so for all models of this architecture
+        "norm_topk_prob": True,
         "mlp_only_layers": [i for i, name in enumerate(routers) if name not in shapes],
     }
 
 
-def _gemma3(fields: Fields, window: int, config: Mapping[str, Any]) -> dict[str, Any]:
+def _smollm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """Which layers rotate is llama.cpp's, no key says it."""
+    return {"no_rope_layer_interval": 4, "attention_bias": "blk.0.attn_q.bias" in shapes}
+
+
+def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """What no key says is what llama.cpp takes: each sixth layer attends to all tokens, layers with a window rotate by
     a base of 10,000, and the largest model alone scales its scores by another size than that of a head."""
     own, layers = fields.own, config["num_hidden_layers"]
+    window = fields.whole(own("attention.sliding_window"), 0)
     if cap := fields.real(own("final_logit_softcapping"), 0.0):
         raise ConfigError(f"{own('final_logit_softcapping')}: {cap:g} is not imported: only logits as they are")
     every = fields.whole(own("attention.sliding_window_pattern"), 6) if window > 0 else 1
@@ -219,10 +252,146 @@ def _gemma3(fields: Fields, window: int, config: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _rope_scaling(fields: Fields, factors: Sequence[float] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+def _experts(fields: Fields) -> dict[str, Any]:
+    own = fields.own
+    return {
+        "num_local_experts": fields.positive(own("expert_count")),
+        "num_experts_per_tok": fields.positive(own("expert_used_count")),
+    }
+
+
+def _layer_types(fields: Fields, every: int | None = None) -> dict[str, Any]:
+    """Which layers have the window: a list by layer says it, or each `every`-th has none."""
+    own, layers = fields.own, fields.positive(fields.own("block_count"))
+    window, pattern = fields.positive(own("attention.sliding_window")), own("attention.sliding_window_pattern")
+    windows = fields.flags(pattern) if every is None else [(i + 1) % every != 0 for i in range(layers)]
+    if len(windows) != layers:
+        raise ConfigError(f"{pattern}: {len(windows)} are not one for each of {layers} layers")
+    kinds = ["sliding_attention" if one else "full_attention" for one in windows]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _phi3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own = fields.own
+    original = fields.positive(own("rope.scaling.original_context_length"), config["max_position_embeddings"])
+    window = fields.whole(own("attention.sliding_window"), 0)
+    return {"original_max_position_embeddings": original, "sliding_window": window if window > 0 else None}
+
+
+def _granite(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    keys = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    plain = {"attention_multiplier": config["head_dim"] ** -0.5}
+    found: dict[str, Any] = {name: fields.real(fields.own(key), plain.get(name, 1.0)) for name, key in keys.items()}
+    if not all(found.values()):
+        raise ConfigError(f"scales of granite: {found}: none may be 0")
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes}
+    return {**found, **biases}
+
+
+def _granite_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    if size := fields.whole(key := fields.own("expert_shared_feed_forward_length"), 0):
+        raise ConfigError(f"{key}: {size}: a shared expert of this architecture is not imported")
+    return {**_granite(fields, shapes, config), **_experts(fields)}
+
+
+def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    if not fields.whole(fields.own("attention.sliding_window"), 0):
+        return {}
+    return {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", **_layer_types(fields)}
+
+
+def _gemma2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """The largest model alone scales its scores by another size than that of a head."""
+    own, is_27b = fields.own, config["num_hidden_layers"] == _LAYERS_OF_GEMMA2_27B
+    sizes = (config["hidden_size"] // config["num_attention_heads"], config["head_dim"])
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": sizes[0] if is_27b else sizes[1],
+        "attn_logit_softcapping": fields.real(own("attn_logit_softcapping"), 50.0),
+        "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
+        **_layer_types(fields, every=2),
+    }
+
+
+def _qwen2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own = fields.own
+    return {
+        **_experts(fields),
+        "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
+        "shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
+        "norm_topk_prob": False,
+    }
+
+
+def _stablelm(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": fields.flag(fields.own("use_parallel_residual"), True),
+        "use_qkv_bias": "blk.0.attn_q.bias" in shapes,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in shapes,
+    }
+
+
+def _starcoder2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    window = fields.whole(fields.own("attention.sliding_window"), 0)
+    bias = "blk.0.attn_q.bias" in shapes
+    found = {"hidden_act": "gelu_pytorch_tanh", "use_bias": bias, "norm_epsilon": config["layer_norm_eps"]}
+    return {**found, "sliding_window": window if window > 0 else None}
+
+
+def _cohere(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {
+        "logit_scale": fields.real(fields.own("logit_scale")),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+    }
+
+
+def _cohere2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {**_cohere(fields, shapes, config), **_layer_types(fields, every=4)}
+
+
+def _biases(name: str) -> Own:
+    return lambda fields, shapes, config: {name: "blk.0.attn_q.bias" in shapes}
+
+
+def _exaone4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    if not fields.whole(fields.own("attention.sliding_window"), 0):
+        return {"sliding_window": None}
+    return _layer_types(fields)
+
+
+def _seed_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in shapes, "attention_out_bias": "blk.0.attn_output.bias" in shapes}
+
+
+def _arcee(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    return {"hidden_act": "relu2", **biases}
+
+
+def _ministral3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """A file without growing queries is of an older Mistral."""
+    if not fields.real(fields.own("attention.temperature_scale"), 0.0):
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    return {"model_type": "ministral3", "sliding_window": None}
+
+
+def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
-    kind = fields.text(name, "none")
+    kind, factors = fields.text(name, "none"), tensors.get(ROPE_FACTORS)
+    if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(tensors[SHORT_FACTORS]),
+            "long_factor": list(tensors[LONG_FACTORS]),
+            "attention_factor": fields.real(fields.own("rope.scaling.attn_factor"), 1.0),
+        }
     if factors is not None:
         if kind not in ("none", "", "llama3"):
             raise ConfigError(f"{name}: {kind!r} together with {ROPE_FACTORS} is not imported")
@@ -238,12 +407,15 @@ def _rope_scaling(fields: Fields, factors: Sequence[float] | None, config: Mappi
         ("attn_factor", 1.0),
         ("yarn_attn_factor", 1.0),
         ("yarn_ext_factor", 1.0),
-        ("yarn_log_multiplier", 0.0),
     ):
         if (value := fields.real(own := fields.own(f"rope.scaling.{key}"), plain)) != plain:
             raise ConfigError(f"{own}: {value:g} is not imported: use the model's safetensors")
     original = fields.own("rope.scaling.original_context_length")
     scaling["original_max_position_embeddings"] = fields.positive(original)
+    if growth := fields.real(fields.own("attention.temperature_scale"), 0.0):
+        scaling["llama_4_scaling_beta"] = growth
+    if mscale := fields.real(fields.own("rope.scaling.yarn_log_multiplier"), 0.0):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}  # llama.cpp takes the first for 1
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         scaling[name] = fields.real(fields.own(f"rope.scaling.{key}"), 0.0) or None
     return scaling
@@ -277,3 +449,33 @@ def _llama3_factor(wave: float, factor: float, context: int) -> float:
         return factor
     blend = (context / wave - low) / (high - low)
     return 1.0 / ((1.0 - blend) / factor + blend)
+
+
+READERS: dict[str, Reader] = {
+    "llama": Reader("LlamaForCausalLM", _llama, on_torch=True, interleaved=True),
+    "qwen2": Reader("Qwen2ForCausalLM", on_torch=True),
+    "qwen3": Reader("Qwen3ForCausalLM", _qwen3, on_torch=True),
+    "qwen3moe": Reader("Qwen3MoeForCausalLM", _qwen3_moe, "qwen3_moe", on_torch=True),
+    "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
+    "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
+    "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True, fused=True),
+    "granite": Reader("GraniteForCausalLM", _granite),
+    "granitemoe": Reader("GraniteMoeForCausalLM", _granite_moe),
+    "olmo2": Reader("Olmo2ForCausalLM", _olmo2),  # OLMo 3, too
+    "olmoe": Reader("OlmoeForCausalLM", lambda fields, *_: {**_experts(fields), "norm_topk_prob": False}),
+    "gemma": Reader("GemmaForCausalLM", lambda *_: {"hidden_activation": "gelu_pytorch_tanh"}),
+    "gemma2": Reader("Gemma2ForCausalLM", _gemma2),
+    "qwen2moe": Reader("Qwen2MoeForCausalLM", _qwen2_moe),
+    "stablelm": Reader("StableLmForCausalLM", _stablelm, layer_norm=True, partial=True),
+    "starcoder2": Reader("Starcoder2ForCausalLM", _starcoder2, layer_norm=True),
+    "command-r": Reader("CohereForCausalLM", _cohere, layer_norm=True),
+    "cohere2": Reader("Cohere2ForCausalLM", _cohere2, layer_norm=True),
+    "glm4": Reader("Glm4ForCausalLM", _biases("attention_bias"), partial=True),
+    "ernie4_5": Reader("Ernie4_5ForCausalLM", _biases("use_bias")),
+    "exaone4": Reader("Exaone4ForCausalLM", _exaone4),
+    "seed_oss": Reader("SeedOssForCausalLM", _seed_oss),
+    "arcee": Reader("ArceeForCausalLM", _arcee),
+    "mistral3": Reader("Ministral3ForCausalLM", _ministral3),
+    "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
+}
+"""By `general.architecture`."""

@@ -17,9 +17,9 @@ from typing import Any
 from minisgl import _rust, envs
 from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
-from minisgl.weights.gguf_config import ROPE_FACTORS, Fields, config_of, pooling_of
+from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 
-FORMAT = "5"  # part of the key: a change of what is written makes new folders
+FORMAT = "6"  # part of the key: a change of what is written makes new folders
 BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
@@ -93,14 +93,17 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
     return config
 
 
-def _factors(header: _rust.GgufHeader) -> Sequence[float] | None:
-    """What rotary frequencies are divided by: the one tensor that a config needs."""
-    if ROPE_FACTORS not in header["tensors"]:
-        return None
-    kind, shape = header["tensors"][ROPE_FACTORS]
-    place, start, end = header["places"][ROPE_FACTORS]
-    if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
-        raise ConfigError(f"tensor {ROPE_FACTORS}: {list(shape)} in {kind} is not imported")
-    with place.open("rb") as opened:
-        opened.seek(start)
-        return struct.unpack(f"<{shape[0]}f", opened.read(end - start))
+def _factors(header: _rust.GgufHeader) -> dict[str, Sequence[float]]:
+    """What rotary frequencies are divided by, by tensor: the ones that a config needs."""
+    found = dict[str, Sequence[float]]()
+    for name in FACTORS:
+        if name not in header["tensors"]:
+            continue
+        kind, shape = header["tensors"][name]
+        place, start, end = header["places"][name]
+        if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
+            raise ConfigError(f"tensor {name}: {list(shape)} in {kind} is not imported")
+        with place.open("rb") as opened:
+            opened.seek(start)
+            found[name] = struct.unpack(f"<{shape[0]}f", opened.read(end - start))
+    return found

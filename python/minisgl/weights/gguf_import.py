@@ -22,7 +22,7 @@ from minisgl.config import ConfigError
 from minisgl.utils.installed import need
 from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track
-from minisgl.weights.gguf_config import INTERLEAVED, ROPE_FACTORS
+from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
 
 FORMAT = "7"  # part of the key: a change of what is written makes new folders
@@ -80,11 +80,15 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     config = write_text_files(file, header, folder, own_tokenizer)
     tensors = {name: of for name, of in header["tensors"].items() if name != ROPE_FACTORS}  # the config has it
     architecture = header["metadata"]["general.architecture"]
+    reader = READERS[architecture]
+    if not reader.on_torch or config["architectures"] == ["MixtralForCausalLM"]:
+        named = config["architectures"][0]
+        raise ConfigError(f"{file.name}: {named}: from a GGUF file only the CPU engine reads it: --engine cpu")
     is_gemma = architecture == "gemma3"
     layer_names = _GEMMA_NAMES if is_gemma else _LAYER_NAMES
     names = {name: _names(name, shape, layer_names, file.name) for name, (_, shape) in tensors.items()}
     rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
-    if architecture in INTERLEAVED:
+    if reader.interleaved:
         rotated = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     with (folder / "model.safetensors").open("wb") as out, contextlib.ExitStack() as stack:
         opened = {
