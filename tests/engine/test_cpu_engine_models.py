@@ -33,6 +33,7 @@ from tests.helpers.models import (
     VARIANTS,
     DenseSequence,
     flatten,
+    published,
     reference_logits,
     save,
     tiny_mistral3,
@@ -168,8 +169,35 @@ def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> No
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
+def test_published_mxfp4_is_read_and_held_as_it_is(isa: str, tmp_path: Path) -> None:
+    reference = tiny_model("gpt-oss", intermediate_size=96)
+    size = published(reference, tmp_path)
+    engine = load(tmp_path, kv_dtype="f32")
+    assert dict(engine.rust.about()["kinds"])["mxfp4"] <= 1.03 * size
+    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    with pytest.raises(ConfigError, match="--quantization q8: the weights are quantized already"):
+        load(tmp_path, quantization="q8")
+
+
+def test_experts_that_lie_transposed_are_not_quantized(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--quantization q8: GptOssForCausalLM: experts that lie transposed"):
+        load(save(tiny_model("gpt-oss"), tmp_path), quantization="q8")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["full", "mxfp4"])
+def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Path) -> None:
+    reference = tiny_model("gpt-oss", intermediate_size=96)
+    if packed:
+        published(reference, tmp_path)
+    else:
+        save(reference, tmp_path)
+    engine = load(tmp_path, load_format="dummy")
+    assert ("mxfp4" in dict(engine.rust.about()["kinds"])) == packed
+    assert torch.isfinite(logits(engine, IDS)).all()
+
+
 @pytest.mark.parametrize(
-    "variant", ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3", "glm4-moe"]
+    "variant", ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3", "glm4-moe", "gpt-oss"]
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = save(tiny_model(variant), tmp_path), []

@@ -169,6 +169,7 @@ _GROUPED = {
     **_NO_PAD,
 }
 _LATE = {"max_window_layers": 1, "norm_topk_prob": True}
+_SINKS = {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 9}
 # Those that the CPU engine alone has native layers for.
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("Phi3ForCausalLM", {"sliding_window": 11, **_NO_PAD}),
@@ -240,6 +241,16 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-moe": (
         "HunYuanMoEV1ForCausalLM",
         {"head_dim": 16, "num_experts": 6, "moe_topk": 3, "rope_parameters": _ALPHA, **_NO_PAD},
+    ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            **_EXPERTS,
+            **_SINKS,
+            "rope_parameters": {**_YARN_ROPE, "truncate": False},
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.8,
+        },
     ),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16, "rope_parameters": _ALPHA, **_NO_PAD}),
 }
@@ -335,7 +346,7 @@ def randomised(model: Any) -> Any:
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight") or ".norms." in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):
@@ -363,6 +374,37 @@ def flatten(folder: Path) -> dict[str, torch.Tensor]:
         save_file({name.removeprefix("model."): tensor for name, tensor in stored.items()}, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": renamed}))
     return found
+
+
+def published(reference: Any, folder: Path) -> int:
+    """The folder as OpenAI publishes gpt-oss: experts in MXFP4, here of random numbers, which `reference` gets as
+    transformers reads them. Returns their bytes."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors as convert
+
+    generator = torch.Generator().manual_seed(5)
+    packed = {}
+    for name, parameter in reference.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = parameter.shape
+            shape = (experts, outputs, inputs // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(119, 125, shape, generator=generator, dtype=torch.uint8)
+            with torch.no_grad():
+                parameter.copy_(convert(blocks, scales, dtype=torch.float32))
+            packed[name] = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save(reference, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, parts in packed.items():
+        del tensors[name]
+        tensors |= parts
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return sum(tensor.numel() for parts in packed.values() for tensor in parts.values())
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:

@@ -205,10 +205,17 @@ def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
             raise ConfigError(f"{flag}: the weights are quantized already ({model.packing}): leave it out")
+        if model.packing.form == "mxfp4":
+            return source
         if model.packing.rounds_activations:
             say(f"{model.packing}: the checkpoint has activations rounded, too: here --activations says that")
         return packed_weights(weight_files(source), model.packing, say)
-    return source if config.quantization is None else quantized_weights(source, config.quantization, say)
+    if config.quantization is None:
+        return source
+    if source.is_dir() and "experts_down_transposed" in tensor_names(model)["checkpoint"]:
+        why = "experts that lie transposed are not quantized: use the model's MXFP4 or GGUF files"
+        raise ConfigError(f"--quantization {config.quantization}: {model.architecture}: {why}")
+    return quantized_weights(source, config.quantization, say)
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:
@@ -234,7 +241,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
         "names": _names(model),
         "weights": None if dummy else str(weights),
         "seed": config.seed,
-        "dummy_kind": model.dtype if dummy else None,
+        "dummy_kind": _dummy_kind(model) if dummy else None,
         "eos_ids": model.eos_ids,
         "num_threads": config.num_threads,
         "isa": envs.cpu_isa(),
@@ -246,6 +253,10 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
         "max_seq_len": context_len,
         "timed": False,
     }
+
+
+def _dummy_kind(model: ModelConfig) -> str:
+    return "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
 
 
 def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
@@ -278,11 +289,14 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "rotary": model.rotary,
         "attention_scale": model.attention_scale,
         "attention_cap": model.attention_cap,
+        "sinks": model.sinks,
         "embedding_scale": model.embedding_scale,
         "residual_scale": model.residual_scale,
         "logits_scale": model.logits_scale,
         "logits_cap": model.logits_cap,
-        "activation": model.activation,
+        "activation": model.activation
+        if isinstance(model.activation, str)
+        else {"clamped_swiglu": asdict(model.activation)},
         "gated": model.gated,
         "left_out": model.left_out,
         "moe": None if moe is None else {**asdict(moe), "layers": sorted(moe.layers)},
@@ -291,9 +305,10 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
 
 def _names(model: ModelConfig) -> dict[str, Any]:
     known, names = find_architecture(model.architecture), tensor_names(model)
+    of = {"checkpoint": known.interleaved, "gguf": known.gguf_interleaved}
     return {
-        "checkpoint": {"names": names["checkpoint"], "interleaved": known.interleaved},
-        "gguf": {"names": names["gguf"], "interleaved": known.gguf_interleaved},
+        kind: {"names": names[kind], "interleaved": interleaved, "gate_up_in_turns": known.gate_up_in_turns}
+        for kind, interleaved in of.items()
     }
 
 

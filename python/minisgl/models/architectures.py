@@ -32,13 +32,15 @@ WINDOW = 4096  # if a config has a window without a length
 class Architecture:
     """`describe`: the fields of `ModelConfig` in which it differs from Llama, by its config. `names`, `gguf_names`:
     what its files call differently. `interleaved`, `gguf_interleaved`: whether the rows of q and k have the two halves
-    of what is rotated in turns. `on_torch`: the native layers for torch compute it, too."""
+    of what is rotated in turns. `gate_up_in_turns`: whether those of an expert's gate and up are, where one tensor has
+    both. `on_torch`: the native layers for torch compute it, too."""
 
     describe: Callable[[Raw], dict[str, Any]]
     names: Names = field(default_factory=dict)
     gguf_names: Names = field(default_factory=dict)
     interleaved: bool = False
     gguf_interleaved: bool = False
+    gate_up_in_turns: bool = False
     on_torch: bool = False
 
 
@@ -47,7 +49,8 @@ class MoeConfig:
     """Routed experts, in the layers whose indices `layers` holds. `shared_size`: numbers within an expert that every
     token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none. `choice_bias`: the
     experts are chosen by their scores with a bias each, which their weights do not have. `groups` of neighbours: only
-    experts of `chosen_groups` of them are chosen, those whose `group_best` largest scores sum up to most."""
+    experts of `chosen_groups` of them are chosen, those whose `group_best` largest scores sum up to most.
+    `bias`: of experts."""
 
     num_experts: int
     experts_per_token: int
@@ -63,6 +66,16 @@ class MoeConfig:
     group_best: int = 2
     least_sum: float = 1e-20  # what weights are divided by at least where they are scaled to sum up to 1
     scale: float = 1.0  # of the weights, behind all that
+    router_bias: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """g sigmoid(alpha g) (u + 1), where g is the gate, at most `limit`, and u is up, kept within it."""
+
+    alpha: float
+    limit: float
 
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -516,6 +529,34 @@ def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
     return {**_hunyuan(raw), "moe": moe}
 
 
+_OPENAI_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 150_000.0,
+}
+
+
+def _gpt_oss(raw: Raw) -> dict[str, Any]:
+    """Each head has a sink beside its scores, each second layer attends to all tokens; experts have biases."""
+    check_activation(raw)
+    bias = bool(raw.get("attention_bias", True))
+    if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
+        raw = {**raw, "rope_parameters": _OPENAI_ROPE}
+    return {
+        "sinks": True,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "windows": _windows({"sliding_window": 128, **raw}, "pattern", every=2),
+        "rope": parse_rope(raw, theta=150_000.0),
+        "norm_eps": float(raw.get("rms_norm_eps", 1e-5)),
+        "head_dim": int(raw.get("head_dim") or 64),
+        "activation": ClampedSwiglu(float(raw.get("swiglu_alpha", 1.702)), float(raw.get("swiglu_limit", 7.0))),
+        "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True, router_bias=True, bias=True),
+    }
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _BLOCK = "block_sparse_moe"
 _MIXTRAL_NAMES: Names = {
@@ -549,6 +590,16 @@ _ERNIE_MOE_NAMES: Names = {
         "mlp.moe_statics.e_score_correction_bias",
         "mlp.gate.moe_statics.e_score_correction_bias",
     ),
+}
+_GPT_OSS_NAMES: Names = {
+    "sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "experts_gate_up": "mlp.experts.gate_up_proj_blocks",  # as published, in MXFP4
+    "experts_down": "mlp.experts.down_proj_blocks",
+    "experts_gate_up_transposed": "mlp.experts.gate_up_proj",
+    "experts_down_transposed": "mlp.experts.down_proj",
+    "experts_gate_up_bias": "mlp.experts.gate_up_proj_bias",
+    "experts_down_bias": "mlp.experts.down_proj_bias",
 }
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
@@ -591,6 +642,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Glm4MoeForCausalLM": Architecture(_glm4_moe, _SHARED_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}),
     "Dots1ForCausalLM": Architecture(_dots1, _SHARED_NAMES),
     "Ernie4_5_MoeForCausalLM": Architecture(_ernie_moe, _ERNIE_MOE_NAMES, interleaved=True, gguf_interleaved=True),
+    "GptOssForCausalLM": Architecture(
+        _gpt_oss, _GPT_OSS_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}, gate_up_in_turns=True
+    ),
 }
 
 _CHUNKS = "attention within chunks of the text, which no engine here has"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import (
     ARCHITECTURES,
+    ClampedSwiglu,
     MoeConfig,
     check_activation,
     find_architecture,
@@ -27,7 +28,7 @@ from minisgl.models.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.models.rope import RopeConfig, context_length, parse_rope
 from minisgl.weights.quantization import Packing, parse_packing
 
-Activation = Literal["silu", "gelu", "relu2"]  # GELU by its tanh approximation
+Activation = Literal["silu", "gelu", "relu2"] | ClampedSwiglu  # GELU by its tanh approximation
 Norms = Literal["before", "behind", "both", "parallel"]
 """Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
 both, which read the same numbers and are added together."""
@@ -77,6 +78,7 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and MLP add
     logits_scale: float = 1.0
     attention_cap: float = 0.0
+    sinks: bool = False  # each head has a score that takes its part of the weights and gives no value
     logits_cap: float = 0.0
     query_growth: tuple[float, int] | None = None
     """(beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n))."""

@@ -1,8 +1,8 @@
 """What the tensors of a decoder are called, in checkpoints of transformers and in GGUF files.
 
 Names are by part; `{layer}`, `{expert}` and `{head}` stand for numbers. A part without `.weight` or `.bias` has one of
-them added, but for stacked experts and the bias of their choice, whose names are whole. Several names are tried in
-turn.
+them added, but for sinks, stacked experts and the bias of their choice, whose names are whole. Several names are
+tried in turn.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ GGUF: Names = {
     "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm",
     "out": "attn_output",
+    "sinks": "attn_sinks.weight",
     "attention_norm_behind": "post_attention_norm",
     "mlp_norm": "ffn_norm",
     "mlp_norm_behind": "post_ffw_norm",
@@ -64,12 +65,19 @@ GGUF: Names = {
     "experts_gate": "ffn_gate_exps.weight",
     "experts_up": "ffn_up_exps.weight",
     "experts_down": "ffn_down_exps.weight",
+    "experts_gate_bias": "ffn_gate_exps.bias",
+    "experts_up_bias": "ffn_up_exps.bias",
+    "experts_down_bias": "ffn_down_exps.bias",
     "shared_gate": "ffn_gate_shexp",
     "shared_up": "ffn_up_shexp",
     "shared_down": "ffn_down_shexp",
     "shared_router": "ffn_gate_inp_shexp",
 }
-_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+_FUSED = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "experts_gate_up": ("expert_gate", "expert_up", "expert_down"),
+}
 
 
 def whole_names(common: Names, own: Names, layers: str) -> dict[str, list[str]]:

@@ -64,6 +64,8 @@ class PackedFolder:
         self._packing = packing
         self.others: dict[str, Stored] = {}
         self.layers: dict[str, dict[str, Stored]] = {}
+        if packing.form not in _PARTS:
+            raise ConfigError(f"config.json: quantization_config: {packing}: only the CPU engine computes with it")
         needed, perhaps = _PARTS[packing.form]
         stored = {one.name: one for file in files for one in stored_tensors(file)}
         for name, one in stored.items():
@@ -108,6 +110,8 @@ class PackedFolder:
                     return _whole(parts["weight"].astype(np.int32) + 128, parts, 128)
                 case "float8":
                     return _float8(parts, self._packing.block)
+                case "mxfp4":
+                    _misshaped("is refused before")
         except ValueError as error:
             shapes = ", ".join(f"{part} {list(one.shape)}" for part, one in self.layers[name].items())
             raise ConfigError(f"{name}: {error}: {shapes}") from error

@@ -1,7 +1,8 @@
 """What a config.json says of weights that are packed: in which format, with how many bits.
 
 Formats: AWQ (arXiv 2306.00978, as AutoAWQ writes it), GPTQ (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it),
-compressed-tensors (as llm-compressor writes it), and float8 with scales by tensor or by block (as DeepSeek writes it).
+compressed-tensors (as llm-compressor writes it), float8 with scales by tensor or by block (as DeepSeek writes it), and
+MXFP4 (as OpenAI writes it).
 
 Invariants: what would change a weight's meaning is read or refused by name. Which layers are packed is not read here:
 the tensors of a checkpoint say it.
@@ -15,10 +16,11 @@ from typing import Any, Literal
 
 from minisgl.config import ConfigError
 
-Form = Literal["awq", "gptq", "packed", "int8", "float8"]
-"""How a layer's weight lies: AWQ's and GPTQ's own, compressed-tensors' integers packed into int32, whole int8, e4m3."""
+Form = Literal["awq", "gptq", "packed", "int8", "float8", "mxfp4"]
+"""How a layer's weight lies: AWQ's and GPTQ's own, compressed-tensors' integers packed into int32, whole int8, e4m3,
+blocks of 4-bit floats with an exponent for 32 of them, which the CPU engine reads as they are."""
 
-METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
 _INTEGERS, _FLOATS = ("pack-quantized", "int-quantized"), "float-quantized"
 
 
@@ -54,6 +56,8 @@ def parse_packing(raw: Mapping[str, Any]) -> Packing | None:
             return _compressed(said)
         case "fp8":
             return _fp8(said)
+        case "mxfp4":
+            return Packing("mxfp4", "mxfp4", 4)
         case method:
             raise refused("quant_method", method, f"only {', '.join(METHODS)}")
 

@@ -27,7 +27,7 @@ pub struct Settings {
     pub weights: Option<PathBuf>,
     /// The seed of dummy weights.
     pub seed: u64,
-    /// bf16 or f32, of dummy weights.
+    /// bfloat16, mxfp4 (experts alone) or f32, of dummy weights.
     pub dummy_kind: Option<String>,
     /// Ids that end a sequence.
     pub eos_ids: Vec<u32>,
@@ -91,6 +91,7 @@ impl Settings {
         let Some(path) = &self.weights else {
             let kind = match self.dummy_kind.as_deref() {
                 Some("bfloat16") => Kind::BF16,
+                Some("mxfp4") => Kind::MXFP4,
                 _ => Kind::F32,
             };
             let files = self.names.checkpoint.clone();

@@ -6,7 +6,7 @@
 //!
 //! The numbers of a row (a token and a head): positions are cut into chunks of 128, at multiples of 128. In a chunk, a score
 //! is the sum over the head's numbers in order, the weights are 2^(score - the chunk's largest), their sum goes over
-//! sixteen lanes, the values are summed position by position. Chunks are joined from the left. So neither the other rows,
+//! sixteen lanes, the values are summed position by position. Chunks are joined from the left, a sink comes last. So neither the other rows,
 //! nor how a prompt was cut, nor the page size, nor the threads, nor the instruction set change a bit.
 //!
 //! Invariants: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.

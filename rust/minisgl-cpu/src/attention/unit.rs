@@ -4,7 +4,7 @@
 //! and of the plan's records are written, so units of a layer may run at once in any order.
 
 use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, half_product, product, ragged, span, weights};
-use super::lanes::{LANES, Lanes, Lines};
+use super::lanes::{LANES, Lanes, Lines, exp2_one};
 use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
 use crate::error::{Error, Result};
@@ -50,6 +50,8 @@ pub struct Call<'a> {
     pub out: *mut f32,
     /// Numbers from one token's result to the next.
     pub out_stride: usize,
+    /// By query head: a score, as a logarithm to base 2, that takes its part of the weights and gives no value.
+    pub sinks: Option<&'a [f32]>,
 }
 
 // SAFETY: only addresses; they are followed by unsafe functions, whose callers answer for them.
@@ -462,7 +464,12 @@ impl Attention {
     }
 
     #[inline(always)]
-    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, sums: Sums, values: *const f32) {
+    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, mut sums: Sums, values: *const f32) {
+        if let Some(sinks) = call.sinks {
+            let above = sinks[head] - sums.most;
+            // so much above all scores, it takes all
+            sums.sum += exp2_one(if above > 126.0 { 126.0 } else { above });
+        }
         // SAFETY: the caller's word for the output of each token.
         unsafe {
             let out = call.out.add(token as usize * call.out_stride + head * self.head_dim);

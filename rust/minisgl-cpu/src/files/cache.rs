@@ -12,7 +12,7 @@ use std::thread;
 
 use super::gguf::{ARCHITECTURE, File, Header, Value};
 use super::quantize::{Quantization, encode};
-use super::{Kind, Source, TensorView, blocks};
+use super::{Kind, Source, TensorView};
 use crate::{Error, Result};
 
 const VERSION: u32 = 2;
@@ -107,8 +107,7 @@ impl<'a> Plan<'a> {
                 continue;
             }
             let kind = quantization.kind_of(&tensor);
-            let size = tensor.data().len() / tensor.kind().block_bytes() * tensor.kind().block_len() / kind.block_len()
-                * kind.block_bytes();
+            let size = tensor.rows() * kind.bytes_of(tensor.k()).unwrap_or(0);
             sample(&tensor, kind, &mut fingerprint);
             tensors.push(Planned {
                 tensor,
@@ -186,7 +185,7 @@ impl Planned<'_> {
     fn write(&self, out: &mut Out<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         if self.kind == self.tensor.kind() {
             progress(out.data)?;
-            return out.data(self.tensor.data());
+            return (0..self.tensor.rows()).try_for_each(|r| out.data(&self.tensor.row(r)));
         }
         let (tensor, kind) = (&self.tensor, self.kind);
         let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -223,7 +222,7 @@ fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u
     let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
     let mut sound = true;
     for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
-        blocks::decode(tensor.kind(), tensor.row(start + i), &mut row);
+        tensor.decode_row(start + i, &mut row);
         sound &= encode(kind, &row, out);
     }
     sound

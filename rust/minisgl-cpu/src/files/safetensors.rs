@@ -13,6 +13,9 @@ use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+/// What MXFP4 is in: bytes of two numbers each, and an exponent for 16 of them.
+const BLOCKS: &str = "_blocks";
+const SCALES: &str = "_scales";
 const SUFFIX: &str = "safetensors";
 
 /// The folder's files, mapped.
@@ -20,6 +23,8 @@ const SUFFIX: &str = "safetensors";
 pub struct Folder {
     mappings: Vec<Mapping>,
     entries: Vec<Entry>,
+    /// By entry: the scales of MXFP4, which have a tensor of their own.
+    scales: HashMap<usize, Entry>,
     by_name: HashMap<String, usize>,
 }
 
@@ -31,12 +36,47 @@ impl Folder {
         let mut read = Self {
             mappings: Vec::new(),
             entries: Vec::new(),
+            scales: HashMap::new(),
             by_name: HashMap::new(),
         };
         for path in &paths {
             read.add(Mapping::open(path)?)?;
         }
+        read.join()?;
         Ok(read)
+    }
+
+    /// MXFP4 as OpenAI writes it: `*_blocks` gets the shape of its numbers, `*_scales` belongs to it.
+    fn join(&mut self) -> Result<()> {
+        let is_scales = |entry: &Entry| entry.kind == Kind::MXFP4 && entry.name.ends_with(SCALES);
+        let (scales, entries): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_scales);
+        let stem = |name: &str| name[..name.len() - SCALES.len()].to_owned();
+        let mut scales: HashMap<String, Entry> = scales.into_iter().map(|entry| (stem(&entry.name), entry)).collect();
+        self.entries = entries;
+        for (at, entry) in self.entries.iter_mut().enumerate() {
+            if entry.kind != Kind::MXFP4 {
+                continue;
+            }
+            let own = scales.remove(&stem(&entry.name));
+            let fits = |own: &Entry| matches!(entry.shape.split_last(), Some((16, outer)) if own.shape == outer);
+            let Some(own) = own.filter(fits) else {
+                let (name, shape) = (&entry.name, &entry.shape);
+                return Err(Error::file(format!(
+                    "tensor {name}: {shape:?}: MXFP4 has 16 bytes a block, and a tensor *{SCALES} with a number for each"
+                )));
+            };
+            entry.shape.pop();
+            if let Some(k) = entry.shape.last_mut() {
+                *k = k.saturating_mul(32);
+            }
+            self.scales.insert(at, own);
+        }
+        if let Some(entry) = scales.values().next() {
+            return Err(Error::file(format!("tensor {}: no *{BLOCKS} beside it", entry.name)));
+        }
+        let names = self.entries.iter().map(|entry| entry.name.clone());
+        self.by_name = names.zip(0..).collect();
+        Ok(())
     }
 
     fn add(&mut self, mapping: Mapping) -> Result<()> {
@@ -119,6 +159,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
             Dtype::F32 => Kind::F32,
             Dtype::F16 => Kind::F16,
             Dtype::BF16 => Kind::BF16,
+            Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
             other => {
                 return Err(Error::unsupported(format!(
                     "tensor {name}: {other:?}: only F32, F16 and BF16 can be computed with"
@@ -142,7 +183,9 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
             shape,
             file,
         };
-        entry.view(bytes)?;
+        if kind != Kind::MXFP4 {
+            entry.view(bytes)?;
+        }
         entries.push(entry);
     }
     entries.sort_by(|a, b| (a.bytes.start, &a.name).cmp(&(b.bytes.start, &b.name)));
@@ -188,8 +231,13 @@ fn wrong(info: &serde_json::Value, len: usize) -> Option<String> {
 
 impl Source for Folder {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let entry = &self.entries[*self.by_name.get(name)?];
-        entry.view(self.mappings[entry.file].bytes()).ok()
+        let at = *self.by_name.get(name)?;
+        let bytes_of = |entry: &Entry| self.mappings[entry.file].bytes().get(entry.bytes.clone());
+        let entry = &self.entries[at];
+        match self.scales.get(&at) {
+            None => entry.view(self.mappings[entry.file].bytes()).ok(),
+            Some(scales) => TensorView::apart(&entry.name, &entry.shape, bytes_of(entry)?, bytes_of(scales)?).ok(),
+        }
     }
 
     fn names(&self) -> Vec<&str> {

@@ -1,7 +1,12 @@
 //! A tensor where it lies, and where tensors come from.
 
+use std::borrow::Cow;
+
 use super::blocks::{self, Kind};
 use crate::{Error, Result};
+
+/// Bytes of a block of MXFP4 without its exponent.
+const HALF: usize = 16;
 
 /// A tensor where it lies. The last dimension is the one along which blocks lie: a matrix is `[n, k]`, n rows of k.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +15,8 @@ pub struct TensorView<'a> {
     kind: Kind,
     shape: &'a [usize],
     data: &'a [u8],
+    /// MXFP4 alone: an exponent for each 16 bytes of `data`, which have two numbers each, side by side.
+    scales: Option<&'a [u8]>,
     rows: usize,
     row_bytes: usize,
 }
@@ -42,6 +49,7 @@ impl<'a> TensorView<'a> {
                 kind,
                 shape,
                 data,
+                scales: None,
                 rows,
                 row_bytes,
             }),
@@ -49,6 +57,28 @@ impl<'a> TensorView<'a> {
                 "{} bytes of data do not fit its shape {shape:?} in {}",
                 data.len(),
                 kind.name()
+            ))),
+        }
+    }
+
+    /// MXFP4 whose exponents lie apart, one for each 16 bytes of two numbers each.
+    pub fn apart(name: &'a str, shape: &'a [usize], data: &'a [u8], scales: &'a [u8]) -> Result<Self> {
+        let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+        let fits = |blocks: usize| blocks == scales.len() && blocks.checked_mul(HALF) == Some(data.len());
+        match (count, shape.last()) {
+            (Some(count), Some(&k)) if k > 0 && k.is_multiple_of(2 * HALF) && fits(count / (2 * HALF)) => Ok(Self {
+                name,
+                kind: Kind::MXFP4,
+                shape,
+                data,
+                scales: Some(scales),
+                rows: count / k,
+                row_bytes: k / 2,
+            }),
+            _ => Err(Error::file(format!(
+                "tensor {name}: {} bytes and {} scales do not fit its shape {shape:?}",
+                data.len(),
+                scales.len()
             ))),
         }
     }
@@ -71,7 +101,7 @@ impl<'a> TensorView<'a> {
         self.shape
     }
 
-    /// All its bytes, row after row.
+    /// All its bytes, row after row; without scales that lie apart.
     #[must_use]
     pub fn data(&self) -> &'a [u8] {
         self.data
@@ -95,22 +125,39 @@ impl<'a> TensorView<'a> {
         self.row_bytes
     }
 
-    /// The bytes of row `r`, which has to be there.
+    /// Row `r`, which has to be there, as its kind stores it.
     #[must_use]
-    pub fn row(&self, r: usize) -> &'a [u8] {
-        &self.data[r * self.row_bytes..(r + 1) * self.row_bytes]
+    pub fn row(&self, r: usize) -> Cow<'a, [u8]> {
+        let data = &self.data[r * self.row_bytes..(r + 1) * self.row_bytes];
+        let Some(scales) = self.scales else {
+            return Cow::Borrowed(data);
+        };
+        let (blocks, _) = data.as_chunks::<HALF>();
+        let scales = &scales[r * blocks.len()..];
+        let mut row = Vec::with_capacity(blocks.len() * Kind::MXFP4.block_bytes());
+        for (block, scale) in blocks.iter().zip(scales) {
+            let number = |i: usize| block[i / 2] >> (4 * (i % 2)) & 15;
+            row.push(*scale);
+            row.extend((0..HALF).map(|i| number(i) | number(HALF + i) << 4));
+        }
+        Cow::Owned(row)
     }
 
     /// Row `r`, which has to be there, as numbers; `out` holds `k` of them.
     pub fn decode_row(&self, r: usize, out: &mut [f32]) {
-        blocks::decode(self.kind, self.row(r), out);
+        blocks::decode(self.kind, &self.row(r), out);
     }
 
     /// All numbers, row after row.
     #[must_use]
     pub fn decode(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.k()];
-        blocks::decode(self.kind, self.data, &mut out);
+        if self.scales.is_none() {
+            blocks::decode(self.kind, self.data, &mut out);
+            return out;
+        }
+        let rows = out.chunks_exact_mut(self.k()).enumerate();
+        rows.for_each(|(r, row)| self.decode_row(r, row));
         out
     }
 
@@ -125,8 +172,11 @@ impl<'a> TensorView<'a> {
                 )));
             }
         };
-        let bytes = self.data.len() / n;
-        Self::new(self.name, self.kind, inner, &self.data[i * bytes..(i + 1) * bytes])
+        let part = |data: &'a [u8]| &data[i * (data.len() / n)..(i + 1) * (data.len() / n)];
+        match self.scales {
+            None => Self::new(self.name, self.kind, inner, part(self.data)),
+            Some(scales) => Self::apart(self.name, inner, part(self.data), part(scales)),
+        }
     }
 }
 

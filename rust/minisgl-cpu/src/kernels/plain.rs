@@ -99,6 +99,25 @@ pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f3
     }
 }
 
+/// `out = g sigmoid(alpha g) (u + 1)`, where g is the gate, at most `limit`, and u is up, kept within it.
+///
+/// # Safety
+/// The pointers have `n` numbers each.
+pub unsafe fn clamped_swiglu(gate: *const f32, up: *const f32, n: usize, (alpha, limit): (f32, f32), out: *mut f32) {
+    // comparisons that NaN passes as it is
+    let below = |x: f32, most: f32| if x > most { most } else { x };
+    for i in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            let g = below(*gate.add(i), limit);
+            let u = -below(-below(*up.add(i), limit), limit);
+            let e = exp_below(-below((alpha * g).abs(), 87.0));
+            let share = if alpha * g < 0.0 { e } else { 1.0 };
+            *out.add(i) = g * (share / (1.0 + e)) * (u + 1.0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +139,28 @@ mod tests {
         let mut odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         soft_cap(&mut odd, 2.0);
         assert!(odd[0].is_nan() && odd[1] == 2.0 && odd[2] == -2.0);
+    }
+
+    #[test]
+    fn a_clamped_swiglu_is_clamped() {
+        for step in -3000..3000i16 {
+            let (gate, up) = (f32::from(step) / 100.0, f32::from(step * 7 % 2000) / 100.0);
+            let mut found = 0.0;
+            // SAFETY: one number each.
+            unsafe { clamped_swiglu(&gate, &up, 1, (1.702, 7.0), &mut found) };
+            let (g, u) = (f64::from(gate).min(7.0), f64::from(up).clamp(-7.0, 7.0));
+            let wanted = g / (1.0 + (-1.702 * g).exp()) * (u + 1.0);
+            assert!(
+                (f64::from(found) - wanted).abs() < 1e-5,
+                "{gate} {up}: {found} {wanted}"
+            );
+        }
+        for (gate, up) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut found = 0.0;
+            // SAFETY: as above.
+            unsafe { clamped_swiglu(&gate, &up, 1, (1.702, 7.0), &mut found) };
+            assert!(found.is_nan());
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl Worker<'_, '_> {
             query_stride: buffers.qkv.stride(),
             out: buffers.attended.at(0, 0),
             out_stride: buffers.attended.stride(),
+            sinks: layer.sinks.as_deref(),
         };
         let plan = shared.plan;
         while let Some(unit) = shared.counter(index, Phase::Attend).take(plan.units(index)) {

@@ -177,10 +177,20 @@ pub(super) struct Order {
     pub(super) assignments: Vec<u32>,
     /// By token * per_token + rank: sorted place.
     pub(super) places: Vec<u32>,
-    /// (expert, first place, end): those of tokens that decode apart from those of prompts, which come after.
-    pub(super) used: Vec<(usize, usize, usize)>,
+    /// Each expert that some token chose, once: its tokens that decode, then those of prompts.
+    pub(super) used: Vec<Used>,
     /// Assignments from here on are of prompts.
     pub(super) prompts: u32,
+}
+
+/// An expert of a step, with the sorted places of its tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Used {
+    pub(super) expert: usize,
+    pub(super) start: usize,
+    /// Places from here on are of prompts.
+    pub(super) prompts: usize,
+    pub(super) end: usize,
 }
 
 impl ExpertBuffers {

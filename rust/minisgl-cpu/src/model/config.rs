@@ -61,6 +61,8 @@ pub struct ModelConfig {
     pub windows: Vec<Option<usize>>,
     /// By layer: the table by which queries and keys are rotated; none: they are not.
     pub rotary: Vec<Option<usize>>,
+    /// Each query head has a score that takes its part of the weights and gives no value.
+    pub sinks: bool,
     /// The factor of the products of queries and keys.
     pub attention_scale: f32,
     /// Those products are kept within it, softly; 0: they are as they are.
@@ -84,8 +86,8 @@ pub struct ModelConfig {
 }
 
 /// The activation function of an MLP.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// g sigmoid(g).
     Silu,
@@ -93,6 +95,13 @@ pub enum Activation {
     Gelu,
     /// max(g, 0)^2.
     Relu2,
+    /// g sigmoid(alpha g), with one more than what it is multiplied with; g is at most `limit`, and that within it.
+    ClampedSwiglu {
+        /// How steep.
+        alpha: f32,
+        /// Above 0.
+        limit: f32,
+    },
 }
 
 /// Where a layer has norms.
@@ -157,6 +166,10 @@ pub struct MoeConfig {
     pub least_sum: f32,
     /// Weights are multiplied by it in the end.
     pub scale: f32,
+    /// The router has biases.
+    pub router_bias: bool,
+    /// Experts have biases.
+    pub bias: bool,
 }
 
 /// What a router's logits become.
@@ -214,6 +227,13 @@ impl ModelConfig {
         }
         if self.windows.contains(&Some(0)) {
             return Err(unsupported("sliding_window", 0, "must be at least 1"));
+        }
+        if let Activation::ClampedSwiglu { alpha, limit } = self.activation
+            && !(self.gated && alpha.is_finite() && limit > 0.0)
+        {
+            return Err(Error::unsupported(format!(
+                "config.json: swiglu_limit: {limit}: must be above 0"
+            )));
         }
         if self.query_growth.is_some_and(|(_, every)| every == 0) {
             return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));

@@ -1,7 +1,8 @@
 //! The forward through routed experts: each token goes through the few that its router scores most.
 //!
-//! Invariants: a token's sum runs over its experts from the one that scores most on, whatever else is in the step;
-//! of experts with equal scores the one with the lower number wins.
+//! Invariants: weights of experts that no token of a step chose are not read, those of the others once; a token's sum
+//! runs over its experts from the one that scores most on, whatever else is in the step; of experts with equal scores the
+//! one with the lower number wins.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +10,7 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::Kernels;
 use crate::kernels::scalar::exp;
-use crate::model::buffers::{ExpertBuffers, Order, Phase};
+use crate::model::buffers::{ExpertBuffers, Order, Phase, Used};
 use crate::model::config::{MoeConfig, Score};
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Experts, Layer, Norm};
@@ -85,12 +86,16 @@ impl Worker<'_, '_> {
             experts,
             false,
             |worker, expert, panels, rows| {
-                let to = buffers.out.at(rows.start, panels.start * PANEL);
-                let weight = &experts.experts[expert].down.weight;
+                let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
+                let (to, count) = (buffers.out.at(rows.start, column), rows.len());
+                let down = &experts.experts[expert].down;
                 let kernels = order.kernels(worker.shared, rows.start);
                 // SAFETY: its piece: these columns of these rows.
                 unsafe {
-                    kernels.matmul(weight, panels, acts, rows, to, buffers.out.stride(), false);
+                    kernels.matmul(&down.weight, panels, acts, rows, to, stride, false);
+                    if let Some(bias) = &down.bias {
+                        (0..count).for_each(|row| kernels.add(to.add(row * stride), bias[column..].as_ptr(), width));
+                    }
                 }
             },
         );
@@ -139,6 +144,9 @@ impl Worker<'_, '_> {
                     buffers.logits.stride(),
                     false,
                 );
+                if let Some(bias) = &experts.router_bias {
+                    kernels.add(to, bias.as_ptr(), moe.num_experts);
+                }
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
             for (rank, choice) in choose(logits, moe, experts.choice_bias.as_deref())
@@ -172,10 +180,10 @@ impl Worker<'_, '_> {
         pairs: bool,
         mut work: impl FnMut(&mut Self, usize, std::ops::Range<usize>, std::ops::Range<usize>),
     ) {
-        let Some((first, ..)) = order.used.first() else {
+        let Some(first) = order.used.first() else {
             return;
         };
-        let mlp = &experts.experts[*first];
+        let mlp = &experts.experts[first.expert];
         let groups = if pairs {
             Groups::pairs(mlp.gate_up_panels(), self.shared.threads)
         } else {
@@ -183,14 +191,12 @@ impl Worker<'_, '_> {
         };
         let counter = self.shared.counter(index, phase);
         while let Some(piece) = counter.take(order.used.len() * groups.count) {
-            let (expert, start, end) = order.used[piece / groups.count];
-            for from in (start..end).step_by(TOKENS) {
-                work(
-                    self,
-                    expert,
-                    groups.panels(piece % groups.count),
-                    from..(from + TOKENS).min(end),
-                );
+            let used = &order.used[piece / groups.count];
+            for (start, end) in [(used.start, used.prompts), (used.prompts, used.end)] {
+                for from in (start..end).step_by(TOKENS) {
+                    let panels = groups.panels(piece % groups.count);
+                    work(self, used.expert, panels, from..(from + TOKENS).min(end));
+                }
             }
         }
     }
@@ -302,15 +308,49 @@ impl Order {
         for (place, assignment) in self.assignments.iter().enumerate() {
             self.places[*assignment as usize] = place as u32;
             let expert = expert_of(*assignment) as usize;
-            match self.used.last_mut() {
-                // the sort is stable: an expert's prompts come last
-                Some((last, start, end))
-                    if *last == expert && (self.assignments[*start] < self.prompts) == (*assignment < self.prompts) =>
-                {
-                    *end = place + 1;
+            if self.used.last().is_none_or(|last| last.expert != expert) {
+                let (start, end) = (place, place);
+                self.used.push(Used {
+                    expert,
+                    start,
+                    prompts: start,
+                    end,
+                });
+            }
+            let decodes = *assignment < self.prompts;
+            if let Some(used) = self.used.last_mut() {
+                used.end = place + 1;
+                if decodes {
+                    used.prompts = place + 1; // the sort is stable: an expert's prompts come last
                 }
-                _ => self.used.push((expert, place, place + 1)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_goes_through_each_chosen_expert_once() {
+        // two tokens that decode and two of prompts, with two experts each
+        let chosen = [5, 2, 2, 7, 7, 5, 5, 2].map(|expert| UnsafeCell::new((expert, 0.5)));
+        let mut order = Order::default();
+        order.sort(&chosen, 4);
+        let used = |expert, start, prompts, end| Used {
+            expert,
+            start,
+            prompts,
+            end,
+        };
+        assert_eq!(order.used, [used(2, 0, 2, 3), used(5, 3, 4, 6), used(7, 6, 7, 8)]);
+        assert_eq!(order.assignments, [1, 2, 7, 0, 5, 6, 3, 4]);
+        order.sort(&chosen[..2], 2);
+        assert_eq!(
+            order.used,
+            [used(2, 0, 1, 1), used(5, 1, 2, 2)],
+            "one row: its own experts"
+        );
     }
 }

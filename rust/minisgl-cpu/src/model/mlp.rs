@@ -139,6 +139,9 @@ impl Worker<'_, '_> {
                         Activation::Silu => kernels.silu_mul(gate, up, PANEL, to),
                         Activation::Gelu => kernels.gelu_mul(gate, up, PANEL, to),
                         Activation::Relu2 => plain::relu2_mul(gate, up, PANEL, to),
+                        Activation::ClampedSwiglu { alpha, limit } => {
+                            plain::clamped_swiglu(gate, up, PANEL, (alpha, limit), to);
+                        }
                     }
                 }
             }

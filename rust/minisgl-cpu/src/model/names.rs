@@ -34,6 +34,8 @@ pub enum Part {
     KNorm,
     /// Out of attention.
     Out,
+    /// By query head: a score beside those of keys.
+    Sinks,
     /// The norm before the MLP.
     MlpNorm,
     /// The norm of what the MLP gives.
@@ -64,6 +66,18 @@ pub enum Part {
     ExpertsGateUp,
     /// As above.
     ExpertsDown,
+    /// As above, with rows of inputs.
+    ExpertsGateUpTransposed,
+    /// As above.
+    ExpertsDownTransposed,
+    /// Biases of all experts.
+    ExpertsGateBias,
+    /// As above.
+    ExpertsUpBias,
+    /// As above.
+    ExpertsGateUpBias,
+    /// As above.
+    ExpertsDownBias,
     /// As of an MLP, of the expert that every token goes through.
     SharedGate,
     /// As above.
@@ -79,7 +93,18 @@ impl Part {
     fn is_whole(self) -> bool {
         matches!(
             self,
-            Self::ExpertsGate | Self::ExpertsUp | Self::ExpertsGateUp | Self::ExpertsDown | Self::ChoiceBias
+            Self::Sinks
+                | Self::ChoiceBias
+                | Self::ExpertsGate
+                | Self::ExpertsUp
+                | Self::ExpertsGateUp
+                | Self::ExpertsDown
+                | Self::ExpertsGateUpTransposed
+                | Self::ExpertsDownTransposed
+                | Self::ExpertsGateBias
+                | Self::ExpertsUpBias
+                | Self::ExpertsGateUpBias
+                | Self::ExpertsDownBias
         )
     }
 }
@@ -105,6 +130,8 @@ pub struct Files {
     pub names: Table,
     /// Rows of queries and keys have the two halves of what is rotated in turns.
     pub interleaved: bool,
+    /// Rows of experts' gates and ups come in turns, where one tensor has both.
+    pub gate_up_in_turns: bool,
 }
 
 /// The numbers that a name may have in it.

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::files::{Kind, Source, TensorView};
 use crate::model::names::{At, Files, Part};
 
+/// Rows that are transposed together: what is read of them stays in the cache.
+const TILE: usize = 32;
+
 /// Where the weights come from.
 pub enum Origin {
     /// A file or a folder of files.
@@ -18,7 +21,7 @@ pub enum Origin {
     Dummy {
         /// Other seeds, other noise.
         seed: u64,
-        /// The kind of the matrices, vectors are f32.
+        /// The kind of the matrices, vectors are f32; MXFP4: that of experts, the others are bf16.
         kind: Kind,
     },
 }
@@ -40,7 +43,48 @@ pub enum Found<'a> {
     },
 }
 
-impl Found<'_> {
+impl<'a> Found<'a> {
+    /// `view` as it is, or with what it has in rows in columns.
+    pub fn turned(view: TensorView<'a>, turned: bool) -> Result<Self> {
+        let size = view.kind().block_bytes();
+        let (&[rows, columns], 1) = (view.shape(), view.kind().block_len()) else {
+            let text = || format!("tensor {}: blocks cannot be transposed", view.name());
+            return if turned {
+                Err(Error::unsupported(text()))
+            } else {
+                Ok(Self::Borrowed(view))
+            };
+        };
+        if !turned {
+            return Ok(Self::Borrowed(view));
+        }
+        let (from, mut data) = (view.data(), vec![0; view.data().len()]);
+        for tile in (0..rows).step_by(TILE) {
+            for (column, to) in data.chunks_exact_mut(rows * size).enumerate() {
+                for row in tile..(tile + TILE).min(rows) {
+                    let at = (row * columns + column) * size;
+                    to[row * size..][..size].copy_from_slice(&from[at..at + size]);
+                }
+            }
+        }
+        Ok(Self::owned(&view, [columns, rows], data))
+    }
+
+    /// The matrix that rows of `view` make.
+    pub fn of_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
+        let parts: Vec<_> = rows.map(|row| view.row(row)).collect();
+        Self::owned(view, [parts.len(), view.k()], parts.concat())
+    }
+
+    fn owned(view: &TensorView<'_>, shape: [usize; 2], data: Vec<u8>) -> Self {
+        Self::Owned {
+            name: view.name().to_owned(),
+            kind: view.kind(),
+            shape: shape.to_vec(),
+            data,
+        }
+    }
+
     /// How it looks in either case.
     pub fn view(&self) -> Result<TensorView<'_>> {
         match self {
@@ -88,7 +132,8 @@ impl Tensors {
                 .files
                 .candidates(part, at, what)
                 .any(|name| source.tensor(&name).is_some()),
-            Origin::Dummy { .. } => false,
+            // as packed checkpoints have them
+            Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_blocks),
         }
     }
 
@@ -209,6 +254,11 @@ fn is_zero(source: &dyn Source, name: &str) -> bool {
         .is_some_and(|tensor| tensor.data().iter().all(|&byte| byte == 0))
 }
 
+/// Whether it is MXFP4 as safetensors have it.
+fn is_blocks(name: impl AsRef<str>) -> bool {
+    name.as_ref().ends_with("_blocks")
+}
+
 /// Uniform noise of standard deviation 0.02, which keeps activations finite; norms are 1.
 fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
     let count: usize = shape.iter().product();
@@ -232,7 +282,21 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
         let unit = (state >> 40) as f32 / (1_u32 << 24) as f32;
         (unit - 0.5) * 0.02 * 12.0_f32.sqrt()
     };
-    let half = matches!(kind, Kind::BF16) && shape.len() > 1;
+    if kind == Kind::MXFP4 && is_blocks(&name) {
+        // of 4-bit numbers from -6 to 6, whose scale is 2^-7
+        let (blocks, mut data) = (count / kind.block_len(), Vec::with_capacity(count / 32 * 17));
+        for _ in 0..blocks {
+            data.push(120);
+            data.extend((0..16).map(|_| (next().to_bits() >> 8) as u8));
+        }
+        return Found::Owned {
+            name,
+            kind,
+            shape: shape.to_vec(),
+            data,
+        };
+    }
+    let half = matches!(kind, Kind::BF16 | Kind::MXFP4) && shape.len() > 1;
     let data = if half {
         (0..count)
             .flat_map(|_| ((next().to_bits() >> 16) as u16).to_le_bytes())

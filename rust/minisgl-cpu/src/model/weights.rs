@@ -114,6 +114,8 @@ pub struct Experts {
     pub router: Matrix,
     /// Added to scores for the choice.
     pub choice_bias: Option<Vec<f32>>,
+    /// [experts]
+    pub router_bias: Option<Vec<f32>>,
     /// All of them.
     pub experts: Vec<Mlp>,
     /// One that every token goes through.
@@ -141,6 +143,8 @@ pub struct Layer {
     pub qkv_bias: Option<Vec<f32>>,
     /// q_norm and k_norm.
     pub head_norms: Option<(Norm, Norm)>,
+    /// By query head: a logarithm to base 2 of a weight that gives no value.
+    pub sinks: Option<Vec<f32>>,
     /// Out of attention.
     pub out: Linear,
     /// Before the MLP; none if attention's serves both, or there is none.
@@ -370,6 +374,7 @@ impl Loader<'_> {
             qkv: self.projections()?,
             qkv_bias: self.qkv_bias()?,
             head_norms: self.head_norms()?,
+            sinks: self.sinks()?,
             out: Linear {
                 weight: pack(&[self.part(Part::Out, [hidden, attended])?], false)?,
                 bias: self.bias(config.out_bias, Part::Out, hidden)?,
@@ -426,6 +431,14 @@ impl Loader<'_> {
             of(Part::QNorm, config.num_heads)?,
             of(Part::KNorm, config.num_kv_heads)?,
         )))
+    }
+
+    fn sinks(&self) -> Result<Option<Vec<f32>>> {
+        if !self.config.sinks {
+            return Ok(None);
+        }
+        let found = self.vector(Part::Sinks, "weight", self.config.num_heads)?;
+        Ok(Some(found.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
     }
 
     fn bias(&self, there: bool, part: Part, size: usize) -> Result<Option<Vec<f32>>> {
@@ -515,7 +528,7 @@ impl Loader<'_> {
         let bias = match (config.mlp_bias, config.gated) {
             (false, _) => None,
             (true, false) => Some(padded(self.vector(up, "bias", inner)?)),
-            (true, true) => Some(in_turns(
+            (true, true) => Some(panels_in_turns(
                 &self.vector(gate, "bias", inner)?,
                 &self.vector(up, "bias", inner)?,
             )),
@@ -561,17 +574,19 @@ impl Loader<'_> {
         } else {
             None
         };
+        let router_bias = self.bias(moe.router_bias, Part::Router, count)?;
         let apart = self.tensors.files.knows(Part::ExpertDown);
         let experts = if apart && !self.tensors.has(Part::ExpertsDown, self.at(), "weight") {
             (0..count)
                 .map(|expert| self.own_expert(expert, inner))
                 .collect::<Result<Vec<_>>>()?
         } else {
-            self.stacked_experts(count, hidden, inner)?
+            self.stacked_experts(moe)?
         };
         Ok(Experts {
             router,
             choice_bias,
+            router_bias,
             experts,
             shared,
         })
@@ -591,28 +606,86 @@ impl Loader<'_> {
     }
 
     /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
-    fn stacked_experts(&self, count: usize, hidden: usize, inner: usize) -> Result<Vec<Mlp>> {
+    fn stacked_experts(&self, moe: &MoeConfig) -> Result<Vec<Mlp>> {
+        let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
+        let (files, half) = (&self.tensors.files, [count, inner, hidden]);
+        let transposed =
+            files.knows(Part::ExpertsDownTransposed) && !self.tensors.has(Part::ExpertsDown, self.at(), "weight");
         let of = |part, shape: [usize; 3]| self.tensors.part(part, self.at(), &shape);
-        let down = of(Part::ExpertsDown, [count, hidden, inner])?;
-        let both = if self.tensors.files.knows(Part::ExpertsGateUp) {
-            vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
+        let (both, down) = if transposed {
+            let both = of(Part::ExpertsGateUpTransposed, [count, hidden, 2 * inner])?;
+            (vec![both], of(Part::ExpertsDownTransposed, [count, inner, hidden])?)
         } else {
-            let half = [count, inner, hidden];
-            vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
+            let both = if files.knows(Part::ExpertsGateUp) {
+                vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
+            } else {
+                vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
+            };
+            (both, of(Part::ExpertsDown, [count, hidden, inner])?)
         };
         let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
-        let down = down.view()?;
-        let half = [inner, hidden];
-        (0..count)
-            .map(|expert| {
-                let (gate, up) = match views.as_slice() {
-                    [gate_up] => in_halves(gate_up.slice(expert)?, &half)?,
-                    _ => (views[0].slice(expert)?, views[1].slice(expert)?),
+        let (down, biases) = (down.view()?, self.expert_biases(moe)?);
+        let one = |expert| -> Result<Mlp> {
+            let down = pack(&[Found::turned(down.slice(expert)?, transposed)?], false)?;
+            let mut mlp = match views.as_slice() {
+                [both] => {
+                    let both = Found::turned(both.slice(expert)?, transposed)?;
+                    self.of_both(both.view()?, down, inner)?
+                }
+                _ => Mlp::new(views[0].slice(expert)?, views[1].slice(expert)?, down, inner)?,
+            };
+            if let Some([gate, up, down]) = biases.get(expert) {
+                mlp.gate_up.bias = Some(panels_in_turns(gate, up));
+                mlp.down.bias = Some(padded(down.clone()));
+            }
+            Ok(mlp)
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// An expert whose gate and up are one tensor.
+    fn of_both(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
+        if !self.tensors.files.gate_up_in_turns {
+            let half = [inner, self.config.hidden_size];
+            let (gate, up) = in_halves(both, &half)?;
+            return Mlp::new(gate, up, down, inner);
+        }
+        let [gate, up] = [0, 1].map(|first| Found::of_rows(&both, (first..2 * inner).step_by(2)));
+        Mlp::new(gate.view()?, up.view()?, down, inner)
+    }
+
+    /// By expert, of gate, up and down; nothing if there are none.
+    fn expert_biases(&self, moe: &MoeConfig) -> Result<Vec<[Vec<f32>; 3]>> {
+        if !moe.bias {
+            return Ok(Vec::new());
+        }
+        let (files, inner) = (&self.tensors.files, moe.intermediate_size);
+        let of = |part, size: usize| -> Result<Vec<f32>> {
+            let found = self.tensors.part(part, self.at(), &[moe.num_experts, size])?;
+            Ok(found.view()?.decode())
+        };
+        let (gate, up) = if files.knows(Part::ExpertsGateUpBias) {
+            let both = of(Part::ExpertsGateUpBias, 2 * inner)?;
+            let side = |up: usize| -> Vec<f32> {
+                let at = |i: usize| {
+                    if files.gate_up_in_turns {
+                        i * 2 + up
+                    } else {
+                        i / inner * 2 * inner + up * inner + i % inner
+                    }
                 };
-                let down = Matrix::pack(&[Piece::new(down.slice(expert)?)], false, None)?;
-                Mlp::new(gate, up, down, inner)
-            })
-            .collect()
+                (0..both.len() / 2).map(|i| both[at(i)]).collect()
+            };
+            (side(0), side(1))
+        } else {
+            (of(Part::ExpertsGateBias, inner)?, of(Part::ExpertsUpBias, inner)?)
+        };
+        let down = of(Part::ExpertsDownBias, self.config.hidden_size)?;
+        let of_up = gate.chunks_exact(inner).zip(up.chunks_exact(inner));
+        let all = of_up.zip(down.chunks_exact(self.config.hidden_size));
+        Ok(all
+            .map(|((gate, up), down)| [gate, up, down].map(<[f32]>::to_vec))
+            .collect())
     }
 }
 
@@ -624,7 +697,7 @@ fn in_halves<'a>(both: TensorView<'a>, half: &'a [usize; 2]) -> Result<(TensorVi
 }
 
 /// Panels of two vectors in turns, as the panels of their matrices lie.
-fn in_turns(one: &[f32], other: &[f32]) -> Vec<f32> {
+fn panels_in_turns(one: &[f32], other: &[f32]) -> Vec<f32> {
     let (one, other) = (padded(one.to_vec()), padded(other.to_vec()));
     one.chunks(PANEL)
         .zip(other.chunks(PANEL))

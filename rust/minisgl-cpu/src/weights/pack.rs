@@ -3,6 +3,8 @@
 //! Invariants: what is held as it is keeps its bits; held as another kind, numbers are taken, and quantized by one rule a
 //! kind where it has fewer bits than they need.
 
+use std::borrow::Cow;
+
 use super::layout::{BLOCK, PANEL};
 use super::matrix::Matrix;
 use crate::files::blocks::{decode, digit, f32_to_bf16, f32_to_f16, scale_and_min_codes, scale_of_six};
@@ -36,7 +38,7 @@ impl<'a> Part<'a> {
     }
 
     /// Row i of the part, as it is stored.
-    fn row(&self, i: usize) -> Result<&'a [u8]> {
+    fn row(&self, i: usize) -> Result<Cow<'a, [u8]>> {
         let row = self.order.map_or(i, |order| order(i));
         if row >= self.tensor.rows() {
             let (name, rows) = (self.tensor.name(), self.tensor.rows());
@@ -72,7 +74,7 @@ impl Matrix {
         let mut at = 0;
         for part in parts {
             for i in 0..part.tensor.rows() {
-                matrix.put(at, part.tensor.kind(), part.row(i)?);
+                matrix.put(at, part.tensor.kind(), &part.row(i)?);
                 at += 1;
             }
         }
@@ -91,7 +93,7 @@ impl Matrix {
         for (turn, part) in parts.iter().enumerate() {
             for i in 0..rows {
                 let panel = i / PANEL * parts.len() + turn;
-                matrix.put(panel * PANEL + i % PANEL, part.tensor.kind(), part.row(i)?);
+                matrix.put(panel * PANEL + i % PANEL, part.tensor.kind(), &part.row(i)?);
             }
         }
         Ok(matrix)

@@ -26,6 +26,8 @@ fn a_window_hides_the_rest() {
     for window in [1, 5, 64, 65, 100] {
         let case = small().with(|c| c.window = Some(window));
         assert_near(&case.run(PLAIN), &case.expected(), 2e-6);
+        let sinks = case.with(|c| c.sinks = true);
+        assert_near(&sinks.run(PLAIN), &sinks.expected(), 2e-6);
         // A key outside of all windows does not count, whatever it is.
         let spoiled = case.run_with(PLAIN, |row, position, k| {
             let r = case.rows[row];
@@ -180,14 +182,15 @@ fn case() -> impl Strategy<Value = Case> {
     let page = prop_oneof![Just(1usize), Just(2), Just(4), Just(16), Just(12), Just(48), Just(128)];
     let window = prop_oneof![2 => Just(None), 1 => (1usize..300).prop_map(Some)];
     let rows = proptest::collection::vec(row(), 1..9);
-    (1usize..4, 1usize..17, dims, page, dtype, window, rows).prop_map(
-        |(kv_heads, group, dim, page_size, dtype, window, rows)| Case {
+    (1usize..4, 1usize..17, dims, page, dtype, window, any::<bool>(), rows).prop_map(
+        |(kv_heads, group, dim, page_size, dtype, window, sinks, rows)| Case {
             kv_heads,
             group,
             dim,
             page_size,
             dtype,
             window,
+            sinks,
             rows,
         },
     )

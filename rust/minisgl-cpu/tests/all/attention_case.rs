@@ -23,6 +23,7 @@ pub struct Case {
     pub page_size: usize,
     pub dtype: KvDtype,
     pub window: Option<usize>,
+    pub sinks: bool,
     pub rows: Vec<Row>,
 }
 
@@ -90,6 +91,11 @@ impl Case {
             .collect()
     }
 
+    /// Below all scores, among them, and far above.
+    fn sink(&self, head: usize) -> f32 {
+        [-300.0, 2.0, 0.5, 300.0][head % 4]
+    }
+
     /// What each token of the step sees, in f64.
     pub fn expected(&self) -> Vec<f64> {
         let mut out = Vec::new();
@@ -108,9 +114,14 @@ impl Case {
                             / (self.dim as f64).sqrt()
                     };
                     let scores: Vec<_> = (from..=position).map(score).collect();
-                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sink = if self.sinks {
+                        f64::from(self.sink(head))
+                    } else {
+                        f64::NEG_INFINITY
+                    };
+                    let most = scores.iter().copied().fold(sink, f64::max);
                     let weights: Vec<_> = scores.iter().map(|s| (s - most).exp()).collect();
-                    let sum: f64 = weights.iter().sum();
+                    let sum = weights.iter().sum::<f64>() + (sink - most).exp();
                     for d in 0..self.dim {
                         let seen = values[from..].iter().zip(&weights);
                         out.push(seen.map(|(v, w)| w * f64::from(v[kv + d])).sum::<f64>() / sum);
@@ -194,6 +205,8 @@ impl Case {
         plan.build(&rows).unwrap();
         plan.build(&rows).unwrap();
         let mut out = vec![7.0f32; tokens * out_stride];
+        let sink = |head| self.sink(head) * std::f32::consts::LOG2_E;
+        let sinks: Vec<f32> = (0..self.heads()).map(sink).collect();
         let call = Call {
             rows,
             kv: &kv,
@@ -202,6 +215,7 @@ impl Case {
             query_stride: stride,
             out: out.as_mut_ptr(),
             out_stride,
+            sinks: self.sinks.then_some(&sinks),
         };
         for merging in [false, true] {
             let next = AtomicUsize::new(0);
@@ -290,6 +304,7 @@ pub fn small() -> Case {
         page_size: 16,
         dtype: KvDtype::F32,
         window: None,
+        sinks: false,
         rows: vec![alone(1, 1), alone(130, 1), alone(77, 77), alone(200, 40), alone(64, 1)],
     }
 }

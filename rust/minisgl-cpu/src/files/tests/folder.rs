@@ -24,6 +24,39 @@ fn a_folder_of_safetensors_is_a_source() {
     assert_eq!(open(&folder.0).unwrap().names(), ["c"]);
 }
 
+#[test]
+fn mxfp4_has_its_exponents_in_another_tensor_and_perhaps_another_file() {
+    let folder = Temporary::new("mxfp4");
+    let blocks: Vec<u8> = (0..32u8).map(|i| i.wrapping_mul(37).wrapping_add(5)).collect();
+    let scales = |name| (name, "U8", "[2,1,1]", [127, 120].as_slice());
+    let (one, other) = ("1.safetensors", "2.safetensors");
+    folder.file(one, &tiny_safetensors(&[("x_blocks", "U8", "[2,1,1,16]", &blocks)]));
+    folder.file(other, &tiny_safetensors(&[scales("x_scales")]));
+    let source = open(&folder.0).unwrap();
+    assert_eq!(source.names(), ["x_blocks"]);
+    let found = source.tensor("x_blocks").unwrap();
+    assert_eq!((found.shape(), found.kind()), ([2, 1, 32].as_slice(), Kind::MXFP4));
+    let floats = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let wanted: Vec<f32> = (0..64)
+        .map(|i| {
+            let code = usize::from(blocks[i / 2] >> (4 * (i % 2)) & 15);
+            let scale = if i < 32 { 1.0 } else { 1.0 / 128.0 };
+            scale * if code < 8 { floats[code] } else { -floats[code - 8] }
+        })
+        .collect();
+    assert_eq!(found.decode(), wanted);
+    assert_eq!(found.slice(1).unwrap().decode(), wanted[32..]);
+    folder.file(other, &tiny_safetensors(&[scales("y_scales")]));
+    let error = open(&folder.0).err().unwrap().to_string();
+    assert!(
+        error.contains("tensor x_blocks: [2, 1, 1, 16]: MXFP4 has 16 bytes a block"),
+        "{error}"
+    );
+    folder.file(one, &tiny_safetensors(&[("b", "BF16", "[2]", BF16_ONE_TWO)]));
+    let error = open(&folder.0).err().unwrap().to_string();
+    assert!(error.ends_with("tensor y_scales: no *_blocks beside it"), "{error}");
+}
+
 #[cfg(unix)]
 #[test]
 fn links_are_followed_as_in_the_cache_of_a_hub() {
