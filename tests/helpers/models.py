@@ -170,6 +170,17 @@ _GROUPED = {
 }
 _LATE = {"max_window_layers": 1, "norm_topk_prob": True}
 _SINKS = {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 9}
+_SHARPER = {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}
+_LESS = {"routed_scaling_factor": 0.6}
+_LATENT = {
+    **{name: value for name, value in _GROUPED.items() if name != "head_dim"},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 20,
+    "v_head_dim": 16,
+}
 # Those that the CPU engine alone has native layers for.
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("Phi3ForCausalLM", {"sliding_window": 11, **_NO_PAD}),
@@ -224,6 +235,10 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("ArceeForCausalLM", {"mlp_bias": True, "attention_bias": True, **_NO_PAD}),
     "ministral3": ("Ministral3ForCausalLM", {"head_dim": 16, "rope_parameters": _GROWING, **_NO_PAD}),
     "glm4-moe": ("Glm4MoeForCausalLM", {**_GROUPED, "use_qk_norm": True, "attention_bias": True}),
+    "deepseek2": ("DeepseekV2ForCausalLM", {**_LATENT, "q_lora_rank": None}),
+    "deepseek2-groups": ("DeepseekV2ForCausalLM", {**_LATENT, "topk_method": "group_limited_greedy", **_LESS}),
+    "deepseek3-yarn": ("DeepseekV3ForCausalLM", {**_LATENT, "rope_parameters": _SHARPER}),
+    "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", {**_LATENT, "rms_norm_eps": 1e-5}),
     "dots1-window": ("Dots1ForCausalLM", {**_GROUPED, "n_group": 1, "topk_group": 1, "sliding_window": 9, **_LATE}),
     "ernie4.5-moe": (
         "Ernie4_5_MoeForCausalLM",

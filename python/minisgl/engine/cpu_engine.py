@@ -299,6 +299,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         else {"clamped_swiglu": asdict(model.activation)},
         "gated": model.gated,
         "left_out": model.left_out,
+        "latent": None if model.latent is None else asdict(model.latent),
         "moe": None if moe is None else {**asdict(moe), "layers": sorted(moe.layers)},
     }
 

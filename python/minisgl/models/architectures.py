@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from minisgl.config import ConfigError, Unsupported
 from minisgl.models.names import PREFIX, Names
-from minisgl.models.rope import parse_rope, parse_two_ropes
+from minisgl.models.rope import parse_rope, parse_two_ropes, sharpness
 
 Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
@@ -80,6 +80,20 @@ class ClampedSwiglu:
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Attention over latents (MLA, arXiv 2405.04434): the keys and values of all heads are made of one latent of `rank`
+    numbers, which a page holds beside the numbers of the key that are rotated, the same for all heads. `query_rank`:
+    queries are made of a latent of their own; 0: they are not. `plain_dim`: numbers of a head's query and key that are
+    not rotated; `value_dim`: of a head's value."""
+
+    rank: int
+    query_rank: int
+    plain_dim: int
+    value_dim: int
+    norm_eps: float = 1e-6  # of the latents' norms, whatever others have
 
 
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
@@ -519,6 +533,53 @@ def _hunyuan(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "rotated", "rope": parse_rope(raw), "qkv_bias": bias, "out_bias": bias}
 
 
+def _latent(raw: Raw) -> dict[str, Any]:
+    """What attention sees is one head of keys, whose first numbers are the values: the latent."""
+    _none_of(raw, "attention_bias", "index_topk")
+    if not raw.get("rope_interleave", True):
+        raise ConfigError("config.json: rope_interleave: false is not supported")
+    rank, plain, rotated = (int(raw[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
+    rope = parse_rope(raw)
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scale = float((plain + rotated) ** -0.5)
+    if rope.rope_type != "default" and (by := float(scaling.get("mscale_all_dim") or 0)):
+        scale *= sharpness(rope.factor, by) ** 2
+    return {
+        "latent": LatentConfig(rank, int(raw.get("q_lora_rank") or 0), plain, int(raw["v_head_dim"])),
+        "rope": rope,
+        "attention_scale": scale,
+        "num_kv_heads": 1,
+        "head_dim": rank + rotated,
+        "left_out": _mtp(raw),
+    }
+
+
+def _deepseek2(raw: Raw) -> dict[str, Any]:
+    """Experts are chosen by shares; a group by its best."""
+    _none_of(raw, "norm_topk_prob")
+    method = raw.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ConfigError(f"config.json: topk_method: {method!r} is not supported: only greedy, group_limited_greedy")
+    grouped = method != "greedy"
+    groups = {"groups": int(raw["n_group"]), "chosen_groups": int(raw["topk_group"])} if grouped else {}
+    routing = {"score": "softmax", "choice_bias": False, "groups": 1, "chosen_groups": 1, "group_best": 1}
+    moe = _grouped_moe(raw, **{**routing, **groups})
+    return {**_latent(raw), "mlp_bias": bool(raw.get("mlp_bias", False)), "moe": moe}
+
+
+def _deepseek3(raw: Raw) -> dict[str, Any]:
+    return {**_latent(raw), "moe": _grouped_moe(raw)}
+
+
+def _glm4_moe_lite(raw: Raw) -> dict[str, Any]:
+    num_layers = int(raw["num_hidden_layers"])
+    kinds = raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
+    if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise ConfigError("config.json: mlp_layer_types: must be dense or sparse for each layer")
+    layers = frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
+    return {**_latent(raw), "moe": _grouped_moe(raw, layers=layers)}
+
+
 def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
     """Every layer has experts, and one that every token goes through, as large as they are."""
     _none_of(raw, "use_cla", "moe_layer_num_skipped")
@@ -640,6 +701,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture(_hunyuan, _HUNYUAN_NAMES),
     "HunYuanMoEV1ForCausalLM": Architecture(_hunyuan_moe, _HUNYUAN_MOE_NAMES),
     "Glm4MoeForCausalLM": Architecture(_glm4_moe, _SHARED_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}),
+    "DeepseekV2ForCausalLM": Architecture(_deepseek2, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
+    "DeepseekV3ForCausalLM": Architecture(_deepseek3, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
+    "Glm4MoeLiteForCausalLM": Architecture(_glm4_moe_lite, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
     "Dots1ForCausalLM": Architecture(_dots1, _SHARED_NAMES),
     "Ernie4_5_MoeForCausalLM": Architecture(_ernie_moe, _ERNIE_MOE_NAMES, interleaved=True, gguf_interleaved=True),
     "GptOssForCausalLM": Architecture(

@@ -17,6 +17,7 @@ from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import (
     ARCHITECTURES,
     ClampedSwiglu,
+    LatentConfig,
     MoeConfig,
     check_activation,
     find_architecture,
@@ -67,6 +68,7 @@ class ModelConfig:
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False
     moe: MoeConfig | None = None
+    latent: LatentConfig | None = None  # `num_kv_heads` and `head_dim` are then of what pages hold
     norms: Norms = "before"
     qk_norm: HeadNorms = "none"
     layer_norm: bool = False  # norms take the mean off, too
@@ -100,7 +102,7 @@ class ModelConfig:
     @property
     def rotary_dim(self) -> int:
         """How many numbers of each head are rotated."""
-        return int(self.head_dim * self.rotary_share)
+        return int(self.head_dim * self.rotary_share) if self.latent is None else self.head_dim - self.latent.rank
 
     def context_len(self, max_seq_len: int | None) -> int:
         """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. Raises
@@ -229,13 +231,14 @@ def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
 
 def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
     """Layer and part, as `tensor_names` has it, of each linear layer that an adapter may change, by name such as
-    "model.layers.0.self_attn.q_proj": all of attention, and MLPs that are not routed experts."""
+    "model.layers.0.self_attn.q_proj": attention that is not over latents, and MLPs that are not routed experts."""
     names = tensor_names(config)["checkpoint"]
     found: dict[str, tuple[int, str]] = {}
+    attention = ("q", "k", "v", "qkv", "out") if config.latent is None else ()
     for layer in range(config.num_layers):
         dense = config.moe is None or layer not in config.moe.layers
         mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
-        for part in ("q", "k", "v", "qkv", "out", *(mlp if dense else ())):
+        for part in (*attention, *(mlp if dense else ())):
             if part in names:
                 found[names[part][0].format(layer=layer)] = layer, part
     return found
@@ -254,6 +257,8 @@ def why_not(config: ModelConfig, name: str) -> str:
     """Says why a layer is not in `adaptable`."""
     if config.moe is not None and ".mlp." in name:
         return "adapters of routed experts and of their router are not computed"
+    if config.latent is not None and ".self_attn." in name:
+        return "adapters of attention over latents are not computed"
     if name.endswith(("embed_tokens", "lm_head")):
         return "adapters of embeddings and of the head are not computed"
     return "the model has no such linear layer"

@@ -42,11 +42,12 @@ class RopeConfig:
 
 def attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
     """What YaRN makes of a `factor` where nothing else is said: longer contexts want sharper attention."""
+    both = mscale and mscale_all_dim
+    return sharpness(factor, mscale) / sharpness(factor, mscale_all_dim) if both else sharpness(factor)
 
-    def grown(by: float) -> float:
-        return 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
-    return grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)
+def sharpness(factor: float, by: float = 1.0) -> float:
+    return 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Floats:

@@ -4,7 +4,7 @@
 //! takes of the machine grows with the pages that were ever used: the memory is mapped at once and touched lazily.
 //! V is `[token][head_dim]`. K is in groups of G tokens, G the largest of 16, 8, 4, 2, 1 that divides the page size, each
 //! group `[head_dim][G]`: attention has one key in each lane, so a group of 16 is read as it lies, and smaller ones are
-//! woven together while they are read.
+//! woven together while they are read. Where values are the first numbers of the keys (latent attention), there is no V.
 //!
 //! Forms: f32 as it is; f16 rounded to the nearest, ties to even (|error| <= 2^-11 of the value; beyond 65,504 a value
 //! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an f16 scale for each token,
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::files::blocks::{f16_to_f32, f32_to_f16};
 
 /// The largest head.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 640;
 /// Numbers that share a scale in [`KvDtype::Q8`].
 pub const Q8_BLOCK: usize = 32;
 
@@ -59,6 +59,8 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Numbers of a head.
     pub head_dim: usize,
+    /// Values are the first numbers of the keys and have no place of their own.
+    pub shared: bool,
     /// How numbers are held.
     pub dtype: KvDtype,
 }
@@ -69,6 +71,10 @@ pub(crate) struct Layout {
     pub dtype: KvDtype,
     pub page_size: usize,
     pub head_dim: usize,
+    /// Whether there is no V.
+    pub shared: bool,
+    /// Bytes of a number.
+    pub size: usize,
     /// Keys of a group.
     pub group: usize,
     /// From one page to the next, one layer to the next, one head to the next.
@@ -94,12 +100,16 @@ impl Layout {
         };
         let numbers = numbers.checked_mul(size)?.checked_next_multiple_of(64)?;
         let scales = scales.next_multiple_of(64);
-        let head = numbers.checked_add(scales)?.checked_mul(2)?;
+        let head = numbers
+            .checked_add(scales)?
+            .checked_mul(if shape.shared { 1 } else { 2 })?;
         let layer = head.checked_mul(shape.kv_heads)?;
         Some(Self {
             dtype: shape.dtype,
             page_size: shape.page_size,
             head_dim: shape.head_dim,
+            shared: shape.shared,
+            size,
             group,
             page: layer.checked_mul(shape.layers)?,
             layer,
@@ -204,7 +214,7 @@ impl KvPool {
     }
 
     /// Store the keys and values of some tokens: token i goes to `slots[i]`; its keys are the `kv_heads * head_dim`
-    /// numbers from `k.add(i * stride)`, its values those from `v.add(i * stride)`.
+    /// numbers from `k.add(i * stride)`, its values those from `v.add(i * stride)`, which is not read where keys have them.
     ///
     /// # Safety
     /// `k` and `v` are readable for that many numbers; nobody reads or writes these slots of this layer meanwhile.
@@ -233,7 +243,11 @@ impl KvPool {
                 unsafe {
                     let to = self.head(layer, page, head);
                     let k = std::slice::from_raw_parts(k.add(from), head_dim);
-                    let v = std::slice::from_raw_parts(v.add(from), head_dim);
+                    let v = if self.shape.shared {
+                        &[]
+                    } else {
+                        std::slice::from_raw_parts(v.add(from), head_dim)
+                    };
                     token(&self.layout, self.to_halves, to, at, k, v);
                 }
             }
@@ -285,7 +299,7 @@ fn f16c(x: &[f32], halves: &mut [u16]) {
 ///
 /// # Safety
 /// `to` is the start of a head's part of a page that nobody else uses at `at`; `at` is below the page size; `k` and
-/// `v` have `head_dim` numbers.
+/// `v` have `head_dim` numbers, `v` none if there is no V.
 pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
     let dim = l.head_dim;
     // Number d of the key of token `at` is number `first + d * step`.
@@ -295,10 +309,10 @@ pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
         match l.dtype {
             KvDtype::F32 => {
                 let (ks, vs) = (to.cast::<f32>(), to.add(l.v).cast::<f32>());
-                for d in 0..dim {
-                    *ks.add(first + d * step) = if k[d].is_finite() { k[d] } else { f32::NAN };
-                    *vs.add(at * dim + d) = v[d];
+                for (d, number) in k.iter().enumerate() {
+                    *ks.add(first + d * step) = if number.is_finite() { *number } else { f32::NAN };
                 }
+                vs.add(at * dim).copy_from_nonoverlapping(v.as_ptr(), v.len());
             }
             KvDtype::F16 => {
                 let mut halves = [0; MAX_HEAD_DIM];
@@ -311,7 +325,7 @@ pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
                 }
                 to_halves(v, halves);
                 let vs = to.add(l.v).cast::<u16>().add(at * dim);
-                vs.copy_from_nonoverlapping(halves.as_ptr(), dim);
+                vs.copy_from_nonoverlapping(halves.as_ptr(), v.len());
             }
             KvDtype::Q8 => {
                 let blocks = l.blocks();

@@ -72,6 +72,7 @@ impl Settings {
             page_size: self.page_size,
             kv_heads: self.model.num_kv_heads,
             head_dim: self.model.head_dim,
+            shared: self.model.latent.is_some(),
             dtype: KvDtype::parse(&self.kv_dtype)?,
         })
     }

@@ -36,11 +36,10 @@ impl Ahead<'_> {
             return None;
         }
         let page = self.pages[position / l.page_size] as usize;
-        let size = l.v / (l.page_size * l.head_dim).max(1);
         // SAFETY: a page of the table, as the positions below `end` have.
         let head = unsafe { source.kv.head(source.layer, page, source.head) };
         Some(
-            head.wrapping_add(position % l.page_size * l.head_dim * size)
+            head.wrapping_add(position % l.page_size * l.head_dim * l.size)
                 .cast_const(),
         )
     }
@@ -253,5 +252,34 @@ pub(super) unsafe fn values<V: Lanes>(
         }
         at += count;
         (page, offset) = (page + 1, 0);
+    }
+}
+
+/// Values that are the first `width` numbers of the keys, from `[head_dim][CHUNK]` to `[CHUNK][width]`, of the positions
+/// `from..to` and some beside them.
+///
+/// # Safety
+/// `keys` and `values` have these sizes; `width` is whole vectors of sixteen.
+#[inline(always)]
+pub(super) unsafe fn values_of_keys(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
+    for first in (from / LANES * LANES..to).step_by(LANES) {
+        for d in (0..width).step_by(LANES) {
+            let mut tile = [[0.0_f32; LANES]; LANES];
+            // SAFETY: a square of sixteen within both.
+            unsafe {
+                for (i, row) in tile.iter_mut().enumerate() {
+                    let from = keys.add((d + i) * CHUNK + first).cast::<[f32; LANES]>();
+                    *row = from.read_unaligned();
+                }
+                for j in 0..LANES {
+                    let mut column = [0.0_f32; LANES];
+                    for (to, row) in column.iter_mut().zip(&tile) {
+                        *to = row[j];
+                    }
+                    let to = values.add((first + j) * width + d).cast::<[f32; LANES]>();
+                    to.write_unaligned(column);
+                }
+            }
+        }
     }
 }

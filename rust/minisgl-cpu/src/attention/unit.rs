@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{Isa, plain};
 use crate::kv::{KvDtype, KvPool, MAX_HEAD_DIM};
 
-/// The most query heads that share a key/value head.
+/// The most query heads that are computed at once over a key/value head; of more, some are computed after the others.
 pub const MAX_GROUP: usize = 16;
 
 /// Rows of queries (tokens by heads of a group) that a unit computes at once.
@@ -21,9 +21,15 @@ pub(super) const ROWS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Attention {
     pub(super) isa: Isa,
+    /// Groups of query heads, which each read one key/value head.
     pub(super) kv_heads: usize,
+    /// Groups that read the same.
+    pub(super) split: usize,
     pub(super) group: usize,
     pub(super) head_dim: usize,
+    /// Numbers of a value: the first ones of the key if `shared`.
+    pub(super) value_dim: usize,
+    pub(super) shared: bool,
     /// What queries are multiplied by: scores are logarithms to base 2.
     pub(super) scale: f32,
     /// Scores, as logarithms to base 2, are kept within it softly; 0: they are as they are.
@@ -33,7 +39,7 @@ pub struct Attention {
 /// One layer of a step.
 ///
 /// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` numbers, the heads of a
-/// group together. Its result goes to `out.add(t * out_stride)`, in the same order.
+/// group together. Its result goes to `out.add(t * out_stride)`, in the same order, `value_dim` numbers a head.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     /// The rows that the plan was built for.
@@ -77,9 +83,9 @@ impl Attention {
     /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
     /// (1 / sqrt(head_dim) in most models), and kept within `cap` softly if it is not 0.
     pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
-        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) || heads / kv_heads > MAX_GROUP {
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::unsupported(format!(
-                "{heads} heads over {kv_heads} key/value heads: not 1 to {MAX_GROUP} for each"
+                "{heads} heads over {kv_heads} key/value heads: not as many for each"
             )));
         }
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {
@@ -87,14 +93,33 @@ impl Attention {
                 "head_dim {head_dim} is not from 1 to {MAX_HEAD_DIM}"
             )));
         }
+        let all = heads / kv_heads;
+        let fits = |split: &usize| all.is_multiple_of(*split) && all / split <= MAX_GROUP;
+        let split = (1..=all).find(fits).unwrap_or(all);
         Ok(Self {
             isa,
-            kv_heads,
-            group: heads / kv_heads,
+            kv_heads: kv_heads * split,
+            split,
+            group: all / split,
             head_dim,
+            value_dim: head_dim,
+            shared: false,
             scale: scale * std::f32::consts::LOG2_E,
             cap: cap * std::f32::consts::LOG2_E,
         })
+    }
+
+    /// The same where values are the first `value_dim` numbers of the keys: whole vectors of sixteen.
+    pub fn with_values_of_keys(self, value_dim: usize) -> Self {
+        assert!(
+            value_dim.is_multiple_of(LANES) && value_dim <= self.head_dim,
+            "values within keys"
+        );
+        Self {
+            value_dim,
+            shared: true,
+            ..self
+        }
     }
 
     /// The scores `from..to` of a row of a chunk, within the cap.
@@ -139,9 +164,9 @@ impl Attention {
         }
     }
 
-    /// `head_dim` up to whole vectors.
+    /// `value_dim` up to whole vectors.
     pub(super) fn width(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.value_dim.next_multiple_of(LANES)
     }
 
     /// Numbers of a head's part of a record: a vector for the sums, then the values.
@@ -165,12 +190,16 @@ impl Attention {
         let source = Source {
             kv: call.kv,
             layer: call.layer,
-            head,
+            head: head / self.split,
             pages: call.rows.pages(segment.row as usize),
         };
         let layout = call.kv.layout();
-        let direct =
-            queries.len() == 1 && self.group <= TALLEST && layout.dtype == KvDtype::F16 && layout.group == LANES;
+        assert!(layout.shared == self.shared, "a pool of another kind");
+        let direct = !self.shared
+            && queries.len() == 1
+            && self.group <= TALLEST
+            && layout.dtype == KvDtype::F16
+            && layout.group == LANES;
         // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
         unsafe {
             self.gather(queries, head, call, scratch);
@@ -189,7 +218,12 @@ impl Attention {
                 }
                 let ahead = self.ahead(plan, (unit, chunk), segment, call);
                 load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
-                load::values::<V>(source, first, (from, to), ahead, scratch.values.as_mut_ptr());
+                let values = scratch.values.as_mut_ptr();
+                if self.shared {
+                    load::values_of_keys(scratch.keys.as_ptr(), (from, to), self.width(), values);
+                } else {
+                    load::values::<V>(source, first, (from, to), ahead, values);
+                }
                 self.chunk::<V>(&queries[active.clone()], active.start, first, scratch);
                 self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
             }
@@ -472,8 +506,8 @@ impl Attention {
         }
         // SAFETY: the caller's word for the output of each token.
         unsafe {
-            let out = call.out.add(token as usize * call.out_stride + head * self.head_dim);
-            finish::<V>(sums, values, out, self.head_dim);
+            let out = call.out.add(token as usize * call.out_stride + head * self.value_dim);
+            finish::<V>(sums, values, out, self.value_dim);
         }
     }
 }

@@ -4,14 +4,18 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use crate::attention::Call;
-use crate::kernels::Mode;
+use crate::kernels::{Kernels, Mode};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::{HeadNorms, Norms};
+use crate::model::grid::Grid;
 use crate::model::products::To;
-use crate::model::weights::{Layer, Norm};
+use crate::model::weights::{Latent, Layer, Norm};
 use crate::model::worker::{FEW, Worker, each};
+use crate::weights::Matrix;
 
 impl Worker<'_, '_> {
     pub(super) fn attend(&mut self, index: usize, layer: &Layer) {
@@ -38,19 +42,27 @@ impl Worker<'_, '_> {
         self.project_all(index, Phase::Qkv, &layer.qkv, acts, &buffers.qkv);
         self.barrier.wait();
         self.lap(1);
-        each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
-            self.rotate_and_store(index, layer, token);
-        });
+        let (queries, attended) = match &layer.latent {
+            None => (&buffers.qkv, &buffers.attended),
+            Some(_) => (&buffers.latents[1], &buffers.latents[2]),
+        };
+        if let Some(latent) = &layer.latent {
+            self.fit_queries(index, latent);
+        } else {
+            each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
+                self.rotate_and_store(index, layer, token);
+            });
+        }
         self.barrier.wait();
         self.lap(2);
         let call = Call {
             rows: shared.rows,
             kv: shared.kv,
             layer: index,
-            queries: buffers.qkv.at(0, 0),
-            query_stride: buffers.qkv.stride(),
-            out: buffers.attended.at(0, 0),
-            out_stride: buffers.attended.stride(),
+            queries: queries.at(0, 0),
+            query_stride: queries.stride(),
+            out: attended.at(0, 0),
+            out_stride: attended.stride(),
             sinks: layer.sinks.as_deref(),
         };
         let plan = shared.plan;
@@ -66,8 +78,18 @@ impl Worker<'_, '_> {
             }
             self.barrier.wait();
         }
+        if let Some(latent) = &layer.latent {
+            self.each_head(index, Phase::OfLatents, |worker, head, rows, kernels| {
+                let matrix = &latent.values[head];
+                let from = (&buffers.latents[2], head * matrix.k());
+                let to = (&buffers.attended, head * matrix.n());
+                // SAFETY: its piece: this head of these rows; what attention gave was written before a barrier.
+                unsafe { worker.of_head((matrix, kernels), rows, from, to) };
+            });
+            self.barrier.wait();
+        }
         self.lap(3);
-        let width = config.num_heads * config.head_dim;
+        let width = config.attended();
         self.lower(index, (Phase::LowerOut, Site::Out), &buffers.attended, None, width);
         let acts = self.prepare(
             index,
@@ -88,6 +110,90 @@ impl Worker<'_, '_> {
         self.lap(4);
     }
 
+    /// Queries made fit for latents, and each token's latent into its page.
+    fn fit_queries(&mut self, index: usize, latent: &Latent) {
+        let shared = self.shared;
+        let (config, buffers) = (shared.config, shared.buffers);
+        let mut from = &buffers.qkv;
+        if let Some((norm, matrices)) = &latent.queries {
+            let matrix = &matrices[0].1;
+            let (size, mode) = (matrix.k(), shared.mode.with(matrix));
+            let acts = self.prepare(index, Phase::PrepareQueries, from, Some(norm), size, mode);
+            from = &buffers.latents[0];
+            self.project_all(index, Phase::Queries, matrices, acts, from);
+            self.barrier.wait();
+        }
+        each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
+            self.store_latent(index, latent, token);
+        });
+        let (size, key, half) = (config.query_dim(), config.head_dim, config.rotary_dim / 2);
+        let to = &buffers.latents[1];
+        self.each_head(index, Phase::ToLatents, |worker, head, rows, kernels| {
+            let matrix = &latent.keys[head];
+            // SAFETY: its piece: this head of these rows; queries were written before a barrier.
+            unsafe {
+                worker.of_head((matrix, kernels), rows.clone(), (from, head * size), (to, head * key));
+                for token in rows {
+                    let rotated = to.at(token, head * key + matrix.n());
+                    rotated.copy_from_nonoverlapping(from.at(token, head * size + matrix.k()), 2 * half);
+                    if let Some((cos, sin)) = worker.shared.angles(index, token) {
+                        shared.kernels.rotate(rotated, cos, sin, half);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The norm of a token's latent and the rotation of what stands beside it, then both go into their page.
+    fn store_latent(&self, index: usize, latent: &Latent, token: usize) {
+        let shared = self.shared;
+        let (config, kernels) = (shared.config, &shared.kernels);
+        let (size, half) = (config.head_dim, config.rotary_dim / 2);
+        let rank = size - config.rotary_dim;
+        // SAFETY: its piece: these numbers of this token, which nobody else reads; `angles` was written before a barrier.
+        unsafe {
+            let row = shared.buffers.qkv.at(token, config.projected() - size);
+            latent.norm.apply((kernels, config), row, (0, rank), row);
+            if let Some((cos, sin)) = shared.angles(index, token) {
+                kernels.rotate(row.add(rank), cos, sin, half);
+            }
+            let slot = std::slice::from_ref(&shared.tokens.slots[token]);
+            shared.kv.store(index, slot, row, row, 0);
+        }
+    }
+
+    /// Deal out heads and blocks of tokens.
+    fn each_head(&mut self, index: usize, phase: Phase, mut work: impl FnMut(&Self, usize, Range<usize>, Kernels)) {
+        let (shared, heads) = (self.shared, self.shared.config.num_heads);
+        while let Some(piece) = shared.counter(index, phase).take(shared.blocks() * heads) {
+            let (rows, kernels) = shared.block(piece / heads);
+            work(self, piece % heads, rows, kernels);
+        }
+    }
+
+    /// One head's product of the numbers of `rows` that begin at a column, to another one.
+    ///
+    /// # Safety
+    /// Nobody writes to the ones meanwhile, and nobody else uses the others.
+    unsafe fn of_head(
+        &self,
+        (matrix, kernels): (&Matrix, Kernels),
+        rows: Range<usize>,
+        (from, at): (&Grid, usize),
+        (to, column): (&Grid, usize),
+    ) {
+        let (count, mode) = (rows.len(), self.shared.mode.with(matrix));
+        let acts = self.own.of_head.writer_as(count, matrix.k(), mode);
+        // SAFETY: the caller's; `acts` is this thread's.
+        unsafe {
+            for (row, token) in rows.clone().enumerate() {
+                kernels.prepare(from.at(token, at), acts, row);
+            }
+            let out = to.at(rows.start, column);
+            kernels.matmul(matrix, 0..matrix.panels(), acts, 0..count, out, to.stride(), false);
+        }
+    }
+
     /// Biases, head norms and rotation of one token, then its keys and values go into their page.
     fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
         let shared = self.shared;
@@ -95,10 +201,7 @@ impl Worker<'_, '_> {
         let (dim, half) = (config.head_dim, config.rotary_dim / 2);
         let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
         let row = buffers.qkv.at(token, 0);
-        let angles = config.rotary[index].map(|table| {
-            let at = table * 2 * half;
-            (buffers.angles.at(token, at), buffers.angles.at(token, at + half))
-        });
+        let angles = shared.angles(index, token);
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {
             let keys = row.add(heads * dim);

@@ -38,9 +38,16 @@ pub(super) enum Phase {
     SharedUp,
     PrepareSharedDown,
     SharedDown,
+    PrepareQueries,
+    Queries,
+    ToLatents,
+    OfLatents,
 }
 
-pub(super) const PHASES: usize = 23;
+pub(super) const PHASES: usize = 27;
+
+/// Tokens whose prepared activations stay in a core's cache while panels pass.
+pub(super) const TOKENS: usize = 128;
 
 /// What all threads share.
 pub struct Buffers {
@@ -50,6 +57,9 @@ pub struct Buffers {
     pub qkv: Grid,
     /// What attention read.
     pub attended: Grid,
+    /// Where pages hold latents: queries as they are made of their own latent, queries made fit for latents, and the
+    /// latents that attention read.
+    pub latents: [Grid; 3],
     /// Between the halves of the MLP.
     pub inner: Grid,
     /// By table of frequencies: cosines, then sines.
@@ -66,12 +76,16 @@ pub struct Buffers {
     pub experts: Option<ExpertBuffers>,
     /// Numbers of the widest input of a product.
     pub widest: usize,
+    /// Numbers of the widest input of a product of one head.
+    of_heads: usize,
     mode: Mode,
     tokens: usize,
 }
 
 /// One thread's own.
 pub struct Own {
+    /// What a product of one head reads, of some tokens.
+    pub of_head: Acts,
     /// What a product reads, of a token that is alone in its step.
     pub acts: Acts,
     /// A normalised row.
@@ -85,13 +99,31 @@ pub struct Own {
 impl Buffers {
     /// For steps of no tokens yet.
     pub fn new(config: &ModelConfig, mode: Mode) -> Self {
-        let attended = config.num_heads * config.head_dim;
+        let attended = config.attended();
+        let latents = config.latent.as_ref().map_or([0; 3], |latent| {
+            let heads = config.num_heads;
+            let own = if latent.query_rank > 0 {
+                heads * config.query_dim()
+            } else {
+                0
+            };
+            [own, heads * config.head_dim, heads * latent.rank]
+        });
         let widest = config.widest_inner().max(config.hidden_size).max(attended);
+        let widest = config
+            .latent
+            .as_ref()
+            .map_or(widest, |latent| widest.max(latent.query_rank));
         let mode = held(mode);
         Self {
             x: Grid::new(config.hidden_size),
-            qkv: Grid::new(attended + 2 * config.num_kv_heads * config.head_dim),
+            qkv: Grid::new(config.projected()),
             attended: Grid::new(attended),
+            latents: latents.map(Grid::new),
+            of_heads: config
+                .latent
+                .as_ref()
+                .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
             inner: Grid::new(config.widest_inner()),
             angles: Grid::new(config.inverse_frequencies.len() * config.rotary_dim),
             behind: Grid::new(config.hidden_size),
@@ -120,7 +152,10 @@ impl Buffers {
             &mut self.attended,
             &mut self.inner,
             &mut self.angles,
-        ] {
+        ]
+        .into_iter()
+        .chain(&mut self.latents)
+        {
             grid.reserve(tokens);
         }
         let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0);
@@ -138,6 +173,7 @@ impl Buffers {
         let mut row = Grid::new(self.widest);
         row.reserve(1);
         Own {
+            of_head: Acts::new(TOKENS, self.of_heads, self.mode),
             acts: Acts::new(1, self.widest, self.mode),
             row,
             both: Grid::new(32 * 16),

@@ -5,11 +5,13 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::weights::PANEL;
 
 /// Sizes beyond these are no model of today, but a damaged file.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_HEAD_DIM: usize = 256;
+const MAX_KEY: usize = crate::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here.
 #[derive(Clone, Debug, Deserialize)]
@@ -81,8 +83,27 @@ pub struct ModelConfig {
     pub gated: bool,
     /// How the names of tensors begin that are no part of the decoder.
     pub left_out: Vec<String>,
+    /// Keys and values of all heads are made of one latent, which is what pages hold (MLA).
+    pub latent: Option<LatentConfig>,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
+}
+
+/// Attention over latents. In the description around it there is one key/value head, whose keys are a latent and the
+/// numbers that are rotated, and whose values are the latent.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentConfig {
+    /// Numbers of a latent.
+    pub rank: usize,
+    /// Numbers of the latent that queries are made of; 0: they are made of the hidden numbers.
+    pub query_rank: usize,
+    /// Numbers of a head's query and key that are not rotated; those that are come behind.
+    pub plain_dim: usize,
+    /// Numbers of a head's value.
+    pub value_dim: usize,
+    /// Of the norms of latents.
+    pub norm_eps: f32,
 }
 
 /// The activation function of an MLP.
@@ -190,7 +211,11 @@ impl ModelConfig {
             ("num_hidden_layers", self.num_layers, MAX_LAYERS),
             ("num_attention_heads", self.num_heads, MAX_LAYERS),
             ("num_key_value_heads", self.num_kv_heads, MAX_LAYERS),
-            ("head_dim", self.head_dim, MAX_HEAD_DIM),
+            (
+                "head_dim",
+                self.head_dim,
+                if self.latent.is_some() { MAX_KEY } else { MAX_HEAD_DIM },
+            ),
             ("intermediate_size", self.intermediate_size, MAX_SIZE),
             ("vocab_size", self.vocab_size, MAX_SIZE),
         ];
@@ -238,7 +263,50 @@ impl ModelConfig {
         if self.query_growth.is_some_and(|(_, every)| every == 0) {
             return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
         }
+        if let Some(latent) = &self.latent {
+            for (name, size) in [("kv_lora_rank", latent.rank), ("v_head_dim", latent.value_dim)] {
+                if size == 0 || size > MAX_KEY || !size.is_multiple_of(PANEL) {
+                    return Err(unsupported(
+                        name,
+                        size,
+                        &format!("must be a multiple of {PANEL} up to {MAX_KEY}"),
+                    ));
+                }
+            }
+            if latent.plain_dim == 0 || latent.plain_dim > MAX_KEY || latent.query_rank > MAX_SIZE {
+                return Err(unsupported("qk_nope_head_dim", latent.plain_dim, "out of range"));
+            }
+            if self.num_kv_heads != 1 || self.head_dim != latent.rank + self.rotary_dim {
+                return Err(unsupported(
+                    "qk_rope_head_dim",
+                    self.rotary_dim,
+                    "does not fit the rest",
+                ));
+            }
+        }
         self.moe.as_ref().map_or(Ok(()), |moe| moe.check())
+    }
+
+    /// Numbers that go into attention's way out.
+    pub fn attended(&self) -> usize {
+        self.num_heads * self.latent.as_ref().map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// Numbers of a head's query before it is made fit for latents.
+    pub fn query_dim(&self) -> usize {
+        self.latent
+            .as_ref()
+            .map_or(self.head_dim, |latent| latent.plain_dim + self.rotary_dim)
+    }
+
+    /// Numbers of a token that the first products of attention give: queries, or what they are made of, then keys and
+    /// values.
+    pub fn projected(&self) -> usize {
+        match &self.latent {
+            None => (self.num_heads + 2 * self.num_kv_heads) * self.head_dim,
+            Some(latent) if latent.query_rank > 0 => latent.query_rank + self.head_dim,
+            Some(_) => self.num_heads * self.query_dim() + self.head_dim,
+        }
     }
 
     /// Numbers between the halves of the largest MLP that is no routed expert.

@@ -67,6 +67,10 @@ impl Decoder {
             config.attention_scale,
             config.attention_cap,
         )?;
+        let attention = match &config.latent {
+            Some(latent) => attention.with_values_of_keys(latent.rank),
+            None => attention,
+        };
         let own = || Mutex::new((buffers.own(), attention.scratch()));
         Ok(Memory {
             threads: (0..threads).map(|_| own()).collect(),

@@ -10,11 +10,11 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::Kernels;
 use crate::kernels::scalar::exp;
-use crate::model::buffers::{ExpertBuffers, Order, Phase, Used};
+use crate::model::buffers::{ExpertBuffers, Order, Phase, TOKENS, Used};
 use crate::model::config::{MoeConfig, Score};
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Experts, Layer, Norm};
-use crate::model::worker::{FEW, Forward, TOKENS, Worker, each};
+use crate::model::worker::{FEW, Forward, Worker, each};
 use crate::weights::PANEL;
 
 impl Worker<'_, '_> {

@@ -32,6 +32,22 @@ pub enum Part {
     QNorm,
     /// The norm of keys.
     KNorm,
+    /// To the latent of queries.
+    QueryDown,
+    /// The norm of it.
+    QueryNorm,
+    /// From it to queries.
+    QueryUp,
+    /// To the latent of keys and values, and the part of all keys that is rotated.
+    LatentDown,
+    /// The norm of the latent.
+    LatentNorm,
+    /// From it to the keys and the values of each head.
+    LatentUp,
+    /// From a head's queries to what is multiplied with latents, in one tensor for all heads.
+    LatentKeys,
+    /// From latents to a head's values, in one tensor for all heads.
+    LatentValues,
     /// Out of attention.
     Out,
     /// By query head: a score beside those of keys.

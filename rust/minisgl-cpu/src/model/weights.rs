@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::{Kernels, Mode, plain};
-use crate::model::config::{HeadNorms, ModelConfig, MoeConfig, Norms};
+use crate::model::config::{HeadNorms, LatentConfig, ModelConfig, MoeConfig, Norms};
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
@@ -29,6 +29,8 @@ pub struct Norm {
     pub weight: Vec<f32>,
     /// Added, padded.
     pub bias: Option<Vec<f32>>,
+    /// Added to the mean square under the root.
+    pub eps: f32,
 }
 
 impl Norm {
@@ -49,9 +51,9 @@ impl Norm {
         unsafe {
             if config.layer_norm {
                 let bias = self.bias.as_ref().map(|bias| &bias[first..first + size]);
-                plain::layer_norm(x, weight, bias, config.norm_eps, out);
+                plain::layer_norm(x, weight, bias, self.eps, out);
             } else {
-                kernels.rms_norm(x, weight.as_ptr(), size, config.norm_eps, out);
+                kernels.rms_norm(x, weight.as_ptr(), size, self.eps, out);
             }
         }
     }
@@ -133,6 +135,26 @@ pub enum FeedForward {
 /// Projections to queries, keys and values, side by side: (first column of the output, matrix).
 pub type Projections = Vec<(usize, Matrix)>;
 
+/// What is between latents and heads. A head's keys K are never made: q (K c) is (K' q) c, so that queries are made fit for
+/// the latents c, and values are made of the weighted sum of latents.
+pub struct Latent {
+    /// The norm of the latent of queries, and what makes queries of it.
+    pub queries: Option<(Norm, Projections)>,
+    /// The norm of the latent of keys and values.
+    pub norm: Norm,
+    /// By head: [rank, plain].
+    pub keys: Vec<Matrix>,
+    /// By head: [value, rank].
+    pub values: Vec<Matrix>,
+}
+
+impl Latent {
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let queries = self.queries.iter().flat_map(|(_, all)| all).map(|(_, matrix)| matrix);
+        queries.chain(&self.keys).chain(&self.values)
+    }
+}
+
 /// One layer.
 pub struct Layer {
     /// Before attention.
@@ -145,6 +167,8 @@ pub struct Layer {
     pub head_norms: Option<(Norm, Norm)>,
     /// By query head: a logarithm to base 2 of a weight that gives no value.
     pub sinks: Option<Vec<f32>>,
+    /// What keys and values of each head are made of, where pages hold latents.
+    pub latent: Option<Latent>,
     /// Out of attention.
     pub out: Linear,
     /// Before the MLP; none if attention's serves both, or there is none.
@@ -241,6 +265,12 @@ impl Weights {
         let of_mlp = |mlp: &Mlp| mlp.matrices().map(Matrix::bytes).sum::<usize>();
         let of_layer = |layer: &Layer| {
             layer.qkv.iter().map(|(_, part)| part.bytes()).sum::<usize>()
+                + layer
+                    .latent
+                    .iter()
+                    .flat_map(Latent::matrices)
+                    .map(Matrix::bytes)
+                    .sum::<usize>()
                 + layer.out.weight.bytes()
                 + match &layer.feed_forward {
                     FeedForward::Dense(mlp) => of_mlp(mlp),
@@ -266,6 +296,7 @@ impl Weights {
         self.embedding.iter().for_each(&mut add);
         for layer in &self.layers {
             layer.qkv.iter().for_each(|(_, part)| add(part));
+            layer.latent.iter().flat_map(Latent::matrices).for_each(&mut add);
             add(&layer.out.weight);
             let (mlps, shared) = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
@@ -329,6 +360,7 @@ pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, part: Part, at:
     Ok(Norm {
         weight: padded(with_offset(tensors, config, weight)),
         bias,
+        eps: config.norm_eps,
     })
 }
 
@@ -362,7 +394,7 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     pub fn load(&self) -> Result<Layer> {
         let config = self.config;
-        let (hidden, attended) = (config.hidden_size, config.num_heads * config.head_dim);
+        let (hidden, attended) = (config.hidden_size, config.attended());
         let before = config.norms != Norms::Behind;
         let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both) {
             Some((self.norm(Part::AttentionNormBehind)?, self.norm(Part::MlpNormBehind)?))
@@ -375,6 +407,7 @@ impl Loader<'_> {
             qkv_bias: self.qkv_bias()?,
             head_norms: self.head_norms()?,
             sinks: self.sinks()?,
+            latent: config.latent.as_ref().map(|latent| self.latent(latent)).transpose()?,
             out: Linear {
                 weight: pack(&[self.part(Part::Out, [hidden, attended])?], false)?,
                 bias: self.bias(config.out_bias, Part::Out, hidden)?,
@@ -422,6 +455,7 @@ impl Loader<'_> {
             Ok(Norm {
                 weight: found,
                 bias: None,
+                eps: config.norm_eps,
             })
         };
         if config.qk_norm == HeadNorms::None {
@@ -448,25 +482,95 @@ impl Loader<'_> {
         self.vector(part, "bias", size).map(|bias| Some(padded(bias)))
     }
 
-    /// Columns of queries, keys and values, one after the other.
-    fn widths(&self) -> [(Part, usize); 3] {
+    /// Columns of queries, keys and values, or of what they are made of, one after the other.
+    fn widths(&self) -> Vec<(Part, usize)> {
         let (config, dim) = (self.config, self.config.head_dim);
         let keys = config.num_kv_heads * dim;
-        [(Part::Q, config.num_heads * dim), (Part::K, keys), (Part::V, keys)]
+        match &config.latent {
+            None => vec![(Part::Q, config.num_heads * dim), (Part::K, keys), (Part::V, keys)],
+            Some(latent) if latent.query_rank > 0 => {
+                vec![(Part::QueryDown, latent.query_rank), (Part::LatentDown, dim)]
+            }
+            Some(_) => vec![
+                (Part::Q, config.num_heads * config.query_dim()),
+                (Part::LatentDown, dim),
+            ],
+        }
     }
 
-    /// Where a row of queries or keys lies in the file: halves of what is rotated that are in turns are put apart.
-    fn source_of(&self, row: usize) -> usize {
-        let (dim, half) = (self.config.head_dim, self.config.rotary_dim / 2);
-        let (head, within) = (row / dim * dim, row % dim);
-        if !self.tensors.files.interleaved || within >= 2 * half {
+    /// Where a row of queries or keys, of heads of `dim` rows, lies in the file: halves of what is rotated that are in
+    /// turns are put apart. It is the first of a head, or the last where pages hold latents.
+    fn source_of(&self, dim: usize, row: usize) -> usize {
+        let (rotated, half) = (self.config.rotary_dim, self.config.rotary_dim / 2);
+        let start = if self.config.latent.is_some() { dim - rotated } else { 0 };
+        let (head, within) = (row / dim * dim + start, row % dim);
+        if !self.tensors.files.interleaved || within < start || within >= start + rotated {
             return row;
         }
+        let within = within - start;
         head + within % half * 2 + within / half
     }
 
+    fn latent(&self, latent: &LatentConfig) -> Result<Latent> {
+        let norm = |part, size| -> Result<Norm> {
+            Ok(Norm {
+                weight: padded(self.vector(part, "weight", size)?),
+                bias: None,
+                eps: latent.norm_eps,
+            })
+        };
+        let (heads, dim) = (self.config.num_heads, self.config.query_dim());
+        let order = |row: usize| self.source_of(dim, row);
+        let queries = if latent.query_rank > 0 {
+            let found = self.part(Part::QueryUp, [heads * dim, latent.query_rank])?;
+            let matrix = Matrix::pack(&[Piece::ordered(found.view()?, &order)], false, None)?;
+            Some((norm(Part::QueryNorm, latent.query_rank)?, vec![(0, matrix)]))
+        } else {
+            None
+        };
+        let (keys, values) = self.heads_of_latents(latent)?;
+        Ok(Latent {
+            queries,
+            norm: norm(Part::LatentNorm, latent.rank)?,
+            keys,
+            values,
+        })
+    }
+
+    /// Checkpoints have keys and values of a head one below the other; GGUF apart, those of keys turned.
+    fn heads_of_latents(&self, latent: &LatentConfig) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
+        let (heads, rank) = (self.config.num_heads, latent.rank);
+        let (plain, size) = (latent.plain_dim, latent.value_dim);
+        let as_it_is = |view: TensorView<'_>| Matrix::pack(&[Piece::new(view)], false, None);
+        if self.tensors.has(Part::LatentKeys, self.at(), "weight") {
+            let of = |part, shape: [usize; 3]| self.tensors.part(part, self.at(), &shape);
+            let keys = of(Part::LatentKeys, [heads, rank, plain])?;
+            let values = of(Part::LatentValues, [heads, size, rank])?;
+            let (keys, values) = (keys.view()?, values.view()?);
+            let all = |view: TensorView<'_>| -> Result<Vec<Matrix>> {
+                (0..heads).map(|head| as_it_is(view.slice(head)?)).collect()
+            };
+            return Ok((all(keys)?, all(values)?));
+        }
+        let both = self.part(Part::LatentUp, [heads * (plain + size), rank])?;
+        let both = both.view()?;
+        let (of_key, of_value) = ([plain, rank], [size, rank]);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for head in 0..heads {
+            let data = &both.data()[head * (plain + size) * both.row_bytes()..];
+            let (key, rest) = data.split_at(plain * both.row_bytes());
+            let rest = &rest[..size * both.row_bytes()];
+            keys.push(turned(TensorView::new(both.name(), both.kind(), &of_key, key)?)?);
+            values.push(as_it_is(TensorView::new(both.name(), both.kind(), &of_value, rest)?)?);
+        }
+        Ok((keys, values))
+    }
+
     fn apart(&self, numbers: Vec<f32>) -> Vec<f32> {
-        (0..numbers.len()).map(|row| numbers[self.source_of(row)]).collect()
+        let dim = self.config.head_dim;
+        (0..numbers.len())
+            .map(|row| numbers[self.source_of(dim, row)])
+            .collect()
     }
 
     fn projections(&self) -> Result<Projections> {
@@ -476,7 +580,8 @@ impl Loader<'_> {
             let rows = widths.iter().map(|(_, width)| width).sum();
             return Ok(vec![(0, pack(&[self.part(Part::Qkv, [rows, hidden])?], false)?)]);
         }
-        let order = |row: usize| self.source_of(row);
+        let of_query = |row: usize| self.source_of(self.config.query_dim(), row);
+        let of_key = |row: usize| self.source_of(self.config.head_dim, row);
         let found = widths
             .iter()
             .map(|(part, width)| self.part(*part, [*width, hidden]))
@@ -486,7 +591,8 @@ impl Loader<'_> {
             .iter()
             .zip(&widths)
             .map(|(view, (part, _))| match part {
-                Part::Q | Part::K if self.tensors.files.interleaved => Piece::ordered(*view, &order),
+                Part::Q if self.tensors.files.interleaved => Piece::ordered(*view, &of_query),
+                Part::K | Part::LatentDown if self.tensors.files.interleaved => Piece::ordered(*view, &of_key),
                 _ => Piece::new(*view),
             })
             .collect();
@@ -687,6 +793,21 @@ impl Loader<'_> {
             .map(|((gate, up), down)| [gate, up, down].map(<[f32]>::to_vec))
             .collect())
     }
+}
+
+/// Rows become columns; blocks become the numbers that they stand for.
+fn turned(view: TensorView<'_>) -> Result<Matrix> {
+    let (rows, k) = (view.rows(), view.k());
+    let numbers = view.decode();
+    let data: Vec<u8> = (0..k)
+        .flat_map(|column| (0..rows).map(move |row| (row, column)))
+        .flat_map(|(row, column)| numbers[row * k + column].to_le_bytes())
+        .collect();
+    let held = view.kind().held();
+    let held = if held.is_quantized() { Kind::F32 } else { held };
+    let shape = [k, rows];
+    let view = TensorView::new(view.name(), Kind::F32, &shape, &data)?;
+    Matrix::pack(&[Piece::new(view)], false, Some(held))
 }
 
 /// Gate and up of a tensor that has the one behind the other, each of the shape `half`.

@@ -8,13 +8,11 @@ use crate::attention::{Attention, Plan, Rows, Scratch};
 use crate::kernels::{Kernels, Mode};
 use crate::kv::KvPool;
 use crate::model::adapter::Run;
-use crate::model::buffers::{Buffers, Own, PHASES, Phase};
+use crate::model::buffers::{Buffers, Own, PHASES, Phase, TOKENS};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Norm, Weights};
 use crate::threads::{Barrier, Counter};
 
-/// Tokens whose prepared activations stay in a core's cache while panels pass.
-pub(super) const TOKENS: usize = 128;
 /// Tokens of a piece of work that goes token by token.
 pub(super) const FEW: usize = 4;
 
@@ -120,6 +118,16 @@ impl Forward<'_> {
                 room
             }
         }
+    }
+
+    /// Cosines and sines of a token's position in a layer, if it rotates.
+    pub(super) fn angles(&self, layer: usize, token: usize) -> Option<(*mut f32, *mut f32)> {
+        let half = self.config.rotary_dim / 2;
+        let angles = &self.buffers.angles;
+        self.config.rotary[layer].map(|table| {
+            let at = table * 2 * half;
+            (angles.at(token, at), angles.at(token, at + half))
+        })
     }
 
     pub(super) fn counter(&self, layer: usize, phase: Phase) -> &Counter {

@@ -118,6 +118,7 @@ fn a_damaged_plan_is_an_error() {
         page_size: 16,
         kv_heads: 1,
         head_dim: 8,
+        shared: false,
         dtype: KvDtype::F16,
     };
     let kv = KvPool::new(shape).unwrap();
@@ -140,7 +141,7 @@ fn a_damaged_plan_is_an_error() {
     assert!(!build(&[20], &[0, 21], &[0, 3], &[0]), "more tokens than length");
     assert!(!build(&[20], &[1, 0], &[0, 3], &[0]), "falling sums");
     assert!(!build(&[20], &[0, 1, 2], &[0, 3], &[0]), "a sum too many");
-    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 512), (1 << 40, 1 << 40, 8)] {
+    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 40, 1 << 40, 8)] {
         assert!(
             KvPool::new(KvShape {
                 layers,
@@ -151,7 +152,7 @@ fn a_damaged_plan_is_an_error() {
             .is_err()
         );
     }
-    for (heads, kv_heads, dim) in [(3, 2, 8), (0, 1, 8), (17, 1, 8), (4, 0, 8), (4, 2, 300)] {
+    for (heads, kv_heads, dim) in [(3, 2, 8), (0, 1, 8), (4, 0, 8), (4, 2, 4096)] {
         assert!(Attention::new(Isa::Scalar, heads, kv_heads, dim, 1.0, 0.0).is_err());
     }
 }
@@ -182,18 +183,30 @@ fn case() -> impl Strategy<Value = Case> {
     let page = prop_oneof![Just(1usize), Just(2), Just(4), Just(16), Just(12), Just(48), Just(128)];
     let window = prop_oneof![2 => Just(None), 1 => (1usize..300).prop_map(Some)];
     let rows = proptest::collection::vec(row(), 1..9);
-    (1usize..4, 1usize..17, dims, page, dtype, window, any::<bool>(), rows).prop_map(
-        |(kv_heads, group, dim, page_size, dtype, window, sinks, rows)| Case {
-            kv_heads,
-            group,
-            dim,
-            page_size,
-            dtype,
-            window,
-            sinks,
-            rows,
-        },
+    (
+        1usize..4,
+        1usize..20,
+        dims,
+        page,
+        dtype,
+        window,
+        any::<bool>(),
+        rows,
+        any::<bool>(),
     )
+        .prop_map(
+            |(kv_heads, group, dim, page_size, dtype, window, sinks, rows, latent)| Case {
+                kv_heads,
+                group,
+                dim,
+                latent: (latent && dim >= 16).then_some(dim / 16 * 16),
+                page_size,
+                dtype,
+                window,
+                sinks,
+                rows,
+            },
+        )
 }
 
 proptest! {

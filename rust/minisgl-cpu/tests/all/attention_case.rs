@@ -20,6 +20,8 @@ pub struct Case {
     pub kv_heads: usize,
     pub group: usize,
     pub dim: usize,
+    /// Values are so many numbers of the keys, the first ones.
+    pub latent: Option<usize>,
     pub page_size: usize,
     pub dtype: KvDtype,
     pub window: Option<usize>,
@@ -76,7 +78,14 @@ impl Case {
             .collect()
     }
 
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.dim)
+    }
+
     pub fn value(&self, row: usize, position: usize) -> Vec<f32> {
+        if self.latent.is_some() {
+            return self.key(row, position);
+        }
         let owner = self.owner(row, position);
         let count = self.kv_heads * self.dim;
         (0..count)
@@ -122,7 +131,7 @@ impl Case {
                     let most = scores.iter().copied().fold(sink, f64::max);
                     let weights: Vec<_> = scores.iter().map(|s| (s - most).exp()).collect();
                     let sum = weights.iter().sum::<f64>() + (sink - most).exp();
-                    for d in 0..self.dim {
+                    for d in 0..self.value_dim() {
                         let seen = values[from..].iter().zip(&weights);
                         out.push(seen.map(|(v, w)| w * f64::from(v[kv + d])).sum::<f64>() / sum);
                     }
@@ -164,6 +173,7 @@ impl Case {
             page_size: self.page_size,
             kv_heads: self.kv_heads,
             head_dim: self.dim,
+            shared: self.latent.is_some(),
             dtype: self.dtype,
         };
         let kv = KvPool::new(shape).unwrap();
@@ -177,8 +187,8 @@ impl Case {
                 unsafe { kv.store(1, &[slot], k.as_ptr(), v.as_ptr(), 0) };
             }
         }
-        let width = self.heads() * self.dim;
-        let (stride, out_stride) = (width + 3, width + 5);
+        let width = self.heads() * self.value_dim();
+        let (stride, out_stride) = (self.heads() * self.dim + 3, width + 5);
         let (mut queries, mut indptr) = (Vec::new(), vec![0u32]);
         for (row, r) in self.rows.iter().enumerate() {
             for position in r.len - r.extend..r.len {
@@ -199,6 +209,10 @@ impl Case {
         };
         let scale = 1.0 / (self.dim as f32).sqrt();
         let attention = Attention::new(how.isa, self.heads(), self.kv_heads, self.dim, scale, 0.0).unwrap();
+        let attention = match self.latent {
+            Some(size) => attention.with_values_of_keys(size),
+            None => attention,
+        };
         let mut plan = attention.plan(&kv, how.threads, &[None, self.window]);
         plan.share(how.sharing);
         // Twice: a plan forgets the step before.
@@ -253,7 +267,7 @@ impl Case {
 
     /// Outputs of the last token of row `row`.
     pub fn last<'a>(&self, out: &'a [f32], row: usize) -> &'a [f32] {
-        let width = self.heads() * self.dim;
+        let width = self.heads() * self.value_dim();
         let end: usize = self.rows[..=row].iter().map(|r| r.extend).sum();
         &out[(end - 1) * width..end * width]
     }
@@ -301,6 +315,7 @@ pub fn small() -> Case {
         kv_heads: 2,
         group: 3,
         dim: 64,
+        latent: None,
         page_size: 16,
         dtype: KvDtype::F32,
         window: None,
