@@ -65,10 +65,10 @@ def with_adapter(sampling: SamplingParams, number: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, adapter=number)
 
 
-@pytest.mark.parametrize("variant", ["phi3-window", "glm4", "starcoder2-window"])
+@pytest.mark.parametrize("variant", ["phi3-window", "glm4", "starcoder2-window", "falcon-40b"])
 def test_projections_by_other_names_are_adapted(variant: str, tmp_path: Path) -> None:
     """Fused ones, those whose rows lie in another order, and an MLP without a gate."""
-    targets = (*ALL, "qkv_proj", "gate_up_proj", "c_fc", "c_proj")
+    targets = (*ALL, "qkv_proj", "gate_up_proj", "c_fc", "c_proj", "query_key_value", "dense", "dense_h_to_4h")
     test_each_adapter_is_what_merging_it_is(world_of(variant, tmp_path, [{"targets": targets}]), "cpu")
 
 

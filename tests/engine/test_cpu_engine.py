@@ -37,6 +37,7 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "glm4-moe",
         "gpt-oss",
         "deepseek3-yarn",
+        "gpt-bigcode",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

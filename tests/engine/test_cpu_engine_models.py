@@ -198,7 +198,18 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "variant",
-    ["gemma2-caps", "stablelm", "cohere", "arcee", "qwen2-moe", "ministral3", "glm4-moe", "gpt-oss", "deepseek3-yarn"],
+    [
+        "gemma2-caps",
+        "stablelm",
+        "cohere",
+        "arcee",
+        "qwen2-moe",
+        "ministral3",
+        "glm4-moe",
+        "gpt-oss",
+        "deepseek3-yarn",
+        "falcon-7b",
+    ],
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = save(tiny_model(variant), tmp_path), []

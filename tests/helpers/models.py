@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -155,6 +156,7 @@ _YARN_OF_FULL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 _GROWING = {**_YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+_FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
     "head_dim": 16,
@@ -267,6 +269,20 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.8,
         },
     ),
+    "nemotron": ("NemotronForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5, **_NO_PAD}),
+    "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, **_NO_PAD}),
+    "falcon-7b": ("FalconForCausalLM", {**_FALCON, "hidden_size": 72, "num_attention_heads": 18}),
+    "falcon-40b": ("FalconForCausalLM", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-heads": ("FalconForCausalLM", {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-11b": (
+        "FalconForCausalLM",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "gpt2": ("GPT2LMHeadModel", _NO_PAD),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", {"multi_query": True, **_NO_PAD}),
+    "gpt-bigcode-heads": ("GPTBigCodeForCausalLM", {"multi_query": False, **_NO_PAD}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {"rotary_pct": 0.5, **_NO_PAD}),
+    "gpt-neox-in-turn": ("GPTNeoXForCausalLM", {"use_parallel_residual": False, "hidden_act": "gelu_fast", **_NO_PAD}),
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16, "rope_parameters": _ALPHA, **_NO_PAD}),
 }
 
@@ -355,11 +371,14 @@ THAT_SEE_ON_CPU: dict[str, Callable[[bool], Any]] = {
 }
 
 
+_NORM = re.compile(r"norm\.weight$|\.norms\.|\bln_\w+\.weight$")
+
+
 def randomised(model: Any) -> Any:
     """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight") or ".norms." in name:
+            if _NORM.search(name):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)

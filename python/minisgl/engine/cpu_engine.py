@@ -119,6 +119,11 @@ class CpuEngine:
 def _parts_of(model: ModelConfig, part: str, b: npt.NDArray[np.float32]) -> list[tuple[str, npt.NDArray[np.float32]]]:
     """The rows of B [out, r] by the parts that a fused projection has, in the order that the engine keeps them in."""
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    if part == "qkv" and find_architecture(model.architecture).grouped:
+        by_head = b.reshape(model.num_kv_heads, -1, model.head_dim, b.shape[1])
+        parts = by_head[:, :-2], by_head[:, -2], by_head[:, -1]
+        own = [np.ascontiguousarray(one.reshape(-1, b.shape[1])) for one in parts]
+        return list(zip(("q_proj", "k_proj", "v_proj"), own, strict=True))
     if part == "qkv":
         return list(zip(("q_proj", "k_proj", "v_proj"), np.split(b, (q, q + kv)), strict=True))
     if part == "gate_up":
@@ -285,6 +290,8 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "qkv_bias": model.qkv_bias,
         "out_bias": model.out_bias,
         "mlp_bias": model.mlp_bias,
+        "head_bias": model.head_bias,
+        "learned_positions": model.learned_positions,
         "windows": model.windows,
         "rotary": model.rotary,
         "attention_scale": model.attention_scale,
@@ -307,8 +314,15 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
 def _names(model: ModelConfig) -> dict[str, Any]:
     known, names = find_architecture(model.architecture), tensor_names(model)
     of = {"checkpoint": known.interleaved, "gguf": known.gguf_interleaved}
+    as_written = {"grouped": known.grouped, "transposed": known.transposed, "buffers": known.buffers}
+    as_converted = {"grouped": False, "transposed": False, "buffers": ()}
     return {
-        kind: {"names": names[kind], "interleaved": interleaved, "gate_up_in_turns": known.gate_up_in_turns}
+        kind: {
+            "names": names[kind],
+            "interleaved": interleaved,
+            "gate_up_in_turns": known.gate_up_in_turns,
+            **(as_written if kind == "checkpoint" else as_converted),
+        }
         for kind, interleaved in of.items()
     }
 

@@ -33,7 +33,10 @@ class Architecture:
     """`describe`: the fields of `ModelConfig` in which it differs from Llama, by its config. `names`, `gguf_names`:
     what its files call differently. `interleaved`, `gguf_interleaved`: whether the rows of q and k have the two halves
     of what is rotated in turns. `gate_up_in_turns`: whether those of an expert's gate and up are, where one tensor has
-    both. `on_torch`: the native layers for torch compute it, too."""
+    both. `on_torch`: the native layers for torch compute it, too. `fields`: what its config
+    calls differently. `layers`: what the names of a layer's tensors may begin with. `grouped`: a tensor of q, k and v
+    has them by KV head. `transposed`: matrices of layers have their inputs first. `buffers`: how the names of tensors
+    end that are no weights."""
 
     describe: Callable[[Raw], dict[str, Any]]
     names: Names = field(default_factory=dict)
@@ -42,6 +45,11 @@ class Architecture:
     gguf_interleaved: bool = False
     gate_up_in_turns: bool = False
     on_torch: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[str, ...] = ("model.layers.{layer}",)
+    grouped: bool = False
+    transposed: bool = False
+    buffers: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +307,12 @@ def no_windows(raw: Raw) -> tuple[int | None, ...]:
     return _windows(raw, "refused")
 
 
-_ACTIVATIONS = {"silu": ("silu",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "relu2": ("relu2",)}
+_ACTIVATIONS = {
+    "silu": ("silu",),
+    "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "gelu_erf": ("gelu",),
+    "relu2": ("relu2",),
+}
 
 
 def check_activation(raw: Raw, wanted: str = "silu", name: str = "hidden_act") -> str:
@@ -307,6 +320,11 @@ def check_activation(raw: Raw, wanted: str = "silu", name: str = "hidden_act") -
     if (found := raw.get(name) or known[0]) not in known:
         raise ConfigError(f"config.json: {name}: {found!r} is not supported: only {known[0]}")
     return wanted
+
+
+def _either_gelu(raw: Raw, default: str, name: str = "hidden_act") -> str:
+    found = raw.get(name) or default
+    return check_activation({name: found}, "gelu_erf" if found == "gelu" else "gelu", name)
 
 
 def _phi3(raw: Raw) -> dict[str, Any]:
@@ -618,6 +636,96 @@ def _gpt_oss(raw: Raw) -> dict[str, Any]:
     }
 
 
+_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+
+
+def _nemotron(raw: Raw) -> dict[str, Any]:
+    return {
+        **_LAYER_NORM,
+        **_partial(raw, 0.5),
+        **_llama(raw),
+        "norm_eps": float(raw.get("norm_eps", 1e-5)),
+        "norm_offset": 1.0,
+        "activation": check_activation(raw, "relu2"),
+        "gated": False,
+    }
+
+
+def _phi(raw: Raw) -> dict[str, Any]:
+    _none_of(raw, "qk_layernorm")
+    return {
+        **_LAYER_NORM,
+        **_BIASES,
+        **_partial(raw, 0.5),
+        "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
+        "norms": "parallel",
+        "activation": _either_gelu(raw, "gelu_new"),
+        "gated": False,
+        "head_bias": True,
+    }
+
+
+def _falcon(raw: Raw) -> dict[str, Any]:
+    """Of all ages: `new_decoder_architecture` is that of 40B."""
+    _none_of(raw, "alibi")
+    new = bool(raw.get("new_decoder_architecture", False))
+    one_kv_head = not new and bool(raw.get("multi_query", True))
+    if new:
+        norms = "parallel" if raw.get("num_ln_in_parallel_attn") == 1 else "apart"
+    else:
+        norms = "parallel" if raw.get("parallel_attn", True) else "before"
+    return {
+        **_LAYER_NORM,
+        **dict.fromkeys(_BIASES, bool(raw.get("bias", False))),
+        "norm_eps": float(raw.get("layer_norm_epsilon", 1e-5)),
+        "norms": norms,
+        "num_kv_heads": 1 if one_kv_head else int(raw.get("num_kv_heads") or raw["num_attention_heads"]),
+        "intermediate_size": int(raw.get("ffn_hidden_size") or 4 * int(raw["hidden_size"])),
+        "activation": _either_gelu(raw, "gelu", "activation"),
+        "gated": False,
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _gpt2(raw: Raw) -> dict[str, Any]:
+    """GPT-2, and GPTBigCode, which may have one KV head."""
+    _none_of(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    head_dim = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
+    return {
+        **_LAYER_NORM,
+        **_BIASES,
+        "norm_eps": float(raw.get("layer_norm_epsilon", 1e-5)),
+        "num_kv_heads": 1 if raw.get("multi_query") else int(raw["num_attention_heads"]),
+        "attention_scale": float(head_dim**-0.5) if raw.get("scale_attn_weights", True) else 1.0,
+        "rotated": (False,) * int(raw["num_hidden_layers"]),
+        "learned_positions": int(raw["max_position_embeddings"]),
+        "intermediate_size": int(raw.get("n_inner") or 4 * int(raw["hidden_size"])),
+        "activation": _either_gelu(raw, "gelu_new", "activation_function"),
+        "gated": False,
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
+def _gpt_bigcode(raw: Raw) -> dict[str, Any]:
+    return _gpt2({"multi_query": True, "activation_function": "gelu_pytorch_tanh", **raw})
+
+
+def _gpt_neox(raw: Raw) -> dict[str, Any]:
+    bias = bool(raw.get("attention_bias", True))
+    return {
+        **_LAYER_NORM,
+        **_partial({"rope_theta": raw.get("rotary_emb_base"), **raw}, float(raw.get("rotary_pct") or 0.25)),
+        "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
+        "num_kv_heads": int(raw["num_attention_heads"]),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": True,
+        "norms": "apart" if raw.get("use_parallel_residual", True) else "before",
+        "activation": _either_gelu(raw, "gelu"),
+        "gated": False,
+    }
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _BLOCK = "block_sparse_moe"
 _MIXTRAL_NAMES: Names = {
@@ -662,6 +770,46 @@ _GPT_OSS_NAMES: Names = {
     "experts_gate_up_bias": "mlp.experts.gate_up_proj_bias",
     "experts_down_bias": "mlp.experts.down_proj_bias",
 }
+_PHI_NAMES: Names = {"norm": "model.final_layernorm", "out": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"}
+_FALCON_NAMES: Names = {
+    "embedding": "transformer.word_embeddings",
+    "norm": "transformer.ln_f",
+    "attention_norm": ("input_layernorm", "ln_attn"),
+    "mlp_norm": ("post_attention_layernorm", "ln_mlp"),
+    "qkv": "self_attention.query_key_value",
+    "out": "self_attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+_FALCON_GGUF: Names = {"qkv": "attn_qkv", "attention_norm": ("attn_norm_2", "attn_norm"), "mlp_norm": "attn_norm"}
+_GPT2_NAMES: Names = {
+    "embedding": ("transformer.wte", "wte"),
+    "positions": ("transformer.wpe", "wpe"),
+    "norm": ("transformer.ln_f", "ln_f"),
+    "attention_norm": "ln_1",
+    "qkv": "attn.c_attn",
+    "out": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+_GPT2_FIELDS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+_GPT2_LAYERS = ("transformer.h.{layer}", "h.{layer}")
+_GPT_NEOX_NAMES: Names = {
+    "embedding": "gpt_neox.embed_in",
+    "norm": "gpt_neox.final_layer_norm",
+    "head": ("lm_head", "embed_out"),
+    "qkv": "attention.query_key_value",
+    "out": "attention.dense",
+    "up": "mlp.dense_h_to_4h",
+    "down": "mlp.dense_4h_to_h",
+}
+_MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -708,6 +856,36 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Ernie4_5_MoeForCausalLM": Architecture(_ernie_moe, _ERNIE_MOE_NAMES, interleaved=True, gguf_interleaved=True),
     "GptOssForCausalLM": Architecture(
         _gpt_oss, _GPT_OSS_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}, gate_up_in_turns=True
+    ),
+    "NemotronForCausalLM": Architecture(_nemotron),
+    "PhiForCausalLM": Architecture(_phi, _PHI_NAMES, {"qkv": "attn_qkv"}),
+    "FalconForCausalLM": Architecture(
+        _falcon,
+        _FALCON_NAMES,
+        _FALCON_GGUF,
+        fields={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"},
+        layers=("transformer.h.{layer}",),
+        grouped=True,
+    ),
+    "GPT2LMHeadModel": Architecture(
+        _gpt2,
+        _GPT2_NAMES,
+        {"qkv": "attn_qkv"},
+        fields=_GPT2_FIELDS,
+        layers=_GPT2_LAYERS,
+        transposed=True,
+        buffers=_MASKS,
+    ),
+    "GPTBigCodeForCausalLM": Architecture(
+        _gpt_bigcode, _GPT2_NAMES, {"qkv": "attn_qkv"}, fields=_GPT2_FIELDS, layers=_GPT2_LAYERS, grouped=True
+    ),
+    "GPTNeoXForCausalLM": Architecture(
+        _gpt_neox,
+        _GPT_NEOX_NAMES,
+        {"qkv": "attn_qkv"},
+        layers=("gpt_neox.layers.{layer}",),
+        grouped=True,
+        buffers=_MASKS,
     ),
 }
 

@@ -29,10 +29,10 @@ from minisgl.models.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.models.rope import RopeConfig, context_length, parse_rope
 from minisgl.weights.quantization import Packing, parse_packing
 
-Activation = Literal["silu", "gelu", "relu2"] | ClampedSwiglu  # GELU by its tanh approximation
-Norms = Literal["before", "behind", "both", "parallel"]
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ClampedSwiglu  # GELU by its tanh, and by the error function
+Norms = Literal["before", "behind", "both", "parallel", "apart"]
 """Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
-both, which read the same numbers and are added together."""
+both, which read the same numbers and are added together; one before each, the rest as with one."""
 HeadNorms = Literal["none", "head", "heads", "whole", "rotated"]
 """Norms of q and k before rotation: none; over each head; over each head with weights of its own; over all heads at
 once. Or over each head behind rotation."""
@@ -67,6 +67,8 @@ class ModelConfig:
     local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False
+    head_bias: bool = False
+    learned_positions: int = 0  # that have numbers of their own, added to embeddings
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None  # `num_kv_heads` and `head_dim` are then of what pages hold
     norms: Norms = "before"
@@ -151,6 +153,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     known = find_architecture(architecture)
     if has_text_half(architecture):
         raw = text_config(raw, architecture)
+    raw = {**raw, **{name: raw[other] for other, name in known.fields.items() if other in raw}}
     own = known.describe(raw)
     num_layers, num_heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     if "activation" not in own:
@@ -166,7 +169,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         "num_heads": num_heads,
         "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
         "head_dim": head_dim,
-        "intermediate_size": int(raw["intermediate_size"]),
+        "intermediate_size": own.get("intermediate_size") or int(raw["intermediate_size"]),
         "vocab_size": int(raw["vocab_size"]),
         "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
         "rope": rope,
@@ -224,8 +227,8 @@ def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
     """What the parts of the model are called in checkpoints and in GGUF files."""
     known = find_architecture(config.architecture)
     return {
-        "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, "model.layers.{layer}")),
-        "gguf": whole_names(GGUF, known.gguf_names, "blk.{layer}"),
+        "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, known.layers)),
+        "gguf": whole_names(GGUF, known.gguf_names, ("blk.{layer}",)),
     }
 
 

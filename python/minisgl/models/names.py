@@ -7,14 +7,15 @@ tried in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 Names = Mapping[str, str | tuple[str, ...]]
 
 PREFIX = "model."  # of all but the head
-_GLOBAL = ("embedding", "norm", "head")
+_GLOBAL = ("embedding", "positions", "norm", "head")
 CHECKPOINT: Names = {
     "embedding": "model.embed_tokens",
+    "positions": "model.embed_positions",
     "norm": "model.norm",
     "head": "lm_head",
     "attention_norm": "input_layernorm",
@@ -50,6 +51,7 @@ CHECKPOINT: Names = {
 }
 GGUF: Names = {
     "embedding": "token_embd",
+    "positions": "position_embd",
     "norm": "output_norm",
     "head": "output",
     "attention_norm": "attn_norm",
@@ -94,12 +96,17 @@ _FUSED = {
 }
 
 
-def whole_names(common: Names, own: Names, layers: str) -> dict[str, list[str]]:
-    """By part, with the prefix of layers. `own` names replace common ones; a fused tensor replaces its parts."""
+def whole_names(common: Names, own: Names, layers: Sequence[str]) -> dict[str, list[str]]:
+    """By part, with each prefix that layers may have. `own` names replace common ones; a fused tensor replaces its
+    parts."""
     gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
     found = {part: name for part, name in {**common, **own}.items() if part not in gone}
     return {
-        part: [one if part in _GLOBAL else f"{layers}.{one}" for one in ([name] if isinstance(name, str) else name)]
+        part: [
+            one if part in _GLOBAL else f"{layer}.{one}"
+            for one in ([name] if isinstance(name, str) else name)
+            for layer in (layers if part not in _GLOBAL else layers[:1])
+        ]
         for part, name in found.items()
     }
 

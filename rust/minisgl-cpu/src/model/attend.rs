@@ -10,7 +10,7 @@ use crate::attention::Call;
 use crate::kernels::{Kernels, Mode};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::config::{HeadNorms, Norms};
+use crate::model::config::HeadNorms;
 use crate::model::grid::Grid;
 use crate::model::products::To;
 use crate::model::weights::{Latent, Layer, Norm};
@@ -99,7 +99,7 @@ impl Worker<'_, '_> {
             width,
             shared.mode.with(&layer.out.weight),
         );
-        let to = if config.norms == Norms::Parallel {
+        let to = if config.is_parallel() {
             To::Aside // the MLP is to see the hidden numbers as they are
         } else if config.has_behind() {
             To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut)

@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};
-use crate::model::config::{ModelConfig, MoeConfig, Norms};
+use crate::model::config::{ModelConfig, MoeConfig};
 use crate::model::grid::Grid;
 use crate::threads::Counter;
 
@@ -159,7 +159,7 @@ impl Buffers {
             grid.reserve(tokens);
         }
         let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0);
-        if config.has_behind() || config.norms == Norms::Parallel || shared {
+        if config.has_behind() || config.is_parallel() || shared {
             self.behind.reserve(tokens);
         }
         self.acts = Acts::new(tokens, self.widest, self.mode);

@@ -59,6 +59,10 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Biases of the MLP.
     pub mlp_bias: bool,
+    /// A bias of the head.
+    pub head_bias: bool,
+    /// Positions that have learned numbers, added to embeddings; 0: there are none.
+    pub learned_positions: usize,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
     /// By layer: the table by which queries and keys are rotated; none: they are not.
@@ -114,6 +118,8 @@ pub enum Activation {
     Silu,
     /// By its tanh approximation.
     Gelu,
+    /// By the error function.
+    GeluErf,
     /// max(g, 0)^2.
     Relu2,
     /// g sigmoid(alpha g), with one more than what it is multiplied with; g is at most `limit`, and that within it.
@@ -137,6 +143,8 @@ pub enum Norms {
     Both,
     /// One before both, which read the same numbers and are added together.
     Parallel,
+    /// One before each, which read the same hidden numbers and are added together.
+    Apart,
 }
 
 /// Norms of queries and keys.
@@ -313,6 +321,11 @@ impl ModelConfig {
     pub fn widest_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         self.intermediate_size.max(shared)
+    }
+
+    /// Whether the MLP reads the hidden numbers without what attention adds.
+    pub fn is_parallel(&self) -> bool {
+        matches!(self.norms, Norms::Parallel | Norms::Apart)
     }
 
     /// Whether what attention and the MLP give is changed before it is added.

@@ -190,7 +190,13 @@ impl Decoder {
                 let width = panels.len() * PANEL;
                 // SAFETY: these columns were handed out once; `acts` was written before the barrier.
                 unsafe {
+                    let first = panels.start * PANEL;
                     kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false);
+                    if let Some(bias) = &self.weights.head_bias {
+                        for row in 0..tokens.len() {
+                            kernels.add(to.add(row * out.stride()), bias[first..].as_ptr(), width);
+                        }
+                    }
                     if config.logits_scale != 1.0 || config.logits_cap != 0.0 {
                         for row in 0..tokens.len() {
                             let logits = std::slice::from_raw_parts_mut(to.add(row * out.stride()), width);

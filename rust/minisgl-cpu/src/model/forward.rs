@@ -67,7 +67,17 @@ impl Worker<'_, '_> {
                 row.iter_mut()
                     .for_each(|number| *number *= shared.config.embedding_scale);
             }
-            let position = shared.tokens.positions[token] as f32;
+            let position = shared.tokens.positions[token];
+            if let Some(positions) = &shared.weights.positions {
+                let learned = self.own.row.at(0, 0);
+                // SAFETY: this thread's own row, as wide as the hidden numbers at least.
+                let learned = unsafe { std::slice::from_raw_parts_mut(learned, width) };
+                positions.row(position as usize, learned);
+                row.iter_mut()
+                    .zip(learned)
+                    .for_each(|(number, learned)| *number += *learned);
+            }
+            let position = position as f32;
             for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {
                 let scale = shared.config.rope_scales[table];
                 for (i, frequency) in frequencies.iter().enumerate() {

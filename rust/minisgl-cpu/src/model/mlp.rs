@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::kernels::{ActsPtr, Kernels, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::config::{Activation, Norms};
+use crate::model::config::Activation;
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Layer, Mlp, Norm};
@@ -22,7 +22,7 @@ static ONES: [f32; PANEL] = [1.0; PANEL];
 impl Worker<'_, '_> {
     pub(super) fn dense(&mut self, index: usize, layer: &Layer, mlp: &Mlp) {
         let config = self.shared.config;
-        let parallel = config.norms == Norms::Parallel;
+        let parallel = config.is_parallel();
         let to = if !parallel && config.has_behind() {
             To::Behind(layer.norms_behind.as_ref().map(|(_, norm)| norm), Phase::AddDown)
         } else {
@@ -138,6 +138,7 @@ impl Worker<'_, '_> {
                     match shared.config.activation {
                         Activation::Silu => kernels.silu_mul(gate, up, PANEL, to),
                         Activation::Gelu => kernels.gelu_mul(gate, up, PANEL, to),
+                        Activation::GeluErf => plain::gelu_erf_mul(gate, up, PANEL, to),
                         Activation::Relu2 => plain::relu2_mul(gate, up, PANEL, to),
                         Activation::ClampedSwiglu { alpha, limit } => {
                             plain::clamped_swiglu(gate, up, PANEL, (alpha, limit), to);

@@ -12,6 +12,8 @@ use serde::Deserialize;
 pub enum Part {
     /// The table of embeddings.
     Embedding,
+    /// The table of positions.
+    Positions,
     /// The last norm.
     Norm,
     /// From hidden numbers to logits.
@@ -105,6 +107,12 @@ pub enum Part {
 }
 
 impl Part {
+    /// Whether it is a matrix of a layer that numbers of tokens are multiplied with.
+    pub fn is_linear(self) -> bool {
+        use Part::{Down, Gate, GateUp, K, Out, Q, Qkv, Up, V};
+        matches!(self, Q | K | V | Qkv | Out | Gate | Up | GateUp | Down)
+    }
+
     /// Whether the table has the whole name, without `.weight` to be added.
     fn is_whole(self) -> bool {
         matches!(
@@ -148,6 +156,12 @@ pub struct Files {
     pub interleaved: bool,
     /// Rows of experts' gates and ups come in turns, where one tensor has both.
     pub gate_up_in_turns: bool,
+    /// Rows of a tensor of queries, keys and values are by KV head: its queries, its key, its value.
+    pub grouped: bool,
+    /// Matrices of layers are [inputs, outputs].
+    pub transposed: bool,
+    /// How the names of tensors end that are no weights.
+    pub buffers: Vec<String>,
 }
 
 /// The numbers that a name may have in it.

@@ -153,7 +153,14 @@ impl Tensors {
 
     /// A part of `shape`, outermost dimension first.
     pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<Found<'_>> {
-        self.get(&self.name(part, at, "weight")?, shape)
+        let name = self.name(part, at, "weight")?;
+        if let [rows, columns] = *shape
+            && self.files.transposed
+            && part.is_linear()
+        {
+            return turned(self.get(&name, &[columns, rows])?.view()?);
+        }
+        self.get(&name, shape)
     }
 
     /// [size] of a part; `what` is weight or bias.
@@ -245,6 +252,36 @@ impl Tensors {
 fn inner(shape: &[usize]) -> &[usize] {
     let ones = shape.iter().take_while(|&&size| size == 1).count();
     &shape[ones..]
+}
+
+/// A matrix with its rows as columns.
+fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
+    let (name, kind) = (matrix.name().to_owned(), matrix.kind());
+    let &[rows, columns] = matrix.shape() else {
+        return Err(Error::file(format!("the tensor {name} is no matrix")));
+    };
+    let size = match kind {
+        Kind::F32 => 4,
+        Kind::F16 | Kind::BF16 => 2,
+        _ => {
+            let why = "lies with its inputs first, and blocks cannot be turned: use full weights";
+            return Err(Error::unsupported(format!("the tensor {name} {why}")));
+        }
+    };
+    let mut data = Vec::with_capacity(matrix.data().len());
+    for column in 0..columns {
+        for row in 0..rows {
+            let at = (row * columns + column) * size;
+            data.extend_from_slice(&matrix.data()[at..at + size]);
+        }
+    }
+    let shape = vec![columns, rows];
+    Ok(Found::Owned {
+        name,
+        kind,
+        shape,
+        data,
+    })
 }
 
 /// GPTQ's tools write biases that no model asks for.

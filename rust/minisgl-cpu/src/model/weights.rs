@@ -200,8 +200,21 @@ pub struct Weights {
     pub norm: Norm,
     /// [vocabulary, hidden]; rows of it are the embeddings unless `embedding` is there.
     pub head: Matrix,
+    /// [vocabulary], padded.
+    pub head_bias: Option<Vec<f32>>,
     /// [vocabulary, hidden], where it is not the head.
     pub embedding: Option<Matrix>,
+    /// [positions, hidden], added to embeddings.
+    pub positions: Option<Matrix>,
+}
+
+impl Weights {
+    /// Matrices of no layer.
+    fn tables(&self) -> impl Iterator<Item = &Matrix> {
+        std::iter::once(&self.head)
+            .chain(&self.embedding)
+            .chain(&self.positions)
+    }
 }
 
 /// What of a load is done: (parts done, parts in all).
@@ -249,14 +262,26 @@ impl Weights {
             .into_iter()
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()).ok_or_else(lost))
             .collect::<Result<Vec<Layer>>>()?;
-        let (head, embedding) = locked(&tables).take().ok_or_else(lost)?;
+        let (head, embedding, positions) = locked(&tables).take().ok_or_else(lost)?;
         let norm = load_norm(tensors, config, Part::Norm, At::default(), config.hidden_size)?;
-        tensors.all_used(|name| is_redundant(name, config))?;
+        let head_bias = if config.head_bias {
+            Some(padded(tensors.part_vector(
+                Part::Head,
+                At::default(),
+                "bias",
+                config.vocab_size,
+            )?))
+        } else {
+            None
+        };
+        tensors.all_used(|name| is_redundant(name, tensors, config))?;
         Ok(Self {
             layers,
             norm,
             head,
+            head_bias,
             embedding,
+            positions,
         })
     }
 
@@ -280,9 +305,7 @@ impl Weights {
                     }
                 }
         };
-        self.layers.iter().map(of_layer).sum::<usize>()
-            + self.head.bytes()
-            + self.embedding.as_ref().map_or(0, Matrix::bytes)
+        self.layers.iter().map(of_layer).sum::<usize>() + self.tables().map(Matrix::bytes).sum::<usize>()
     }
 
     /// How the matrices are held, by bytes, the most first.
@@ -292,8 +315,7 @@ impl Weights {
             Some((_, bytes)) => *bytes += matrix.bytes(),
             None => found.push((matrix.kind(), matrix.bytes())),
         };
-        add(&self.head);
-        self.embedding.iter().for_each(&mut add);
+        self.tables().for_each(&mut add);
         for layer in &self.layers {
             layer.qkv.iter().for_each(|(_, part)| add(part));
             layer.latent.iter().flat_map(Latent::matrices).for_each(&mut add);
@@ -317,8 +339,9 @@ const ROPE_FACTORS: [&str; 3] = [
 ];
 
 /// What files have besides: a copy of the table as a head, and frequencies that the config already says.
-fn is_redundant(name: &str, config: &ModelConfig) -> bool {
+fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
     ROPE_FACTORS.contains(&name)
+        || tensors.files.buffers.iter().any(|end| name.ends_with(end))
         || name.ends_with("rotary_emb.inv_freq")
         || config.left_out.iter().any(|prefix| name.starts_with(prefix))
         || (config.tie_word_embeddings && name == "lm_head.weight")
@@ -328,14 +351,22 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<(Matrix, Option<Matrix>)> {
+/// The head, embeddings that are not the head, and positions.
+type Tables = (Matrix, Option<Matrix>, Option<Matrix>);
+
+pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
-    let of = |part| tensors.part(part, At::default(), &shape);
-    let embedding = pack(&[of(Part::Embedding)?], false)?;
+    let of = |part, shape: &[usize; 2]| pack(&[tensors.part(part, At::default(), shape)?], false);
+    let embedding = of(Part::Embedding, &shape)?;
+    let positions = if config.learned_positions > 0 {
+        Some(of(Part::Positions, &[config.learned_positions, config.hidden_size])?)
+    } else {
+        None
+    };
     if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
-        return Ok((embedding, None));
+        return Ok((embedding, None, positions));
     }
-    Ok((pack(&[of(Part::Head)?], false)?, Some(embedding)))
+    Ok((of(Part::Head, &shape)?, Some(embedding), positions))
 }
 
 /// People train a model whose head was tied and forget to say that it no longer is.
@@ -566,6 +597,18 @@ impl Loader<'_> {
         Ok((keys, values))
     }
 
+    /// Where a row of queries, keys and values lies in a tensor that has them by KV head.
+    fn grouped(&self, row: usize) -> usize {
+        let (heads, kv_heads, dim) = (self.config.num_heads, self.config.num_kv_heads, self.config.head_dim);
+        let (head, group) = (row / dim, heads / kv_heads);
+        let (kv_head, within) = if head < heads {
+            (head / group, head % group)
+        } else {
+            ((head - heads) % kv_heads, group + (head - heads) / kv_heads)
+        };
+        (kv_head * (group + 2) + within) * dim + row % dim
+    }
+
     fn apart(&self, numbers: Vec<f32>) -> Vec<f32> {
         let dim = self.config.head_dim;
         (0..numbers.len())
@@ -578,7 +621,13 @@ impl Loader<'_> {
         let widths = self.widths();
         if self.tensors.files.knows(Part::Qkv) {
             let rows = widths.iter().map(|(_, width)| width).sum();
-            return Ok(vec![(0, pack(&[self.part(Part::Qkv, [rows, hidden])?], false)?)]);
+            let (found, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.grouped(row));
+            let piece = if self.tensors.files.grouped {
+                Piece::ordered(found.view()?, &order)
+            } else {
+                Piece::new(found.view()?)
+            };
+            return Ok(vec![(0, Matrix::pack(&[piece], false, None)?)]);
         }
         let of_query = |row: usize| self.source_of(self.config.query_dim(), row);
         let of_key = |row: usize| self.source_of(self.config.head_dim, row);
@@ -618,7 +667,15 @@ impl Loader<'_> {
         let widths = self.widths();
         if self.tensors.files.knows(Part::Qkv) {
             let rows = widths.iter().map(|(_, width)| width).sum();
-            return self.bias(true, Part::Qkv, rows);
+            let bias = self.vector(Part::Qkv, "bias", rows)?;
+            let order = (0..rows).map(|row| {
+                if self.tensors.files.grouped {
+                    self.grouped(row)
+                } else {
+                    row
+                }
+            });
+            return Ok(Some(padded(order.map(|row| bias[row]).collect())));
         }
         let mut all = Vec::new();
         for (part, width) in widths {
