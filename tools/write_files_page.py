@@ -15,7 +15,7 @@ from minisgl.weights import gguf_config, gguf_tokenizer, hub_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 MARKED = re.compile(r"(<!-- begin (\S+) gguf -->\n).*?(<!-- end -->)", re.DOTALL)
-NO_FILE = "none yet: only files that our tests write"
+OUR_FILE = "`tests/weights/test_gguf_tokenizer_llama_cpp.py`: our file, llama.cpp's ids"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -54,7 +54,7 @@ def tokenizers() -> str:
         (
             (
                 ", ".join(f"`{name}`" for name in names),
-                next((SEEN_TOKENIZERS[n] for n in names if n in SEEN_TOKENIZERS), NO_FILE),
+                next((SEEN_TOKENIZERS[n] for n in names if n in SEEN_TOKENIZERS), OUR_FILE),
             )
             for names in rows.values()
         ),

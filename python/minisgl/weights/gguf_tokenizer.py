@@ -27,6 +27,7 @@ _DIGIT, _DIGITS3 = r"\p{N}", r"\p{N}{1,3}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_RUNS = "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s{1}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
@@ -41,6 +42,28 @@ _DEEPSEEK_WORD = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 )
 _DEEPSEEK = rf"{_DEEPSEEK_WORD}[\r\n]*|{_SPACES}"
+_CASED = (  # the letters of two cases that the model's authors listed
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
+    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_SIGNS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_OF_ASIA = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_EAST_ASIAN = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
@@ -55,9 +78,18 @@ class Pre:
     nfc: bool = False
     adds_bos: bool = False
     """Unless the file says otherwise."""
+    adds_sep: bool = False
+    """The same, behind a text."""
+    of_text: bool = False
+    """Merges are of the text itself with bytes for what is no token, and a space is sentencepiece's."""
+    keeps_newlines: bool = False
+    """A token of newlines alone is taken as it is, whatever its merges say."""
 
 
 _OF_GPT2 = Pre((_GPT2,))
+_OF_ROBERTA = replace(_OF_GPT2, adds_sep=True)
+_OF_LINES = Pre((r"[^\n]+|\n+",), of_text=True)
+_OF_GEMMA4 = replace(_OF_LINES, keeps_newlines=True)
 _OF_DIGITS = Pre((_DIGIT, _GPT2))
 _OF_LLAMA3 = Pre((_LLAMA3,), ignore_merges=True, adds_bos=True)
 _OF_QWEN2 = Pre((_QWEN2,))
@@ -87,6 +119,11 @@ PRE: dict[str, Pre] = {
     "jina-de": _OF_GPT2,
     "jina-v2-es": _OF_GPT2,
     "jina-v2-de": _OF_GPT2,
+    "jina-v1-en": _OF_ROBERTA,
+    "jina-v2-code": _OF_ROBERTA,
+    "roberta-bpe": _OF_ROBERTA,
+    "granite-embed-multi-311m": _OF_GEMMA4,
+    "sarvam-moe": _OF_LINES,
     "starcoder": _OF_DIGITS,
     "refact": _OF_DIGITS,
     "command-r": replace(_OF_DIGITS, nfc=True),
@@ -106,7 +143,8 @@ PRE: dict[str, Pre] = {
     "jina-v5-nano": _OF_LLAMA3,
     "dbrx": Pre((_LLAMA3,)),
     "smaug-bpe": Pre((_LLAMA3,)),
-    "glm4": Pre((_LLAMA3,)),
+    "jais-2": Pre((_LLAMA3.replace(r"|\s+(?!\S)|\s+", _RUNS),)),
+    "glm4": Pre((_LLAMA3,), ignore_merges=True),
     "chatglm-bpe": Pre((_LLAMA3,)),
     "qwen2": replace(_OF_QWEN2, nfc=True),
     "megrez": _OF_QWEN2,
@@ -135,7 +173,14 @@ PRE: dict[str, Pre] = {
     "hunyuan-dense": _OF_DEEPSEEK3,
     "joyai-llm": _OF_DEEPSEEK3,
     "hy_v4": _OF_DEEPSEEK3,
-    "deepseek-coder": Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", _DIGIT)),
+    "afmoe": Pre((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _OF_ASIA, _DEEPSEEK)),
+    "youtu": Pre((_EAST_ASIAN, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
+    "deepseek-llm": Pre(("[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+")),
+    "chameleon": Pre(
+        ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", "[\t\n]|    |  ", _DIGIT, r"[\p{P}!-/:-@\[-`{-~]", _GPT2),
+        adds_bos=True,
+    ),
+    "deepseek-coder": Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _DIGIT)),
     "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "bloom": _OF_BLOOM,
     "poro-chat": _OF_BLOOM,
@@ -157,6 +202,9 @@ PRE: dict[str, Pre] = {
         )
     ),
 }
+
+_KINDS = {"llama": Pre((), adds_bos=True), "gemma4": replace(_OF_GEMMA4, adds_bos=True)}
+"""By `tokenizer.ggml.model`, but for gpt2's."""
 
 _ENDS_BY_KEY = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "[e~["}
@@ -209,7 +257,7 @@ def template_files(fields: Fields) -> dict[str, str]:
 def tokenizer_files(fields: Fields) -> dict[str, str]:
     """File name -> content. Raises `ConfigError`."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
-    if kind not in ("gpt2", "llama", "gemma4"):
+    if kind != "gpt2" and kind not in _KINDS:
         known = "gpt2 (byte-level BPE), llama (sentencepiece) and gemma4"
         raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}; {_ELSEWHERE}")
     if kind == "gpt2" and pre not in PRE:
@@ -218,17 +266,18 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     types = fields.wholes("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
         raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
-    if kind == "gemma4":  # merges do not reach across lines: what is newlines alone is taken as it is
+    how = PRE[pre] if kind == "gpt2" else _KINDS[kind]
+    if how.keeps_newlines:
         types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
-    tokenizer = _sentencepiece(fields, tokens, types) if kind == "llama" else _merged(fields, tokens, kind, pre)
+    tokenizer = _sentencepiece(fields, tokens, types) if kind == "llama" else _merged(fields, tokens, how)
     _add_tokens(tokenizer, tokens, types)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name in ("bos", "eos"):
-        if (token_id := fields.whole(key := f"tokenizer.ggml.{name}_token_id", -1)) >= 0:
+    for name, key in {"bos": "bos", "eos": "eos", "sep": "seperator"}.items():  # llama.cpp spells it so
+        if (token_id := fields.whole(key := f"tokenizer.ggml.{key}_token_id", -1)) >= 0:
             if token_id >= len(tokens):
                 raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
             config[f"{name}_token"] = tokens[token_id]
-    adds = {"bos": kind != "gpt2" or PRE[pre].adds_bos, "eos": False}
+    adds = {"bos": how.adds_bos, "eos": False, "sep": how.adds_sep}
     around = {
         name: [config[f"{name}_token"]]
         if f"{name}_token" in config and fields.flag(f"tokenizer.ggml.add_{name}_token", default)
@@ -236,7 +285,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
         for name, default in adds.items()
     }
     if any(around.values()):
-        one, other = ([*around["bos"], part, *around["eos"]] for part in ("$A", "$B"))
+        one, other = ([*around["bos"], part, *around["eos"], *around["sep"]] for part in ("$A", "$B"))
         special = {token: tokens.index(token) for added in around.values() for token in added}
         tokenizer.post_processor = processors.TemplateProcessing(
             single=one, pair=one + other, special_tokens=list(special.items())
@@ -284,7 +333,7 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Token
     return tokenizer
 
 
-def _merged(fields: Fields, tokens: list[str], kind: str, pre: str) -> Tokenizer:
+def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
     """BPE by the file's own merges: over bytes, or over the text (gemma4)."""
     merges: list[tuple[str, str]] = []
     for merge in fields.texts("tokenizer.ggml.merges"):
@@ -293,23 +342,20 @@ def _merged(fields: Fields, tokens: list[str], kind: str, pre: str) -> Tokenizer
             raise ConfigError(f"tokenizer.ggml.merges: {merge!r} has no two parts")
         merges.append((merge[:space], merge[space + 1 :]))
     vocab = {token: i for i, token in enumerate(tokens)}
-    is_text = kind == "gemma4"
     try:
-        model = models.BPE(
-            vocab=vocab, merges=merges, ignore_merges=not is_text and PRE[pre].ignore_merges, byte_fallback=is_text
-        )
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=how.ignore_merges, byte_fallback=how.of_text)
     except Exception as error:  # the package has no base class for its errors
         raise ConfigError(f"tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)
-    if is_text:
+    if how.of_text:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(how.patterns[0]), behavior="isolated")
         plain = decoders.Replace(_SPACE, " ")
         tokenizer.decoder = decoders.Sequence([plain, decoders.ByteFallback(), decoders.Fuse()])
         return tokenizer
-    if PRE[pre].nfc:
+    if how.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizer_of(PRE[pre].patterns)
+    tokenizer.pre_tokenizer = pre_tokenizer_of(how.patterns)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
