@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from gguf import GGUFWriter
+from sentencepiece import sentencepiece_model_pb2
 
 from minisgl import envs
 from minisgl.config import ConfigError
@@ -85,14 +86,11 @@ def _trained(tmp_path: Path, **settings: Any) -> sentencepiece.SentencePieceProc
         input=str(source),
         model_prefix=str(tmp_path / "sp"),
         vocab_size=420,
-        model_type="bpe",
         byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
         user_defined_symbols=["<tool>"],
         control_symbols=["<turn>"],
         minloglevel=2,
-        **settings,
+        **{"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False} | settings,
     )
     return sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
 
@@ -136,6 +134,46 @@ def test_sentencepiece_cuts_as_the_library_does(prefix: bool, tmp_path: Path) ->
     assert tokenizer.encode("tree")[0] == model.bos_id()  # these files mean it unless they say otherwise
     turn = model.PieceToId("<turn>")
     assert tokenizer.encode("<turn>tree", add_special_tokens=False)[0] == turn
+
+
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+def test_unigrams_are_those_of_sentencepiece(rule: str, tmp_path: Path) -> None:
+    settings = {"model_type": "unigram", "normalization_rule_name": rule, "remove_extra_whitespaces": True}
+    model = _trained(tmp_path, hard_vocab_limit=False, **settings)
+    stored = sentencepiece_model_pb2.ModelProto()
+    stored.ParseFromString((tmp_path / "sp.model").read_bytes())
+    metadata = _metadata(model, True) | {"tokenizer.ggml.model": "t5", "tokenizer.ggml.remove_extra_whitespaces": True}
+    if charsmap := stored.normalizer_spec.precompiled_charsmap:
+        metadata["tokenizer.ggml.precompiled_charsmap"] = [byte - 256 if byte > 127 else byte for byte in charsmap]
+    found = tokenizers.Tokenizer.from_str(tokenizer_files(Fields(metadata))["tokenizer.json"])
+    for text in ("The tree  of pages ", " größer ﬁ ①", "日本 🙂\u0085", "tree\tpage", "1,0", "", *_TEXT.split()):
+        assert found.encode(text, add_special_tokens=False).ids == model.encode(text), text
+        assert found.encode(text).ids == [*model.encode(text), model.eos_id()]
+    assert found.decode(model.encode("a tree, größer 🙂")) == "a tree, größer 🙂"
+
+
+def test_word_pieces(tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁the", "▁un", "able", "s", "▁世", "▁!", "▁e"]
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 4 + [1] * 7,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+    }
+
+    def pieces(text: str, **more: Any) -> list[str]:
+        found = tokenizers.Tokenizer.from_str(tokenizer_files(Fields(metadata | more))["tokenizer.json"])
+        return [tokens[i] for i in found.encode(text).ids]
+
+    text = "The unables世!É  [SEP] x"
+    around = ["[CLS]", "▁the", "▁un", "able", "s", "▁世", "▁!", "▁e", "[SEP]", "[UNK]", "[SEP]"]
+    assert pieces(text) == around
+    assert pieces("The É", **{"tokenizer.ggml.normalizer.lowercase": False}) == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.unknown_token_id: 100: there are 11 tokens"):
+        pieces(text, **{"tokenizer.ggml.unknown_token_id": 100})
 
 
 def test_scores_that_do_not_fit_are_an_error(tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
+import sentencepiece
 import tokenizers
 from gguf import GGUFWriter
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from minisgl.tokenizer.echo import char_to_byte
 from minisgl.weights.gguf_config import Fields
@@ -89,12 +94,12 @@ class Vocabulary(NamedTuple):
     tokens: list[str]
     types: list[int]
     merges: list[str]
-    scores: list[float] | None = None
+    more: Mapping[str, Any] = MappingProxyType({})
+    """Of the metadata, by the end of its key."""
 
     def metadata(self, kind: str, pre: str) -> dict[str, Any]:
         found = {"model": kind, "pre": pre, "tokens": self.tokens, "token_type": self.types, "merges": self.merges}
-        found |= {} if self.scores is None else {"scores": self.scores}
-        return {f"tokenizer.ggml.{name}": value for name, value in found.items() if value}
+        return {f"tokenizer.ggml.{name}": value for name, value in (found | dict(self.more)).items() if value != []}
 
     def edit(self, kind: str, pre: str) -> Edit:
         def put(writer: GGUFWriter) -> None:
@@ -102,8 +107,13 @@ class Vocabulary(NamedTuple):
             for key in [key for key in values if key.startswith("tokenizer.")]:
                 del values[key]
             for key, value in self.metadata(kind, pre).items():
-                (writer.add_array if isinstance(value, list) else writer.add_string)(key, value)
-            writer.add_eos_token_id(len(self.tokens) - 2)
+                if key.endswith("charsmap"):
+                    writer.add_precompiled_charsmap(bytes(value))
+                else:
+                    kinds = {list: writer.add_array, str: writer.add_string, bool: writer.add_bool}
+                    kinds.get(type(value), writer.add_uint32)(key, value)
+            if "eos_token_id" not in self.more:
+                writer.add_eos_token_id(len(self.tokens) - 2)
 
         return put
 
@@ -136,6 +146,41 @@ def of_chars() -> Vocabulary:
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *chars, *pairs]
     types = [6] * 256 + [1] * (len(tokens) - 256)
     return Vocabulary([*tokens, *MARKED[0]], types + MARKED[1], [f"{pair[0]} {pair[1:]}" for pair in pairs])
+
+
+def of_words() -> Vocabulary:
+    """WordPiece as BERT's, trained on our pages."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    found.normalizer, found.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    found.train_from_iterator(
+        [*_words(), *texts(3000, 77)], trainers.WordPieceTrainer(vocab_size=6000, special_tokens=special)
+    )
+    pieces = sorted(found.get_vocab(), key=found.get_vocab().__getitem__)[len(special) :]
+    tokens = [*special, *(piece[2:] if piece.startswith("##") else f"\u2581{piece}" for piece in pieces)]
+    ids = {"unknown_token_id": 1, "cls_token_id": 2, "bos_token_id": 2, "seperator_token_id": 3, "eos_token_id": 3}
+    return Vocabulary(tokens, [3] * len(special) + [1] * len(pieces), [], ids)
+
+
+def of_unigrams() -> Vocabulary:
+    """Sentencepiece's with its usual normal form, trained on our pages."""
+    words, model = _words(), io.BytesIO()
+    lines = [" ".join(words[at : at + 12]) for at in range(0, len(words), 12)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line.replace("\n", " ") for line in [*lines, *texts(4000, 78)]),
+        model_writer=model,
+        vocab_size=4000,
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    )
+    stored = sentencepiece_model_pb2.ModelProto()
+    stored.ParseFromString(model.getvalue())
+    pieces, charsmap = stored.pieces, list(stored.normalizer_spec.precompiled_charsmap)
+    more: dict[str, Any] = {"scores": [piece.score for piece in pieces], "precompiled_charsmap": charsmap}
+    more |= {"add_space_prefix": True, "remove_extra_whitespaces": True, "eos_token_id": 1, "unknown_token_id": 2}
+    return Vocabulary([piece.piece for piece in pieces], [piece.type for piece in pieces], [], more)
 
 
 def _any(text: str, fits: Callable[[str, str], bool]) -> bool:
@@ -186,7 +231,22 @@ def _newlines(text: str) -> bool:
     return "\n" * 4 in text
 
 
+def _graphemes(text: str) -> bool:
+    """The normal form is of characters with all that joins them, as the models' own tokenizers have it."""
+    return _any(text, lambda char, kind: kind[0] == "M" or char in "\u200c\u200d\x85" or "\u3131" <= char <= "\u318e")
+
+
+def _bert(text: str) -> bool:
+    """Marks of all scripts are dropped and syllables taken apart, other spaces are spaces, Adlam has two cases, and
+    punctuation is by another version of Unicode."""
+    signs = "\u09fd\u0a76\u0c77\u0c84"
+    others = _any(text, lambda char, _: "\uac00" <= char <= "\ud7a3" or char >= "\U0001e900" or char in signs)
+    return others or _graphemes(text) or _spaces(text)
+
+
 KNOWN: dict[str, Callable[[str], bool]] = {
+    "bert": _bert,
+    "t5": _graphemes,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "tekken"), _case),
     "granite-embed-multi-97m": _case,
     "kimi-k2": _kimi,
@@ -206,7 +266,9 @@ def differences(folder: Path, kind: str, name: str, count: int) -> list[str]:
     if kind == "gpt2" and PRE[name].nfc:  # which llama.cpp does not make
         known = [unicodedata.normalize("NFC", text) for text in known]
     (folder / "texts.json").write_text(json.dumps(known), encoding="utf-8")
-    words = of_chars() if kind != "gpt2" or PRE[name].of_text else of_bytes()
+    words = {"bert": of_words, "t5": of_unigrams, "gemma4": of_chars}.get(kind, of_bytes)()
+    if kind == "gpt2" and PRE[name].of_text:
+        words = of_chars()
     model = tiny_model("llama3-tied", vocab_size=len(words.tokens), num_hidden_layers=1, hidden_size=32)
     file = write_gguf(folder / "model.gguf", model, edit=words.edit(kind, name))
     metadata = {"general.architecture": "llama", **words.metadata(kind, name)}
@@ -216,11 +278,12 @@ def differences(folder: Path, kind: str, name: str, count: int) -> list[str]:
     return [text for text, one, other in zip(known, found, expected, strict=True) if one != other]
 
 
+OTHERS = ("gemma4", "bert", "t5")
 FIRST = {pre: name for name, pre in reversed(PRE.items())}
 """Names of one row are the same to us: of one all texts, of the others a tenth."""
 
 
-@pytest.mark.parametrize(("kind", "name"), [*(("gpt2", name) for name in PRE), ("gemma4", "gemma4")])
+@pytest.mark.parametrize(("kind", "name"), [*(("gpt2", name) for name in PRE), *zip(OTHERS, OTHERS, strict=True)])
 def test_ids_are_those_of_llama_cpp(kind: str, name: str, tmp_path: Path) -> None:
     is_first = kind != "gpt2" or FIRST[PRE[name]] == name
     found = differences(tmp_path, kind, name, NUM_TEXTS if is_first else NUM_TEXTS // 10)

@@ -1,6 +1,7 @@
 """The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json.
 
-`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama), BPE over plain text (gemma4).
+`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama) and unigrams (t5), BPE over
+plain text (gemma4), WordPiece (bert).
 `tokenizer.ggml.pre` names how byte-level BPE splits a text: `PRE` is the table of the names that llama.cpp knows. A
 model's own tokenizer.json is the truth where llama.cpp's regular expressions only come near it: letters of both cases
 beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
@@ -17,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from minisgl.config import ConfigError
 from minisgl.weights.gguf_config import Fields
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # llama.cpp's token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # llama.cpp's token types
 _SPACE = "\u2581"  # sentencepiece's
 _ELSEWHERE = "--tokenizer takes that of another folder or hub id, such as the model that the file was made of"
 
@@ -78,8 +79,8 @@ class Pre:
     nfc: bool = False
     adds_bos: bool = False
     """Unless the file says otherwise."""
+    adds_eos: bool = False
     adds_sep: bool = False
-    """The same, behind a text."""
     of_text: bool = False
     """Merges are of the text itself with bytes for what is no token, and a space is sentencepiece's."""
     keeps_newlines: bool = False
@@ -203,7 +204,12 @@ PRE: dict[str, Pre] = {
     ),
 }
 
-_KINDS = {"llama": Pre((), adds_bos=True), "gemma4": replace(_OF_GEMMA4, adds_bos=True)}
+_KINDS = {
+    "llama": Pre((), adds_bos=True),
+    "gemma4": replace(_OF_GEMMA4, adds_bos=True),
+    "bert": Pre((), adds_bos=True, adds_sep=True),
+    "t5": Pre((), adds_eos=True),
+}
 """By `tokenizer.ggml.model`, but for gpt2's."""
 
 _ENDS_BY_KEY = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -258,7 +264,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     """File name -> content. Raises `ConfigError`."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2" and kind not in _KINDS:
-        known = "gpt2 (byte-level BPE), llama (sentencepiece) and gemma4"
+        known = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
         raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}; {_ELSEWHERE}")
     if kind == "gpt2" and pre not in PRE:
         raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}; {_ELSEWHERE}")
@@ -269,15 +275,17 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     how = PRE[pre] if kind == "gpt2" else _KINDS[kind]
     if how.keeps_newlines:
         types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
-    tokenizer = _sentencepiece(fields, tokens, types) if kind == "llama" else _merged(fields, tokens, how)
+    make = {"llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}.get(kind)
+    tokenizer = _merged(fields, tokens, how) if make is None else make(fields, tokens, types)
     _add_tokens(tokenizer, tokens, types)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, key in {"bos": "bos", "eos": "eos", "sep": "seperator"}.items():  # llama.cpp spells it so
-        if (token_id := fields.whole(key := f"tokenizer.ggml.{key}_token_id", -1)) >= 0:
+    begin = "cls" if kind == "bert" and not fields.has("tokenizer.ggml.bos_token_id") else "bos"
+    for name, spelled in {"bos": begin, "eos": "eos", "sep": "seperator"}.items():
+        if (token_id := fields.whole(key := f"tokenizer.ggml.{spelled}_token_id", -1)) >= 0:
             if token_id >= len(tokens):
                 raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
             config[f"{name}_token"] = tokens[token_id]
-    adds = {"bos": how.adds_bos, "eos": False, "sep": how.adds_sep}
+    adds = {"bos": how.adds_bos, "eos": how.adds_eos, "sep": how.adds_sep}
     around = {
         name: [config[f"{name}_token"]]
         if f"{name}_token" in config and fields.flag(f"tokenizer.ggml.add_{name}_token", default)
@@ -301,9 +309,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
 def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
     """BPE whose merges are every two pieces that are a piece together, the best score first; bytes for what is no
     piece."""
-    scores = fields.reals("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+    scores = _scores(fields, tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
     merges = [
@@ -322,15 +328,67 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Token
             byte_fallback=True,
         )
     )
-    space, plain = normalizers.Replace(" ", _SPACE), decoders.Replace(_SPACE, " ")
-    steps: list[decoders.Decoder] = [plain, decoders.ByteFallback(), decoders.Fuse()]
-    if fields.flag("tokenizer.ggml.add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), space])
-        steps.append(decoders.Strip(" ", 1, 0))
-    else:
-        tokenizer.normalizer = space
-    tokenizer.decoder = decoders.Sequence(steps)
+    space, has_prefix = normalizers.Replace(" ", _SPACE), fields.flag("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), space]) if has_prefix else space
+    tokenizer.decoder = _decoder(has_prefix)
     return tokenizer
+
+
+def _decoder(has_prefix: bool) -> decoders.Decoder:
+    """Sentencepiece's spaces, and bytes for what is no token."""
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
+
+
+def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
+    """The file marks tokens that begin a word, where WordPiece marks those that do not."""
+
+    def own(token: str, kind: int) -> str:
+        if kind == _CONTROL:
+            return token
+        return token[1:] if token.startswith(_SPACE) else f"##{token}"
+
+    pieces = list(map(own, tokens, types))
+    unknown = fields.whole("tokenizer.ggml.unknown_token_id", 100)
+    if not 0 <= unknown < len(pieces):
+        raise ConfigError(f"tokenizer.ggml.unknown_token_id: {unknown}: there are {len(pieces)} tokens")
+    vocab = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token=pieces[unknown]))
+    lowercase = fields.flag("tokenizer.ggml.normalizer.lowercase", True)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=fields.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+def _unigram(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
+    """The most likely pieces of a text together, in the normal form that the file has a table of."""
+    scores = _scores(fields, tokens)
+    least = min((score for score, kind in zip(scores, types, strict=True) if kind == _NORMAL), default=0.0)
+    likely = (score if kind == _NORMAL else least for score, kind in zip(scores, types, strict=True))
+    pieces = list(zip(tokens, likely, strict=True))
+    unknown = next((i for i, kind in enumerate(types) if kind == _UNKNOWN), None)
+    tokenizer = Tokenizer(models.Unigram(pieces, unknown, byte_fallback=_BYTE in types))
+    steps: list[normalizers.Normalizer] = []
+    if fields.has(key := "tokenizer.ggml.precompiled_charsmap"):
+        steps.append(normalizers.Precompiled(bytes(byte & 255 for byte in fields.wholes(key))))
+    if fields.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    has_prefix = fields.flag("tokenizer.ggml.add_space_prefix", True)
+    scheme = "always" if has_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    tokenizer.decoder = _decoder(has_prefix)
+    return tokenizer
+
+
+def _scores(fields: Fields, tokens: list[str]) -> list[float]:
+    scores = fields.reals("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+    return scores
 
 
 def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
@@ -350,8 +408,7 @@ def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
     if how.of_text:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(how.patterns[0]), behavior="isolated")
-        plain = decoders.Replace(_SPACE, " ")
-        tokenizer.decoder = decoders.Sequence([plain, decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer.decoder = _decoder(False)
         return tokenizer
     if how.nfc:
         tokenizer.normalizer = normalizers.NFC()
