@@ -236,7 +236,7 @@ def _odd_tensor(writer: GGUFWriter) -> None:
     [
         ({"arch": "falcon"}, "architecture 'falcon' is not imported: only llama, qwen2, qwen3, qwen3moe"),
         ({"pre": "nobodys"}, "'nobodys' is not known: only default"),
-        ({"kind": "t5"}, "'t5' is not imported: only gpt2"),
+        ({"kind": "rwkv"}, "'rwkv' is not imported: only gpt2"),
         ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
         ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
         ({"edit": _rope_freqs}, "rope_freqs.weight: these factors are not those of Llama 3.1"),
