@@ -19,7 +19,7 @@ from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 
-FORMAT = "6"  # part of the key: a change of what is written makes new folders
+FORMAT = "7"  # part of the key: a change of what is written makes new folders
 BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096

@@ -25,7 +25,7 @@ from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
 
-FORMAT = "7"  # part of the key: a change of what is written makes new folders
+FORMAT = "8"  # part of the key: a change of what is written makes new folders
 Floats = npt.NDArray[np.float32]
 
 _GLOBAL_NAMES = {
