@@ -244,9 +244,14 @@ def _bert(text: str) -> bool:
     return others or _graphemes(text) or _spaces(text)
 
 
+def _unigrams(text: str) -> bool:
+    """And a run of digits may be cut in two ways that are as likely."""
+    return _graphemes(text) or re.search(r"\d\d", text) is not None
+
+
 KNOWN: dict[str, Callable[[str], bool]] = {
     "bert": _bert,
-    "t5": _graphemes,
+    "t5": _unigrams,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "tekken"), _case),
     "granite-embed-multi-97m": _case,
     "kimi-k2": _kimi,
