@@ -258,14 +258,16 @@ def assert_answers_alike(
     tie_within: float = 0.0,
     count: int = 16,
     num_top: int = 5,
+    theirs: Path | None = None,
     **settings: Any,
 ) -> Alike:
     """llama.cpp's server and our CPU engine choose the same tokens, and give the `num_top` most likely ones the same
-    log probabilities. `tie_within`: so much less likely ours may be by llama.cpp's account."""
+    log probabilities. `tie_within`: so much less likely ours may be by llama.cpp's account. `theirs`: the file that it
+    serves, if it is another one."""
     length = -(-(max(map(len, prompts)) + count + 1) // 256) * 256
-    with llama_cpp(file, length=length) as server:
-        theirs = [server.steps(prompt, count) for prompt in prompts]
+    with llama_cpp(theirs or file, length=length) as server:
+        expected = [server.steps(prompt, count) for prompt in prompts]
     with LLM(str(file), engine="cpu", log_level="error", max_seq_len=length, **settings) as llm:
-        found = compared(theirs, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
+        found = compared(expected, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
     assert found.largest <= within, found
     return found

@@ -55,7 +55,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
 _NO_PAD = {"pad_token_id": None}
 _SLIDING_FULL = ["sliding_attention", "full_attention", "sliding_attention"]
 _MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 16}
@@ -76,12 +76,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
     ),
-    "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": _YARN_ROPE}),
+    "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN_ROPE}),
     "llama-yarn-untruncated": (
         "LlamaForCausalLM",
         {
             "rope_parameters": {
-                **_YARN_ROPE,
+                **YARN_ROPE,
                 "beta_fast": 9.0,
                 "beta_slow": 2.0,
                 "mscale": 1.0,
@@ -152,10 +152,10 @@ _SCALES = {
     **_NO_PAD,
 }
 _YARN_OF_FULL = {
-    "full_attention": _YARN_ROPE,
+    "full_attention": YARN_ROPE,
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
-_GROWING = {**_YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GROWING = {**YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
@@ -172,7 +172,7 @@ _GROUPED = {
 }
 _LATE = {"max_window_layers": 1, "norm_topk_prob": True}
 _SINKS = {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 9}
-_SHARPER = {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}
+_SHARPER = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.8}
 _LESS = {"routed_scaling_factor": 0.6}
 _LATENT = {
     **{name: value for name, value in _GROUPED.items() if name != "head_dim"},
@@ -264,7 +264,7 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_EXPERTS,
             **_SINKS,
-            "rope_parameters": {**_YARN_ROPE, "truncate": False},
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
             "swiglu_alpha": 1.3,
             "swiglu_limit": 0.8,
         },

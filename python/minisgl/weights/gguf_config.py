@@ -98,9 +98,9 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
-    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `on_torch`:
-    torch imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
-    (llama.cpp's rope type NORM)."""
+    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor.
+    `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`: torch imports such files.
+    `interleaved`: of those, the files have the two halves of each head of q and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -110,6 +110,7 @@ class Reader:
     fused: bool = False
     on_torch: bool = False
     interleaved: bool = False
+    exact_yarn: bool = False
 
 
 def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -381,6 +382,17 @@ def _ministral3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
     return {"model_type": "ministral3", "sliding_window": None}
 
 
+def _gpt_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    size = fields.positive(fields.own("expert_feed_forward_length"))
+    return {
+        **_experts(fields),
+        **_layer_types(fields, every=2),
+        "intermediate_size": size,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "rope_scaling": {"rope_type": "default"},  # unless the file says otherwise
+    }
+
+
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
@@ -412,6 +424,8 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
             raise ConfigError(f"{own}: {value:g} is not imported: use the model's safetensors")
     original = fields.own("rope.scaling.original_context_length")
     scaling["original_max_position_embeddings"] = fields.positive(original)
+    if READERS[fields.architecture].exact_yarn:
+        scaling["truncate"] = False
     if growth := fields.real(fields.own("attention.temperature_scale"), 0.0):
         scaling["llama_4_scaling_beta"] = growth
     if mscale := fields.real(fields.own("rope.scaling.yarn_log_multiplier"), 0.0):
@@ -476,6 +490,7 @@ READERS: dict[str, Reader] = {
     "seed_oss": Reader("SeedOssForCausalLM", _seed_oss),
     "arcee": Reader("ArceeForCausalLM", _arcee),
     "mistral3": Reader("Ministral3ForCausalLM", _ministral3),
+    "gpt-oss": Reader("GptOssForCausalLM", _gpt_oss, "gpt_oss", exact_yarn=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""
