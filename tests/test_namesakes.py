@@ -13,6 +13,7 @@ PLACES = (PACKAGE, PACKAGE / "scheduler", PACKAGE / "scheduler" / "reference")
 ONLY_RUST = {
     "faulty": "a class of `wrapped` in Python",
     "numbers": "integers of Python have no size",
+    "radix/states": "methods of `tree` in Python",
     "radix/tests": "what the tree's operations cost",
 }
 

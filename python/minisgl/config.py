@@ -54,6 +54,9 @@ class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
     shadow_max_diffs: int = 100
     faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
+    echo_states: int | None = (
+        None  # for tests: slots for checkpoints of an echo engine that has states; None: it has none
+    )
     step_delay_file: str | None = None  # for tests: milliseconds that each step takes longer; read at each
     transport_stats: bool = False  # measure what messages cost and how long they are on the way
     profile_steps: int = 0  # write a Chrome trace of so many steps
@@ -90,6 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CachePolicy = "lru"
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
+    checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
     own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
@@ -148,6 +152,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cuda_graph_max_bs", 0)
         at_least("cache_token_budget", 1)
         at_least("cache_max_prompt", 1)
+        at_least("checkpoint_interval", 1)
+        at_least("echo_states", 0, self.debug)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
         if self.speculative is not None:

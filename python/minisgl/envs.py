@@ -37,6 +37,9 @@ not show in a list of processes."""
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 """For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
 
+ECHO_STATES = "MINISGL_ECHO_STATES"
+"""For tests: the echo engine has states, and as many slots for checkpoints of them."""
+
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
 """For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
 change at any time."""
@@ -85,6 +88,7 @@ ALL = (
     CACHE,
     DATA,
     ECHO_FAIL_STEPS,
+    ECHO_STATES,
     FAULTY_CONTROL_PLANE,
     STEP_DELAY_FILE,
     SHELL_MAX_TOKENS,
@@ -190,6 +194,13 @@ def echo_fail_steps() -> set[int]:
         return {int(step) for step in value.split(",") if step}
     except ValueError as error:
         raise EnvError(f"{ECHO_FAIL_STEPS}: {value!r}: must be numbers separated by commas") from error
+
+
+def echo_states() -> int | None:
+    value = os.environ.get(ECHO_STATES, "")
+    if value and not value.isdigit():
+        raise EnvError(f"{ECHO_STATES}: {value!r}: must be a number, at least 0")
+    return int(value) if value else None
 
 
 def step_delay_file() -> str | None:

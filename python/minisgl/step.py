@@ -157,6 +157,8 @@ class StepPlan:
     num_retracted: int = 0
     num_free_pages: int = 0
     num_evictable_pages: int = 0
+    num_state_begins: int = 0
+    num_state_saves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class StepLimits:
     page_size: int
     num_pages: int
     max_seq_len: int  # total length of one request: min(context, num_pages * page_size + 1)
+    num_checkpoints: int = 0  # slots for states, beside that of each request slot
 
     @property
     def scratch_slot(self) -> int:
@@ -212,6 +215,8 @@ class RingEntry:
         "assigned",
         "assigned_ids",
         "freed",
+        "state_begins",
+        "state_saves",
     )
 
     def __init__(self, limits: StepLimits, max_padded_rows: int) -> None:
@@ -239,6 +244,10 @@ class RingEntry:
         self.assigned = zeros(limits.max_rows, 2)  # [num_assigned] (req_slot, cached length in tokens)
         self.assigned_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_assigned] request ids
         self.freed = zeros(limits.max_rows)  # [num_freed] req_slots
+        # states: [num_state_begins] (req_slot, the checkpoint that it begins with, or -1: cleared), before the forward;
+        # [num_state_saves] (row, tokens into the row after which its state is copied, to which checkpoint), in it
+        self.state_begins = zeros(limits.max_rows, 2)
+        self.state_saves = zeros(limits.num_checkpoints, 3)
 
 
 class StepBuffers:

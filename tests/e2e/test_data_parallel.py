@@ -114,6 +114,22 @@ def test_chaos(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
+def test_chaos_with_states(front_end: str) -> None:
+    """Of a model whose layers keep states: a moved request has none, and begins with what the other engine saved."""
+    args = (*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32")
+    server = ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT)
+    try:
+        until_all_ready(server, NUM_ENGINES)
+        chaos = Chaos(server, NUM_ENGINES, seed=23, states=True)
+        chaos.run(num_kills=4)
+        assert chaos.num_kills == 4 and chaos.num_answers >= 64
+        until_all_ready(server, NUM_ENGINES)
+        assert server.stop() == 0, "\n".join(server.lines)
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_long_chaos(server: ServerProcess, seed: int, times: int) -> None:
     """0 lost, 0 repeated, 0 changed."""

@@ -33,9 +33,9 @@ PATIENT = (
 )
 
 
-def alone(prompt: str, max_tokens: int) -> str:
+def alone(prompt: str, max_tokens: int, states: bool = False) -> str:
     tokenizer = Tokenizer.echo()
-    ids = EchoModel(seed=0).generate(tokenizer.encode(prompt).tolist(), max_tokens, ignore_eos=True)
+    ids = EchoModel(seed=0, states=states).generate(tokenizer.encode(prompt).tolist(), max_tokens, ignore_eos=True)
     return tokenizer.decode(ids)
 
 
@@ -207,10 +207,15 @@ def test_a_failed_forward_ends_its_step_only() -> None:
         assert 'minisgl:requests_finished_total{reason="error"} 2.0' in text
 
 
-@pytest.mark.parametrize("order", ["schedule:60:after", "commit:90:before"])
-def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str) -> None:
-    """Streams are exact across the failover; /health, /metrics and the log say what happened."""
+@pytest.mark.parametrize(
+    ("order", "states"), [("schedule:60:after", False), ("commit:90:before", False), ("commit:90:before", True)]
+)
+def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str, states: bool) -> None:
+    """Streams are exact across the failover, those of a model with states, too; /health, /metrics and the log say what
+    happened."""
     env = {"MINISGL_CPU_BACKEND": "rust_hotpath", "MINISGL_FAULTY_CONTROL_PLANE": order}
+    if states:
+        env["MINISGL_ECHO_STATES"] = "8"
     with (
         serving(*ECHO, env=env) as server,
         httpx.Client(base_url=server.url, timeout=WAIT_S) as http,
@@ -219,7 +224,7 @@ def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str) -> No
         with Stream(http, "first", 400) as first, Stream(http, "second", 300) as second:
             second.read_all()
             first.read_all()
-        assert (first.text, second.text) == (alone("first", 400), alone("second", 300))
+        assert (first.text, second.text) == (alone("first", 400, states), alone("second", 300, states))
         until(lambda: http.get("/health").json()["stats"]["num_failovers_total"] == 1, "no failover is told of")
         assert http.get("/health").json()["cpu_backend"] == "python"
         assert "on order" in http.get("/health").json()["stats"]["failover_reason"]

@@ -29,6 +29,7 @@ class Ask:
     prompt: str
     seed: int
     max_tokens: int
+    states: bool = False  # of the model
 
     def body(self, **more: object) -> dict[str, Any]:
         fixed = {"prompt": self.prompt, "seed": self.seed, "max_tokens": self.max_tokens, "ignore_eos": True}
@@ -36,20 +37,20 @@ class Ask:
 
     def text(self) -> str:
         """Undisturbed."""
-        return _text(self.prompt, self.seed, self.max_tokens)
+        return _text(self.prompt, self.seed, self.max_tokens, self.states)
 
 
 @lru_cache(4096)
-def _text(prompt: str, seed: int, max_tokens: int) -> str:
+def _text(prompt: str, seed: int, max_tokens: int, states: bool) -> str:
     tokenizer = Tokenizer.echo()
     ids = tokenizer.encode(prompt).tolist()
-    return tokenizer.decode(EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=True))
+    return tokenizer.decode(EchoModel(seed=seed, states=states).generate(ids, max_tokens, ignore_eos=True))
 
 
-def random_ask(rng: random.Random, max_tokens: int) -> Ask:
+def random_ask(rng: random.Random, max_tokens: int, states: bool = False) -> Ask:
     """Some share the beginning of their prompts."""
     shared = f"prefix {rng.randrange(8)} " * rng.randrange(12)
-    return Ask(f"{shared}prompt {rng.randrange(10**6)}", rng.randrange(50), rng.randrange(20, max_tokens))
+    return Ask(f"{shared}prompt {rng.randrange(10**6)}", rng.randrange(50), rng.randrange(20, max_tokens), states)
 
 
 async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
@@ -121,7 +122,10 @@ def ask_all(server: ServerProcess, asks: Sequence[Ask], meanwhile: Callable[[], 
 class Chaos:
     """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was."""
 
-    def __init__(self, server: ServerProcess, num_engines: int, seed: int, num_streams: int = 64) -> None:
+    def __init__(
+        self, server: ServerProcess, num_engines: int, seed: int, num_streams: int = 64, states: bool = False
+    ) -> None:
+        self._states = states
         self._server = server
         self._num_engines = num_engines
         self._rng = random.Random(seed)
@@ -150,7 +154,7 @@ class Chaos:
 
     async def _client(self, http: httpx.AsyncClient, rng: random.Random, max_tokens: int, ended: asyncio.Event) -> None:
         while not ended.is_set():
-            await answer(http, random_ask(rng, max_tokens))
+            await answer(http, random_ask(rng, max_tokens, self._states))
             self.num_answers += 1
 
     def _kill(self, num_kills: int) -> None:

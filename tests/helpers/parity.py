@@ -98,6 +98,7 @@ class Pair:
     def check(self) -> None:
         self.check_pages()
         self._same("tree", sorted(self.ours.tree_pages()), sorted(self.theirs.tree_pages()))
+        self._same("states", sorted(self.ours.tree_states()), sorted(self.theirs.tree_states()))
         self._same("tree view", self.ours.tree_view(5), self.theirs.tree_view(5))
 
     def check_pages(self) -> None:
@@ -151,6 +152,9 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
         cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
         max_draft_len=draw(1, 5) if draw(0, 1) else 0,
     )
+    if not config.max_draft_len and draw(0, 1):
+        interval, slots = page_size * draw(1, 4), draw(0, 9)
+        config = replace(config, checkpoint_interval=interval, num_checkpoints=slots)
     return replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
 
 

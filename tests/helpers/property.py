@@ -46,6 +46,8 @@ class WalkableControlPlane(ControlPlane, Protocol):
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
 
+    def tree_states(self) -> list[tuple[tuple[int, ...], int]]: ...
+
 
 Factory = Callable[[ControlPlaneConfig], WalkableControlPlane]
 
@@ -88,7 +90,7 @@ def draw_from(seed: int) -> Draw:
     return random.Random(seed).randint
 
 
-def make_scenario(draw: Draw) -> Scenario:
+def make_scenario(draw: Draw, states: bool = False) -> Scenario:
     page_size = (1, 4, 16)[draw(0, 2)]
     config = ControlPlaneConfig(
         num_pages=draw(8, 64 if page_size == 1 else 24),
@@ -128,11 +130,14 @@ def make_scenario(draw: Draw) -> Scenario:
         )
         specs.append(spec)
         if len(prompt) < limit:
-            sequences.append(prompt + alone(spec, limit))
+            sequences.append(prompt + alone(spec, limit, states))
     fail_steps = {draw(1, 40)} if draw(0, 5) == 0 else set()
     clear_steps = {draw(1, 60)} if draw(0, 3) == 0 else set()
     config = replace(config, max_draft_len=draw(1, 5) if draw(0, 1) else 0)
     overlap = bool(draw(0, 1))
+    if states:
+        every, slots = page_size * draw(1, 4), draw(0, 8)
+        config = replace(config, max_draft_len=0, checkpoint_interval=every, num_checkpoints=slots)
     budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40)) for _ in range(draw(0, 3))}
     broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
     return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, broken)
@@ -152,9 +157,9 @@ def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
     return fresh[: limit - 1]
 
 
-def alone(spec: Spec, limit: int) -> list[int]:
+def alone(spec: Spec, limit: int, states: bool = False) -> list[int]:
     """What the request yields with nobody else there."""
-    model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed, adapter=spec.adapter)
+    model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed, adapter=spec.adapter, states=states)
     return model.generate(
         spec.prompt,
         min(spec.max_tokens, limit - len(spec.prompt)),
@@ -178,6 +183,7 @@ class Driver:
         self.plane = factory(scenario.config)
         limits = scenario.config.limits()
         self.limit = limits.max_seq_len
+        self.has_states = scenario.config.checkpoint_interval > 0
         self.engine = EchoEngine(
             num_pages=limits.num_pages,
             page_size=limits.page_size,
@@ -188,6 +194,7 @@ class Driver:
             eos_ids=(EOS,),
             alphabet=ALPHABET,
             worker_thread=False,
+            checkpoints=scenario.config.num_checkpoints if self.has_states else None,
         )
         self.engine.fail_steps = scenario.fail_steps
         self.engine.broken_adapters = scenario.broken
@@ -373,7 +380,7 @@ class Driver:
         if len(spec.prompt) >= self.limit:
             assert (seen.reason, seen.tokens) == (FinishReason.ERROR, []), f"{who} could never fit"
             return
-        want = alone(spec, self.limit)
+        want = alone(spec, self.limit, self.has_states)
         assert seen.tokens == want[: len(seen.tokens)], f"{who}: {seen.tokens} is not the beginning of {want}"
         stopped = want[-1] == EOS and not spec.ignore_eos and len(want) >= spec.min_tokens
         natural = FinishReason.STOP if stopped else FinishReason.LENGTH
@@ -405,6 +412,8 @@ class Driver:
             adapter, tokens = split_path(path)
             want = EchoModel.kv(tokens, adapter)[-size:]
             assert self.engine.page_kv(page) == want, f"page {page} does not hold {path}"
+        for path, slot in self.plane.tree_states():
+            assert self.engine.checkpoint(slot) == EchoModel.state(*split_path(path)), f"no state of {path} in {slot}"
         paths = {split_path(path) for path, _ in self.plane.tree_pages()}
         for req_id in self.pinned:
             prompt, adapter = self.specs[req_id].prompt, self.specs[req_id].adapter
@@ -420,6 +429,12 @@ class Driver:
         prompt = [*longest, 0][: self.limit - 1]
         size = self.scenario.config.page_size
         usable = (len(prompt) - 1) // size * size
+        most = min(len(longest), usable)
+        if self.has_states:  # as far as a checkpoint on it
+            saved = [
+                tokens for one, tokens in (split_path(path) for path, _ in self.plane.tree_states()) if one == adapter
+            ]
+            most = max((len(one) for one in saved if len(one) <= most and longest[: len(one)] == one), default=0)
         spec = Spec(10_000, self.step, prompt, 1, seed=0, adapter=adapter)
         self.specs[spec.req_id], self.seen[spec.req_id] = spec, Seen()
         self.engine.fail_steps = set()
@@ -429,7 +444,7 @@ class Driver:
         while arrivals or not self.idle:
             self.advance(arrivals)
             arrivals = []
-        assert self.cached[spec.req_id] == min(len(longest), usable), "a cached path was not found"
+        assert self.cached[spec.req_id] == most, "a cached path was not found"
         self.judge(spec)
 
 

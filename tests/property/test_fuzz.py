@@ -42,3 +42,17 @@ def test_seeded_long(control_plane: Factory, times: int) -> None:
 def test_shrinking(control_plane: Factory, data: st.DataObject) -> None:
     """The same scenarios drawn by hypothesis: a failure comes back small."""
     run(make_scenario(lambda low, high: data.draw(st.integers(low, high))), control_plane)
+
+
+def test_states(control_plane: Factory) -> None:
+    """A state that is saved, kept, found or copied wrongly changes a text."""
+    found = again = saved = 0
+    for seed in range(NUM_SEEDS):
+        try:
+            stats = run(make_scenario(draw_from(seed), states=True), control_plane).plane.stats()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        found += stats.num_cached_tokens_total
+        again += stats.num_computed_again_total
+        saved += stats.num_saved_total
+    assert found > 1000 and again > 100 and saved > 1000, "these runs save, find or lose too little"

@@ -194,6 +194,34 @@ SCENARIOS: dict[str, Scenario] = {
     "budgets-page4-lru": Scenario(
         40, (1, 90), (1, 30), burst=2, gap=4, background=20, budget_every=3, config={"num_pages": 160}
     ),
+    "states-page1-lfu": Scenario(
+        50,
+        (1, 40),
+        (1, 40),
+        burst=3,
+        gap=4,
+        shared_len=30,
+        follow_ups=40,
+        background=20,
+        config={"page_size": 1, "num_pages": 260, "cache": "lfu", "checkpoint_interval": 8, "num_checkpoints": 12},
+    ),
+    "states-page4-lru": Scenario(
+        60,
+        (1, 60),
+        (1, 60),
+        burst=2,
+        gap=3,
+        follow_ups=60,
+        pins=20,
+        unpin_every=5,
+        told_every=9,
+        fail_at=(25,),
+        clear_at=(60,),
+        num_namespaces=2,
+        stops=True,
+        config={"num_pages": 120, "max_pinned_pages": 40, "checkpoint_interval": 16, "num_checkpoints": 16}
+        | {"context_len": 300},
+    ),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 

@@ -327,6 +327,14 @@ STEPS = (
         "--max-prefill-length, as measured; 0: any time (default: 250 on a CPU, 0 on other devices)",
     ),
     setting(
+        "--checkpoint-interval",
+        type=int,
+        metavar="TOKENS",
+        shown=False,
+        help="of a model whose layers have states: a text saves its state as often, for others to begin with "
+        "(default: 256)",
+    ),
+    setting(
         "--speculative",
         metavar="ngram:K",
         help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
@@ -581,4 +589,5 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["step_delay_file"] = envs.step_delay_file()
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
+    fields["echo_states"] = envs.echo_states()
     return EngineConfig.of(fields)

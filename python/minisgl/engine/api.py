@@ -36,6 +36,7 @@ class EngineInfo:
     simulated: str = ""  # the profile of a simulated engine: its texts and times are not a model's
     details: str = ""  # for people: how it computes, such as instruction set, threads and what is rounded
     graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
+    num_checkpoints: int | None = None  # slots for the states of a model that has some, beside those of its rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,9 @@ request's seed and the position. So a page under the wrong parent, read too earl
 
 An adapter has no weights either: its number is stored beside each token, so a page of another one changes the text.
 
+With `checkpoints` it has states, too: that of a sequence is a hash folded token by token, and the next token depends on
+it. So a state that is copied too late, saved one token off, or into a slot of another changes the text.
+
 With several ranks each keeps all of that, and adds one share of each sum over a history to those of the others, so that
 a plan that is wrong on any rank changes the text; rank 0 makes the tokens and broadcasts them.
 
@@ -104,9 +107,19 @@ class EchoEngine:
         alphabet: Sequence[int] = ALPHABET,
         worker_thread: bool = True,
         group: Group = ALONE,
+        checkpoints: int | None = None,
     ) -> None:
         self._info = EngineInfo(
-            "echo", None, vocab_size, context_len, eos_ids, num_pages, page_size, device="cpu", dtype="none"
+            "echo",
+            None,
+            vocab_size,
+            context_len,
+            eos_ids,
+            num_pages,
+            page_size,
+            "cpu",
+            "none",
+            num_checkpoints=checkpoints,
         )
         self._page_size = page_size
         self._alphabet = np.array(alphabet, np.int32)
@@ -124,6 +137,7 @@ class EchoEngine:
         self._last_token = np.zeros(max_rows + 1, np.int32)
         self._seeds = np.zeros(max_rows + 1, np.uint64)
         self._adapters = np.zeros(max_rows + 1, np.uint64)
+        self._states = None if checkpoints is None else States(max_rows, checkpoints)
         self._grammars = GrammarSlots(vocab_size, eos_ids)
         self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
@@ -183,6 +197,10 @@ class EchoEngine:
         sums = self._sum(first[at] - before[row_of_token])
         self._hashes[out_loc] = _mix(sums, entry.positions[:num_tokens].astype(np.uint64))
         broken = self._broken_rows(entry, row_of_token, out_loc)
+        states = np.zeros(rows, np.uint64)
+        if self._states is not None:
+            adapted = ids.astype(np.uint64) + (adapters << np.uint64(ADAPTER_BITS))
+            states = self._states.forward(plan, entry, adapted.tolist())
         broken = broken[broken < plan.num_rows]  # what pads a step has slots of its own, and no request
 
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
@@ -190,7 +208,7 @@ class EchoEngine:
         sampled = entry.sample_rows[: plan.num_samples]
         failures: dict[int, str] = {}
         if len(sampled):
-            sums = self._sum(second[starts[1:][sampled] - 1] - before[sampled])
+            sums = self._sum(second[starts[1:][sampled] - 1] - before[sampled]) + states[sampled]
             state = _mix(_mix(sums, self._seeds[slots[sampled]]), seq_lens[sampled].astype(np.uint64))
             mine, failed = self._sample(state, slots[sampled].tolist())
             failures = {int(sampled[i]): text for i, text in failed.items()}
@@ -291,12 +309,46 @@ class EchoEngine:
 
     # ------------------------------------------------------------------------------------------------------- audit
 
+    def checkpoint(self, slot: int) -> int:
+        """The state in it. Only with nothing in flight."""
+        return self._states.checkpoints[slot] if self._states is not None else -1
+
     def page_kv(self, page: int) -> list[tuple[int, int, int]]:
         """(token with its adapter, position, hash) of each slot of a page. Only with nothing in flight."""
         at = slice(page * self._page_size, (page + 1) * self._page_size)
         return list(
             zip(self._tokens[at].tolist(), self._positions[at].tolist(), self._hashes[at].tolist(), strict=True)
         )
+
+
+class States:
+    """The states of sequences, by request slot, and their checkpoints: tokens and their positions, folded in order."""
+
+    def __init__(self, num_slots: int, num_checkpoints: int) -> None:
+        self._running = [0xDEAD] * (num_slots + 1)
+        self.checkpoints = [0xDEAD] * num_checkpoints
+
+    def forward(self, plan: StepPlan, entry: RingEntry, tokens: list[int]) -> U64:
+        """Begin, fold the tokens of each row, save where the plan says; the states behind all rows, [padded_rows]."""
+        for slot, checkpoint in entry.state_begins[: plan.num_state_begins].tolist():
+            self._running[slot] = 0 if checkpoint < 0 else self.checkpoints[checkpoint]
+        saves = dict[int, dict[int, int]]()
+        for row, count, checkpoint in entry.state_saves[: plan.num_state_saves].tolist():
+            saves.setdefault(row, {})[count] = checkpoint
+        found = np.zeros(plan.padded_rows, np.uint64)
+        for row in range(plan.num_rows):
+            slot, own = int(entry.req_slots[row]), saves.get(row, {})
+            for count, at in enumerate(range(int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])), 1):
+                self._running[slot] = folded(self._running[slot], tokens[at], int(entry.positions[at]))
+                if count in own:
+                    self.checkpoints[own[count]] = self._running[slot]
+            found[row] = self._running[slot]
+        return found
+
+
+def folded(state: int, token: int, position: int) -> int:
+    """The state with one token more."""
+    return mix(state ^ mix(token, position), position)
 
 
 class EchoModel:
@@ -310,7 +362,9 @@ class EchoModel:
         alphabet: Sequence[int] = ALPHABET,
         seed: int = 0,
         adapter: int = 0,
+        states: bool = False,
     ) -> None:
+        self._states = states
         self._eos_ids = eos_ids
         self._alphabet = tuple(alphabet)
         self._seed = seed & MASK
@@ -325,6 +379,14 @@ class EchoModel:
             entries.append((token, i, mix(total, i)))
         return entries
 
+    @staticmethod
+    def state(adapter: int, tokens: Sequence[int]) -> int:
+        """Behind `tokens`."""
+        state = 0
+        for position, token in enumerate(tokens):
+            state = folded(state, token + (adapter << ADAPTER_BITS), position)
+        return state
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -338,14 +400,15 @@ class EchoModel:
     ) -> list[int]:
         """Generated ids, the stop token included. `grammar` is new."""
         mask = np.zeros(-(-vocab_size // 32), np.int32)
-        total, sums, length, out = 0, 0, 0, list[int]()
+        total, sums, length, out, folds = 0, 0, 0, list[int](), 0
         pending = list(prompt)
         while len(out) < max_tokens:
             for token in pending:
                 total = (total + mix(mix(token + self._adapter, length), length)) & MASK
                 sums = (sums + mix(mix(total, length), length)) & MASK
+                folds = folded(folds, token + self._adapter, length) if self._states else 0
                 length += 1
-            state = mix(mix(sums, self._seed), length)
+            state = mix(mix((sums + folds) & MASK, self._seed), length)
             token = self._alphabet[state % len(self._alphabet)]
             if self._eos_ids and (state >> 32) % EOS_ONE_IN == 0:
                 token = self._eos_ids[0]

@@ -29,6 +29,7 @@ from minisgl.weights.sources import find_tokenizer
 Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
+CHECKPOINT_INTERVAL = 256  # tokens
 CPU_STEP_MS = 250
 
 
@@ -150,12 +151,21 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
         context_len=context_len,
         worker_thread=group.rank == 0,
         group=group,
+        checkpoints=config.debug.echo_states,
     )
     engine.fail_steps.update(config.debug.echo_fail_steps)
     return engine
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
+    """Raises `ConfigError` for what a model with states cannot have."""
+    interval = 0
+    if info.num_checkpoints is not None:
+        interval = -(-(config.checkpoint_interval or CHECKPOINT_INTERVAL) // info.page_size) * info.page_size
+        if config.max_draft_len:
+            raise ConfigError(
+                f"--speculative {config.speculative}: not with a model that has states: they know no way back"
+            )
     plain = ControlPlaneConfig(
         num_pages=info.num_pages,
         page_size=info.page_size,
@@ -168,6 +178,8 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         cache_token_budget=config.cache_token_budget or 0,
         cache_max_prompt=config.cache_max_prompt or 0,
         max_draft_len=config.max_draft_len,
+        checkpoint_interval=interval,
+        num_checkpoints=info.num_checkpoints or 0,
     )
     pinnable = min(int(config.max_pinned_ratio * info.num_pages), plain.num_pinnable_pages)
     return replace(plain, max_pinned_pages=0 if config.cache == "naive" else max(0, pinnable))

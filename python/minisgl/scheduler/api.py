@@ -32,7 +32,10 @@ class ControlPlaneConfig:
 
     `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
     nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two. Of each request up to
-    `max_draft_len` tokens are guessed and computed in one step: 0 is none."""
+    `max_draft_len` tokens are guessed and computed in one step: 0 is none.
+
+    `checkpoint_interval` is above 0, in tokens of whole pages, for a model whose layers keep states: as often a long
+    text saves its state, to one of `num_checkpoints` slots."""
 
     num_pages: int
     page_size: int
@@ -46,6 +49,8 @@ class ControlPlaneConfig:
     cache_token_budget: int = 0  # tokens, in whole pages
     cache_max_prompt: int = 0  # tokens
     max_draft_len: int = 0
+    checkpoint_interval: int = 0
+    num_checkpoints: int = 0
 
     @property
     def num_pinnable_pages(self) -> int:
@@ -61,6 +66,7 @@ class ControlPlaneConfig:
             page_size=self.page_size,
             num_pages=self.num_pages,
             max_seq_len=min(self.context_len, self.num_pages * self.page_size + 1),
+            num_checkpoints=self.num_checkpoints,
         )
 
 
@@ -85,6 +91,12 @@ class Stats:
     num_misses_total: int = 0  # the other requests that were admitted
     num_drafted_total: int = 0  # tokens that were guessed and computed
     num_accepted_total: int = 0  # of them, those that were right
+    num_checkpoints: int = 0  # slots of states that nodes or requests have
+    num_saved_total: int = 0  # states that were saved
+    num_cut_short_total: int = (
+        0  # requests that found less at their first admission than was cached: without a checkpoint
+    )
+    num_computed_again_total: int = 0  # tokens that were cached, and computed for their states
 
     @property
     def num_live(self) -> int:

@@ -3,8 +3,8 @@
 Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count.
 
 A digest is the BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their
-declaration as int32, then the live regions in the order of `RingEntry.__slots__`; request ids count as int64. All
-numbers are little-endian.
+declaration as int32 (those of states only where one is not 0), then the live regions in the order of
+`RingEntry.__slots__`; request ids count as int64. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import numpy.typing as npt
 
 from minisgl.step import RingEntry, StepBuffers, StepOutput, StepPlan
 
-_FIELDS = tuple(field.name for field in fields(StepPlan))
+_STATES = ("num_state_begins", "num_state_saves")
+_FIELDS = tuple(field.name for field in fields(StepPlan) if field.name not in ("ring_index", *_STATES))
 
 
 def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
     """Digest of a plan: its header (without the ring index, which depends on the ring's length) and its arrays."""
-    header = [getattr(plan, name) for name in _FIELDS if name != "ring_index"]
+    header = [getattr(plan, name) for name in _FIELDS]
+    if plan.num_state_begins or plan.num_state_saves:
+        header += [getattr(plan, name) for name in _STATES]
     parts: list[npt.NDArray[np.int32] | npt.NDArray[np.int64]] = [np.array(header, np.int32)]
     return _digest(parts + live_regions(plan, buffers.ring[plan.ring_index]))
 
@@ -53,6 +56,8 @@ def live_regions(plan: StepPlan, entry: RingEntry) -> list[npt.NDArray[np.int32]
         "assigned": plan.num_assigned,
         "assigned_ids": plan.num_assigned,
         "freed": plan.num_freed,
+        "state_begins": plan.num_state_begins,
+        "state_saves": plan.num_state_saves,
     }
     return [getattr(entry, name)[: lengths[name]] for name in RingEntry.__slots__]
 

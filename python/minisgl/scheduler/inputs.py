@@ -34,7 +34,8 @@ def check_config(config: ControlPlaneConfig) -> None:
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
-    for name in ("max_pinned_pages", "cache_token_budget", "cache_max_prompt", "max_draft_len"):
+    unsigned = ("max_pinned_pages", "cache_token_budget", "cache_max_prompt", "max_draft_len")
+    for name in (*unsigned, "checkpoint_interval", "num_checkpoints"):
         if getattr(config, name) < 0:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 0")
     if config.max_pinned_pages > config.num_pinnable_pages:
@@ -44,6 +45,14 @@ def check_config(config: ControlPlaneConfig) -> None:
         )
     if config.cache not in get_args(CachePolicy):
         raise ValueError(f"cache: {config.cache!r}: one of {', '.join(get_args(CachePolicy))}")
+    if config.checkpoint_interval % config.page_size:
+        raise ValueError(
+            f"checkpoint_interval: {config.checkpoint_interval}: must be whole pages of {config.page_size}"
+        )
+    if config.num_checkpoints and not config.checkpoint_interval:
+        raise ValueError(f"num_checkpoints: {config.num_checkpoints}: without checkpoint_interval there are no states")
+    if config.checkpoint_interval and config.max_draft_len:
+        raise ValueError(f"max_draft_len: {config.max_draft_len}: a refused token would leave its trace in the state")
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
 

@@ -63,6 +63,13 @@ class _Header(msgspec.Struct, tag="trace", array_like=True):
     max_draft_len: int = 0
 
 
+class _States(msgspec.Struct, tag="states", array_like=True):
+    """Behind the header, of a model that has states."""
+
+    checkpoint_interval: int
+    num_checkpoints: int
+
+
 class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     req_id: int
     tokens: bytes  # int32
@@ -120,7 +127,8 @@ class _Commit(msgspec.Struct, tag="commit", array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Header | _Schedule | _Commit)
+_Frame = _Header | _States | _Schedule | _Commit
+_decoder = msgspec.msgpack.Decoder(_Frame)
 
 
 class RecordingControlPlane(WrappedControlPlane):
@@ -131,6 +139,8 @@ class RecordingControlPlane(WrappedControlPlane):
         self._file = file
         fields = {name: getattr(config, name) for name in _Header.__struct_fields__ if name != "version"}
         self._write(_Header(version=VERSION, **fields))
+        if config.checkpoint_interval:
+            self._write(_States(config.checkpoint_interval, config.num_checkpoints))
 
     def schedule(self, step: int, events: Events) -> StepPlan:
         self._write(_Schedule(step, [_packed(event) for event in events]))
@@ -140,7 +150,7 @@ class RecordingControlPlane(WrappedControlPlane):
         self._write(_Commit(step, tokens.tobytes()))
         return self._inner.commit(step, tokens)
 
-    def _write(self, frame: _Header | _Schedule | _Commit) -> None:
+    def _write(self, frame: _Frame) -> None:
         data = _encoder.encode(frame)
         self._file.write(len(data).to_bytes(4, "little") + data)
         self._file.flush()
@@ -222,12 +232,14 @@ def parse_trace(data: bytes, name: str) -> Trace:
                 calls.append((step, Events([_unpacked(event) for event in events])))
             case _Commit(step, tokens):
                 calls.append((step, np.frombuffer(tokens, np.int32)))
+            case _States(interval, slots):
+                fields |= {"checkpoint_interval": interval, "num_checkpoints": slots}
             case _Header():
                 raise TraceError(f"{name}: a second header")
     return Trace(ControlPlaneConfig(**fields), calls)
 
 
-def _frames(data: bytes, name: str) -> Iterator[_Header | _Schedule | _Commit]:
+def _frames(data: bytes, name: str) -> Iterator[_Frame]:
     at = 0
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")

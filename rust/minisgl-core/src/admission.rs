@@ -6,12 +6,14 @@
 //! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
 //! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
 
+use std::collections::BTreeSet;
+
 use crate::api::Result;
 use crate::decode_set::Row;
 use crate::numbers::{ToU32, ToUsize};
 use crate::page_pool::PageSize;
-use crate::radix::{Match, ROOT, RadixTree};
-use crate::request::{Index, Requests};
+use crate::radix::{Match, ROOT, RadixTree, Slot};
+use crate::request::{Index, Request, Requests};
 
 const MAX_OUTPUT_ESTIMATE: u32 = 4096;
 const RATIO_BITS: u32 = 10;
@@ -28,11 +30,13 @@ pub(crate) struct Chunk {
     pub num_tokens: usize,
     pub num_new_pages: usize,
     pub lacks_pages: bool,
+    pub num_found: usize, // pages that are cached, those of `found` and those that no checkpoint leads to
+    pub num_covered: usize, // of the latter, those that the chunk computes again, into nothing
 }
 
 impl Chunk {
     pub fn num_page_changes(&self) -> usize {
-        self.found.pages.len() + self.num_new_pages
+        self.found.pages.len() + self.num_covered + self.num_new_pages
     }
 }
 
@@ -41,12 +45,16 @@ impl Chunk {
 /// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`,
 /// what is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or
 /// evictable (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
+///
+/// Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
+/// the state alone: the row has those pages, and writes nothing to them.
 pub(crate) fn size_chunk(
     requests: &Requests,
     index: Index,
     tree: &RadixTree,
     budget: i64,
     max_page_changes: usize,
+    step: i64,
 ) -> Chunk {
     let size = tree.page_size();
     let (request, cold) = (requests.get(index), requests.cold(index));
@@ -56,29 +64,31 @@ pub(crate) fn size_chunk(
     };
     let num_pages = requests.pages(index).len();
     let max_match = if request.uses_cache { (length - 1) / size } else { 0 };
-    let found = tree.find(
-        cold.handle.unwrap_or(ROOT),
-        cold.namespace,
-        requests.tokens(index),
-        num_pages,
-        max_match,
-    );
+    let start = cold.handle.unwrap_or(ROOT);
+    let mut found = tree.find(start, cold.namespace, requests.tokens(index), num_pages, max_match);
+    let num_found = found.pages.len();
+    if tree.checkpoints.is_some() {
+        found = tree.beginning(start, found, step);
+    }
     let remaining = length - (num_pages + found.pages.len()) * size;
     let available = tree.num_available() - found.num_unlocked;
     let mut num_tokens = usize::try_from(budget).unwrap_or(0).min(remaining);
     if num_tokens < remaining {
         num_tokens -= num_tokens % size;
     }
-    let mut num_new_pages = num_tokens.div_ceil(size);
+    let num_covered = (num_found - found.pages.len()).min(num_tokens / size);
+    let mut num_new_pages = num_tokens.div_ceil(size) - num_covered;
     let lacks_pages = num_new_pages > available;
     if lacks_pages {
-        (num_new_pages, num_tokens) = (available, available * size);
+        (num_new_pages, num_tokens) = (available, (num_covered + available) * size);
     }
     let mut chunk = Chunk {
         found,
         num_tokens,
         num_new_pages,
         lacks_pages,
+        num_found,
+        num_covered,
     };
     if chunk.num_page_changes() > max_page_changes {
         (chunk.num_tokens, chunk.num_new_pages, chunk.lacks_pages) = (0, 0, false);
@@ -91,7 +101,17 @@ pub(crate) fn size_chunk(
 /// They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
 /// its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
 /// stays with the request, as does a partial one.
-pub(crate) fn apply_chunk(requests: &mut Requests, index: Index, chunk: &Chunk, tree: &mut RadixTree) -> Result<()> {
+///
+/// What the row saves on its way goes to `saves`, as tokens into the row and slot: the state at each border of
+/// `borders` that the tree has, if there is a slot.
+pub(crate) fn apply_chunk(
+    requests: &mut Requests,
+    index: Index,
+    chunk: &Chunk,
+    tree: &mut RadixTree,
+    (interval, step): (usize, i64),
+    saves: &mut Vec<(usize, Slot)>,
+) -> Result<()> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
     let (sequence, cold) = requests.parts_mut(index);
@@ -100,20 +120,54 @@ pub(crate) fn apply_chunk(requests: &mut Requests, index: Index, chunk: &Chunk, 
         handle = tree.descend(handle, &chunk.found)?;
     }
     sequence.pages.extend_from_slice(&chunk.found.pages);
-    let first = sequence.pages.len();
+    let (first, begin) = (sequence.pages.len(), handle);
+    if chunk.num_covered > 0 {
+        let to = first + chunk.num_covered;
+        let covered = tree.find(handle, cold.namespace, &sequence.tokens, first, to);
+        handle = tree.descend(handle, &covered)?;
+        sequence.pages.extend_from_slice(&covered.pages);
+    }
+    let at = sequence.pages.len();
+    let kv_len = first * size + chunk.num_tokens;
     tree.take(chunk.num_new_pages, &mut sequence.pages)?;
     if uses_cache {
-        cold.num_tree_pages = first;
-        let full = chunk.num_tokens / size;
-        if full > 0 && !tree.has_page(handle, cold.namespace, &sequence.tokens, first) {
-            let tokens = &sequence.tokens[first * size..(first + full) * size];
-            handle = tree.append(handle, cold.namespace, tokens, &sequence.pages[first..first + full])?;
-            cold.num_tree_pages = first + full;
+        cold.num_tree_pages = at;
+        let full = kv_len / size;
+        if full > at && !tree.has_page(handle, cold.namespace, &sequence.tokens, at) {
+            let tokens = &sequence.tokens[at * size..full * size];
+            handle = tree.append(handle, cold.namespace, tokens, &sequence.pages[at..full])?;
+            cold.num_tree_pages = full;
         }
     }
     cold.handle = Some(handle);
-    requests.get_mut(index).kv_len = (first * size + chunk.num_tokens).to_u32();
+    requests.get_mut(index).kv_len = kv_len.to_u32();
+    if tree.checkpoints.is_none() || !uses_cache {
+        return Ok(());
+    }
+    let (tokens, namespace) = (requests.tokens(index), requests.cold(index).namespace);
+    for border in borders(requests.get(index), chunk, first, size, interval) {
+        let found = tree.find(begin, namespace, tokens, first, border);
+        if found.pages.len() == border - first
+            && let Some(slot) = tree.save(&found, step)?
+        {
+            saves.push(((border - first) * size, slot));
+        }
+    }
     Ok(())
+}
+
+/// After which pages of its text a chunk that computes from page `first` on saves its state: every `interval` tokens,
+/// the last from which the whole text can be found, and where the text leaves another one's that has no checkpoint.
+fn borders(request: &Request, chunk: &Chunk, first: usize, size: usize, interval: usize) -> BTreeSet<usize> {
+    let every = interval / size;
+    let last = request.kv_len.to_usize() / size;
+    let mut found: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
+    found.insert((request.prefill_len.to_usize() - 1) / size);
+    if chunk.num_found > chunk.found.pages.len() {
+        found.insert(first - chunk.found.pages.len() + chunk.num_found);
+    }
+    found.retain(|&border| first < border && border <= last);
+    found
 }
 
 /// Which share of the output they may still make requests are expected to make, in 1/1024.

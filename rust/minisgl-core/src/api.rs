@@ -42,6 +42,10 @@ pub struct Config {
     pub cache_max_prompt: usize,
     /// Tokens of a request that are guessed and computed in one step; 0 for none.
     pub max_draft_len: usize,
+    /// Tokens, in whole pages, after which a long text saves its state; 0 for a model without states.
+    pub checkpoint_interval: usize,
+    /// Slots for states, beside that of each request slot.
+    pub num_checkpoints: usize,
 }
 
 impl Config {
@@ -54,6 +58,7 @@ impl Config {
             page_size: self.page_size,
             num_pages: self.num_pages,
             max_seq_len: self.context_len.min(self.num_pages * self.page_size + 1),
+            num_checkpoints: self.num_checkpoints,
         }
     }
 }
@@ -79,6 +84,10 @@ pub struct Stats {
     pub num_misses_total: u64,
     pub num_drafted_total: u64,
     pub num_accepted_total: u64,
+    pub num_checkpoints: usize,
+    pub num_saved_total: u64,
+    pub num_cut_short_total: u64,
+    pub num_computed_again_total: u64,
 }
 
 /// An error of a call.

@@ -8,7 +8,7 @@ use crate::admission::{RATIO_MAX, RATIO_MIN};
 use crate::api::{Result, need};
 use crate::numbers::{ToU32, ToUsize};
 use crate::page_pool::Page;
-use crate::radix::{NO_NODE, NodeId, ROOT, check_tree};
+use crate::radix::{NO_CHECKPOINT, NO_NODE, NodeId, ROOT, check_tree};
 use crate::request::{Index, NO_SLOT, Requests, State};
 use crate::state::SchedulerState;
 
@@ -20,6 +20,7 @@ pub(crate) fn check_all(state: &SchedulerState) -> Result<()> {
     check_pins(state)?;
     check_lists(state)?;
     check_slots(state)?;
+    check_checkpoints(state)?;
     check_pending(state)?;
     for index in state.started.indices().iter().copied() {
         check_started(state, index)?;
@@ -204,6 +205,44 @@ fn check_slots(state: &SchedulerState) -> Result<()> {
         .collect();
     held.sort_unstable();
     need(held == in_use, || "slots in use and started requests differ".into())
+}
+
+/// Each slot is owned once, and pins hold what they say.
+fn check_checkpoints(state: &SchedulerState) -> Result<()> {
+    let Some(checkpoints) = &state.tree.checkpoints else {
+        return Ok(());
+    };
+    let started = state.started.indices().iter();
+    let tails = started.filter_map(|&index| state.requests.cold(index).tail.map(|tail| tail.slot));
+    let of_nodes = checkpoints.of_nodes().map(|(slot, _)| slot);
+    let mut owned: Vec<u32> = checkpoints
+        .free_slots()
+        .iter()
+        .copied()
+        .chain(tails)
+        .chain(of_nodes)
+        .collect();
+    owned.sort_unstable();
+    need(owned.into_iter().eq(0..checkpoints.num_slots().to_u32()), || {
+        "a slot of a checkpoint is lost or doubled".into()
+    })?;
+    let has_checkpoint = |id: &NodeId| state.tree.node(*id).checkpoint != NO_CHECKPOINT;
+    let known: BTreeSet<NodeId> = checkpoints.of_nodes().map(|(_, node)| node).collect();
+    need(
+        state.tree.ids().filter(has_checkpoint).collect::<BTreeSet<_>>() == known,
+        || "the nodes with checkpoints are others than those that are known".into(),
+    )?;
+    for (slot, node) in checkpoints.of_nodes() {
+        let pins = state.pins.iter().filter(|(_, pin)| pin.saved == Some(node)).count();
+        let (listed, held) = checkpoints.is_known(slot);
+        need(state.tree.node(node).checkpoint == slot, || {
+            "a node has another checkpoint".into()
+        })?;
+        need(held.to_usize() == pins && !(listed && pins > 0), || {
+            "pins hold other checkpoints than they say".into()
+        })?;
+    }
+    Ok(())
 }
 
 /// A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step.

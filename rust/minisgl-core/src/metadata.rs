@@ -6,6 +6,7 @@
 use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
+use crate::radix::Slot;
 use crate::request::{Index, Requests};
 use crate::step::{Limits, Plan, RingEntry};
 
@@ -16,6 +17,9 @@ pub(crate) struct PrefillRow {
     pub num_tokens: usize,
     pub first_column: usize,
     pub samples: bool,
+    pub num_covered: usize, // of its tokens, the first ones whose KV is cached: it writes none for them
+    pub begins: Option<i32>, // the checkpoint that its state begins with, -1: a clear one; none: it has its state
+    pub saves: (usize, usize), // which of `DecidedStep::saves`
 }
 
 /// What the pass decides, in request order. Freed and assigned slots take effect before the page-table updates.
@@ -30,7 +34,9 @@ pub(crate) struct DecidedStep {
     pub num_retracted: usize,
     pub num_gave_way: usize, // of them, those in the background
     pub num_prefill_page_changes: usize,
-    pub background: bool, // whose rows are decided now
+    pub background: bool,               // whose rows are decided now
+    pub saves: Vec<(usize, Slot)>,      // tokens into a prefill row, and to which checkpoint its state goes then
+    pub tail_saves: Vec<(usize, Slot)>, // decode rows that save behind their token
 }
 
 impl DecidedStep {
@@ -53,6 +59,8 @@ impl DecidedStep {
         self.num_gave_way = 0;
         self.background = false;
         self.num_prefill_page_changes = 0;
+        self.saves.clear();
+        self.tail_saves.clear();
     }
 }
 
@@ -81,6 +89,7 @@ pub(crate) fn write_step(
         },
         tokens: 0,
         pages: 0,
+        scratch: limits.num_pages * limits.page_size,
     };
     rows.clear();
     samples.clear();
@@ -105,6 +114,7 @@ pub(crate) fn write_step(
     writer.plan.num_tokens = writer.tokens;
     writer.padding(decided, limits, graph_sizes);
     writer.slots(decided, requests);
+    writer.states(decided, requests);
     writer.plan
 }
 
@@ -113,7 +123,8 @@ struct Writer<'a, 'b> {
     size: PageSize,
     plan: Plan,
     tokens: usize,
-    pages: i32, // sum of the rows' pages
+    pages: i32,     // sum of the rows' pages
+    scratch: usize, // where nobody reads
 }
 
 impl Writer<'_, '_> {
@@ -209,8 +220,12 @@ impl Writer<'_, '_> {
             *position = at;
         }
         let (first, offset) = size.split(start.to_u32());
-        let places = &mut entry.out_loc[self.tokens..to];
-        write_places(places, &pages[first.to_usize()..], offset, size.size());
+        let (scratch, places) = entry.out_loc[self.tokens..to].split_at_mut(prefill.num_covered);
+        for (place, at) in scratch.iter_mut().zip(0u32..) {
+            *place = self.scratch.to_i32() + size.split(at).1.to_i32();
+        }
+        let first = first.to_usize() + size.count(prefill.num_covered.to_u32()).to_usize();
+        write_places(places, &pages[first..], offset, size.size());
         self.tokens = to;
         let (column, offset) = size.split(end.to_u32() - 1);
         self.pages += column.to_i32() + 1;
@@ -269,6 +284,30 @@ impl Writer<'_, '_> {
         }
         for (to, &slot) in self.entry.freed.iter_mut().zip(&decided.freed) {
             *to = slot.to_i32();
+        }
+    }
+}
+
+impl Writer<'_, '_> {
+    fn states(&mut self, decided: &DecidedStep, requests: &Requests) {
+        let first_row = decided.num_decode_rows();
+        let begins = decided
+            .prefill_rows
+            .iter()
+            .filter_map(|row| row.begins.map(|from| (row.index, from)));
+        for (to, (index, from)) in self.entry.state_begins.chunks_exact_mut(2).zip(begins) {
+            to.copy_from_slice(&[requests.get(index).slot.to_i32(), from]);
+            self.plan.num_state_begins += 1;
+        }
+        let tails = decided.tail_saves.iter().map(|&(row, slot)| (row, 1, slot));
+        let rows = decided.prefill_rows.iter().zip(first_row..);
+        let of_rows = rows.flat_map(|(row, at)| {
+            let saves = &decided.saves[row.saves.0..row.saves.1];
+            saves.iter().map(move |&(tokens, slot)| (at, tokens, slot))
+        });
+        for (to, (row, tokens, slot)) in self.entry.state_saves.chunks_exact_mut(3).zip(tails.chain(of_rows)) {
+            to.copy_from_slice(&[row.to_i32(), tokens.to_i32(), slot.to_i32()]);
+            self.plan.num_state_saves += 1;
         }
     }
 }

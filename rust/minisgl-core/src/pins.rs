@@ -17,6 +17,7 @@ use crate::request::{Index, Requests};
 pub(crate) struct Pin {
     pub num_pages: usize,
     pub handle: Option<NodeId>,
+    pub saved: Option<NodeId>, // the deepest node on its path that has a checkpoint, which it holds
 }
 
 /// By request id: of live requests and of those that have ended.
@@ -46,8 +47,15 @@ impl Pins {
 
     /// A request has come that will pin so many pages.
     pub fn promise(&mut self, req_id: i64, num_pages: usize) {
-        let handle = None;
-        self.pins.insert(req_id, Pin { num_pages, handle });
+        let (handle, saved) = (None, None);
+        self.pins.insert(
+            req_id,
+            Pin {
+                num_pages,
+                handle,
+                saved,
+            },
+        );
         self.num_pages += num_pages;
     }
 
@@ -69,7 +77,9 @@ impl Pins {
         if got != wanted {
             return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));
         }
-        pin.handle = Some(tree.descend(ROOT, &found)?);
+        let handle = tree.descend(ROOT, &found)?;
+        pin.handle = Some(handle);
+        pin.saved = tree.hold_deepest(handle);
         Ok(())
     }
 
@@ -84,6 +94,9 @@ impl Pins {
             return Ok(());
         };
         self.num_pages -= pin.num_pages;
+        if let Some(node) = pin.saved {
+            tree.unhold(node);
+        }
         match pin.handle {
             Some(handle) => tree.release(handle),
             None => Ok(()),
@@ -94,6 +107,7 @@ impl Pins {
     pub fn forget(&mut self, is_live: impl Fn(i64) -> bool) {
         self.pins.retain(|&req_id, pin| {
             pin.handle = None;
+            pin.saved = None;
             is_live(req_id)
         });
         self.num_pages = self.pins.values().map(|pin| pin.num_pages).sum();

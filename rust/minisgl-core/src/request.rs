@@ -10,7 +10,7 @@ use crate::api::{Result, broken};
 use crate::drafter::Drafter;
 use crate::numbers::{MAX_U32, ToU32, ToUsize};
 use crate::page_pool::Page;
-use crate::radix::{NO_NODE, Namespace, NodeId};
+use crate::radix::{NO_NODE, Namespace, NodeId, Slot};
 use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 
 /// Index of a request.
@@ -69,6 +69,15 @@ pub(crate) struct ColdPart {
     pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
     pub stop_ids: Vec<i32>,
     pub drafter: Option<Box<Drafter>>, // of a request with drafts
+    pub tail: Option<Tail>,
+}
+
+/// A checkpoint of a request's own, which enters the tree with its pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Tail {
+    pub slot: Slot,
+    pub len: u32,  // after as many tokens
+    pub step: i64, // saved in this one
 }
 
 impl Request {
@@ -188,6 +197,7 @@ impl Requests {
         cold.order = (arrival.background, arrival.priority * AGE + count, arrival.req_id);
         cold.num_admissions = 0;
         cold.num_found_pages = None;
+        cold.tail = None;
         cold.stop_ids = arrival.stop_ids;
         cold.drafter = drafts.then(|| Box::new(Drafter::new(max_draft_len)));
         index
@@ -250,6 +260,7 @@ impl Requests {
         let cold = self.cold_mut(index);
         cold.handle = None;
         cold.num_tree_pages = 0;
+        cold.tail = None;
         if let Some(drafter) = &mut cold.drafter {
             drafter.forget();
         }

@@ -10,7 +10,7 @@ use crate::api::CachePolicy;
 use crate::api::{Result, broken};
 use crate::decode_set::DecodeSet;
 use crate::numbers::ToUsize;
-use crate::radix::{ROOT, RadixTree};
+use crate::radix::{NO_CHECKPOINT, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
 /// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in
@@ -21,7 +21,8 @@ pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Ind
 }
 
 /// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest
-/// is freed by ascending column, the lock is released. The request is synchronized.
+/// is freed by ascending column, the lock is released. Of a model with states those enter at whose end the request has
+/// a checkpoint. The request is synchronized.
 ///
 /// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
 /// scheduled row makes can be unknown, and it is no input yet.
@@ -31,7 +32,10 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
         return broken(format!("request {} has no pages to give up", request.req_id));
     };
     let first = cold.num_tree_pages;
-    let full = request.kv_len.to_usize() / tree.page_size();
+    let full = match (&tree.checkpoints, cold.tail) {
+        (None, _) => request.kv_len.to_usize() / tree.page_size(),
+        (Some(_), tail) => tail.map_or(first, |tail| first.max(tail.len.to_usize() / tree.page_size())),
+    };
     if tree.policy() != CachePolicy::Naive && full > first {
         if request.kv_len > request.len {
             return broken(format!(
@@ -45,9 +49,16 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
         let pages = requests.pages(index);
         let freed = pages[first..had].iter().chain(&pages[full..]);
         tree.pool.push(freed.copied())?;
+        if let Some(tail) = cold.tail
+            && tree.node(handle).checkpoint == NO_CHECKPOINT
+        {
+            tree.put_checkpoint(handle, tail.slot, tail.step)?;
+            requests.cold_mut(index).tail = None;
+        }
     } else {
         tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     }
+    free_tail(requests, index, tree);
     tree.release(handle)?;
     requests.forget_pages(index);
     Ok(())
@@ -63,12 +74,19 @@ pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut Radix
     let max_pages = tokens.len() / tree.page_size();
     let found = tree.find(handle, cold.namespace, tokens, first, max_pages);
     tree.pool.push(requests.pages(index)[first..].iter().copied())?;
+    free_tail(requests, index, tree);
     tree.release(handle)?;
     if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, found.end(), cold.num_found_pages) {
         tree.drop_end(end, first + found.pages.len(), keep)?;
     }
     requests.forget_pages(index);
     Ok(())
+}
+
+fn free_tail(requests: &Requests, index: Index, tree: &mut RadixTree) {
+    if let Some(tail) = requests.cold(index).tail {
+        tree.free_slot(tail.slot);
+    }
 }
 
 /// The tail is freed, and the lock is released. The request is synchronized.
@@ -78,6 +96,7 @@ pub(crate) fn free_pages(requests: &mut Requests, index: Index, tree: &mut Radix
         requests.cold(index).num_tree_pages,
     );
     tree.pool.push(requests.pages(index)[first..].iter().copied())?;
+    free_tail(requests, index, tree);
     tree.release(handle)?;
     requests.forget_pages(index);
     Ok(())

@@ -21,7 +21,7 @@ use crate::invariants::{TableWatch, check_all};
 use crate::metadata::DecidedStep;
 use crate::numbers::ToI64;
 use crate::page_pool::{Page, PageSize};
-use crate::radix::TreeView;
+use crate::radix::{Checkpoints, TreeView};
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
 use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget};
@@ -44,6 +44,9 @@ pub struct Scheduler {
     num_misses: u64,
     num_drafted: u64,
     num_accepted: u64,
+    num_saved: u64,
+    num_cut_short: u64,
+    num_computed_again: u64,
     num_arrivals: [i64; 2], // ordinary ones, those in the background
     last_step: Option<i64>,
     ends: Vec<Entry>,
@@ -71,6 +74,9 @@ impl Scheduler {
             num_misses: 0,
             num_drafted: 0,
             num_accepted: 0,
+            num_saved: 0,
+            num_cut_short: 0,
+            num_computed_again: 0,
             num_arrivals: [0; 2],
             last_step: None,
             ends: Vec::with_capacity(rows),
@@ -170,6 +176,10 @@ impl Scheduler {
             num_misses_total: self.num_misses,
             num_drafted_total: self.num_drafted,
             num_accepted_total: self.num_accepted,
+            num_checkpoints: self.state.tree.checkpoints.as_ref().map_or(0, Checkpoints::num_used),
+            num_saved_total: self.num_saved,
+            num_cut_short_total: self.num_cut_short,
+            num_computed_again_total: self.num_computed_again,
         }
     }
 
@@ -200,6 +210,12 @@ impl Scheduler {
     #[must_use]
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
         self.state.tree.tree_pages()
+    }
+
+    /// The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it.
+    #[must_use]
+    pub fn tree_states(&self) -> Vec<(Vec<i32>, u32)> {
+        self.state.tree.tree_states()
     }
 
     /// The pages of a live request, by column; empty while it waits. None if it isn't live.

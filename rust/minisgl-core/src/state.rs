@@ -10,7 +10,7 @@ use crate::drafts::DraftRow;
 use crate::numbers::ToUsize;
 use crate::page_pool::{PagePool, PageSize};
 use crate::pins::Pins;
-use crate::radix::RadixTree;
+use crate::radix::{Checkpoints, RadixTree};
 use crate::request::{Index, Queue, Requests};
 use crate::slots::SlotTable;
 
@@ -52,7 +52,12 @@ impl SchedulerState {
         let limits = config.limits();
         let rows = limits.max_rows;
         Self {
-            tree: RadixTree::new(PagePool::new(config.num_pages), config.page_size, config.cache),
+            tree: RadixTree::new(
+                PagePool::new(config.num_pages),
+                config.page_size,
+                config.cache,
+                (config.checkpoint_interval > 0).then(|| Checkpoints::new(config.num_checkpoints)),
+            ),
             slots: SlotTable::new(rows),
             ratio: ReserveRatio::new(),
             pins: Pins::new(config.max_pinned_pages),

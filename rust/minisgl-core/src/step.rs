@@ -64,6 +64,8 @@ pub struct Limits {
     pub num_pages: usize,
     /// Total length of a request.
     pub max_seq_len: usize,
+    /// Slots for states, beside that of each request slot.
+    pub num_checkpoints: usize,
 }
 
 impl Limits {
@@ -75,8 +77,8 @@ impl Limits {
     }
 }
 
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` are rows of 3,
-/// `assigned` of 2.
+/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` and
+/// `state_saves` are rows of 3, `assigned` and `state_begins` of 2.
 #[allow(missing_docs)]
 pub struct RingEntry<'a> {
     pub input_ids: &'a mut [i32],
@@ -94,6 +96,8 @@ pub struct RingEntry<'a> {
     pub assigned: &'a mut [i32],
     pub assigned_ids: &'a mut [i64],
     pub freed: &'a mut [i32],
+    pub state_begins: &'a mut [i32],
+    pub state_saves: &'a mut [i32],
 }
 
 /// The header of a step; the same fields as `StepPlan` of the Python side.
@@ -114,6 +118,8 @@ pub struct Plan {
     pub num_retracted: usize,
     pub num_free_pages: usize,
     pub num_evictable_pages: usize,
+    pub num_state_begins: usize,
+    pub num_state_saves: usize,
 }
 
 /// In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache

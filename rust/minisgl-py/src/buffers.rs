@@ -70,7 +70,7 @@ struct Entry {
     assigned_ids: Array<i64>,
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 17] = [
     "input_ids",
     "positions",
     "out_loc",
@@ -86,6 +86,8 @@ const NAMES: [&str; 15] = [
     "assigned",
     "assigned_ids",
     "freed",
+    "state_begins",
+    "state_saves",
 ];
 const ASSIGNED_IDS: usize = 13;
 
@@ -104,7 +106,8 @@ impl Ring {
             "qo_indptr" | "kv_indptr" => rows + 1,
             "page_table_updates" => 3 * rows,
             "page_ids" => limits.max_page_changes(),
-            "assigned" => 2 * limits.max_rows,
+            "assigned" | "state_begins" => 2 * limits.max_rows,
+            "state_saves" => 3 * limits.num_checkpoints,
             "assigned_ids" | "freed" => limits.max_rows,
             _ => rows,
         };
@@ -169,6 +172,8 @@ impl Ring {
             page_ids,
             assigned,
             freed,
+            state_begins,
+            state_saves,
         ] = entry.int32.as_mut_slice()
         else {
             return None;
@@ -189,6 +194,8 @@ impl Ring {
             assigned: assigned.as_mut(),
             assigned_ids: entry.assigned_ids.as_mut(),
             freed: freed.as_mut(),
+            state_begins: state_begins.as_mut(),
+            state_saves: state_saves.as_mut(),
         })
     }
 }

@@ -145,6 +145,10 @@ impl ControlPlane {
             stats.num_misses_total.into_pyobject(py)?,
             stats.num_drafted_total.into_pyobject(py)?,
             stats.num_accepted_total.into_pyobject(py)?,
+            stats.num_checkpoints.into_pyobject(py)?,
+            stats.num_saved_total.into_pyobject(py)?,
+            stats.num_cut_short_total.into_pyobject(py)?,
+            stats.num_computed_again_total.into_pyobject(py)?,
         ];
         kind.call1(PyTuple::new(py, counts)?)
     }
@@ -178,6 +182,14 @@ impl ControlPlane {
         let pages = self.scheduler.tree_pages().into_iter();
         pages
             .map(|(tokens, page)| Ok((PyTuple::new(py, tokens)?, page)))
+            .collect()
+    }
+
+    /// The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it. For tests.
+    fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyTuple>, u32)>> {
+        let states = self.scheduler.tree_states().into_iter();
+        states
+            .map(|(tokens, slot)| Ok((PyTuple::new(py, tokens)?, slot)))
             .collect()
     }
 
@@ -246,6 +258,8 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
         cache_token_budget: number("cache_token_budget")?,
         cache_max_prompt: number("cache_max_prompt")?,
         max_draft_len: number("max_draft_len")?,
+        checkpoint_interval: number("checkpoint_interval")?,
+        num_checkpoints: number("num_checkpoints")?,
     })
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct StepPlan {
     num_retracted: usize,
     num_free_pages: usize,
     num_evictable_pages: usize,
+    num_state_begins: usize,
+    num_state_saves: usize,
 }
 
 impl From<Plan> for StepPlan {
@@ -43,6 +45,8 @@ impl From<Plan> for StepPlan {
             num_retracted: plan.num_retracted,
             num_free_pages: plan.num_free_pages,
             num_evictable_pages: plan.num_evictable_pages,
+            num_state_begins: plan.num_state_begins,
+            num_state_saves: plan.num_state_saves,
         }
     }
 }

@@ -30,25 +30,34 @@ class Chunk:
     num_tokens: int
     num_new_pages: int
     lacks_pages: bool = False
+    num_found: int = 0  # pages that are cached, those of `match` and those that no checkpoint leads to
+    num_covered: int = 0  # of the latter, those that the chunk computes again, into nothing
 
     @property
     def num_page_changes(self) -> int:
-        return len(self.match.pages) + self.num_new_pages
+        return len(self.match.pages) + self.num_covered + self.num_new_pages
 
 
-def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes: int) -> Chunk:
+def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes: int, step: int = 0) -> Chunk:
     """Size the next chunk of a request that prefills, or of a waiting one. Changes nothing.
 
     First the match goes on from the request's own node, but leaves at least one token to compute: a full hit stops
     at (length - 1) // page_size pages. Then min(`budget`, what is left) tokens, cut to a page border unless that
     reaches the end, shrunk to the pages that are free or evictable (those matched are about to be protected).
     Nothing, if the page-table entries exceed `max_page_changes`.
+
+    Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
+    the state alone: the row has those pages, and writes nothing to them.
     """
     size = tree.page_size
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     num_pages = len(request.pages)
     max_match = (length - 1) // size if request.uses_cache else 0
-    match = tree.match(request.handle or tree.root, request.tokens, num_pages, max_match, request.namespace)
+    start = request.handle or tree.root
+    match = tree.match(start, request.tokens, num_pages, max_match, request.namespace)
+    num_found = len(match.pages)
+    if tree.checkpoints is not None:
+        match = tree.beginning(start, match, step)
     remaining = length - (num_pages + len(match.pages)) * size
     num_tokens = min(budget, remaining)
     if num_tokens < remaining:
@@ -56,39 +65,72 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     if num_tokens <= 0:
         return Chunk(match, 0, 0)
     available = tree.num_available - match.num_unlocked
-    num_new_pages = -(-num_tokens // size)
+    num_covered = min(num_found - len(match.pages), num_tokens // size)
+    num_new_pages = -(-num_tokens // size) - num_covered
     lacks_pages = num_new_pages > available
     if lacks_pages:
-        num_new_pages, num_tokens = available, available * size
-    if len(match.pages) + num_new_pages > max_page_changes:
+        num_new_pages, num_tokens = available, (num_covered + available) * size
+    if len(match.pages) + num_covered + num_new_pages > max_page_changes:
         return Chunk(match, 0, 0)
-    return Chunk(match, num_tokens, num_new_pages, lacks_pages)
+    return Chunk(match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered)
 
 
-def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> None:
+Saves = list[tuple[int, int]]
+"""Tokens into the row, and the slot to which its state goes when it has passed them."""
+
+
+def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int = 0, step: int = 0) -> Saves:
     """Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
 
     They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
     its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
     stays with the request, as does a partial one.
+
+    Returns what the row saves on its way: the state at each border of `_borders` that the tree has, if there is a slot.
     """
     size = tree.page_size
     handle = request.handle or tree.root
     if request.uses_cache:
         handle = tree.descend(handle, chunk.match)
     request.pages += chunk.match.pages
-    first = len(request.pages)
+    first, begin = len(request.pages), handle
     request.kv_len = first * size + chunk.num_tokens
-    new_pages = tree.take(chunk.num_new_pages)
-    request.pages += new_pages
+    if chunk.num_covered:
+        covered = tree.match(handle, request.tokens, first, first + chunk.num_covered, request.namespace)
+        handle = tree.descend(handle, covered)
+        request.pages += covered.pages
+    at = len(request.pages)
+    request.pages += tree.take(chunk.num_new_pages)
     if request.uses_cache:
-        request.num_tree_pages = first
-        full = chunk.num_tokens // size
-        if full and not tree.has_page(handle, request.tokens, first, request.namespace):
-            tokens = request.tokens[first * size : (first + full) * size]
-            handle = tree.append(handle, tokens, new_pages[:full], request.namespace)
-            request.num_tree_pages = first + full
+        request.num_tree_pages = at
+        full = request.kv_len // size
+        if full > at and not tree.has_page(handle, request.tokens, at, request.namespace):
+            pages = request.pages[at:full]
+            handle = tree.append(handle, request.tokens[at * size : full * size], pages, request.namespace)
+            request.num_tree_pages = full
     request.handle = handle
+    saves: Saves = []
+    for border in _borders(request, chunk, first, tree, interval):
+        found = tree.match(begin, request.tokens, first, border, request.namespace)
+        slot = tree.save(found, step) if len(found.pages) == border - first else None
+        if slot is not None:
+            saves.append(((border - first) * size, slot))
+    return saves
+
+
+def _borders(request: Request, chunk: Chunk, first: int, tree: RadixTree, interval: int) -> list[int]:
+    """After which pages of its text a chunk that computes from page `first` on saves its state: every `interval`
+    tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
+    checkpoint."""
+    if tree.checkpoints is None or not request.uses_cache:
+        return []
+    size, step = tree.page_size, interval // tree.page_size
+    last = request.kv_len // size
+    found = {(request.prefill_len - 1) // size}
+    found.update(range(first // step * step + step, last + 1, step))
+    if chunk.num_found > len(chunk.match.pages):
+        found.add(first - len(chunk.match.pages) + chunk.num_found)
+    return sorted(border for border in found if first < border <= last)
 
 
 class ReserveRatio:

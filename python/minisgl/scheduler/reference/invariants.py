@@ -12,7 +12,7 @@ from itertools import pairwise
 from minisgl.scheduler.api import need
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
 from minisgl.scheduler.reference.pins import Pins, path
-from minisgl.scheduler.reference.radix import RadixTree, check_tree
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT, RadixTree, check_tree
 from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State
 from minisgl.scheduler.reference.state import SchedulerState
 
@@ -25,6 +25,7 @@ def check_all(state: SchedulerState) -> None:
     _check_pins(state)
     _check_lists(state)
     _check_slots(state)
+    _check_checkpoints(state)
     _check_pending(state)
     for request in state.started:
         _check_started(request, state.tree)
@@ -114,6 +115,21 @@ def _check_slots(state: SchedulerState) -> None:
     free, in_use, draining = state.slots.owners()
     need(sorted(free + in_use + draining) == list(range(state.slots.num_slots)), "a slot is lost or doubled")
     need(sorted(request.slot for request in state.started) == in_use, "slots in use and started requests differ")
+
+
+def _check_checkpoints(state: SchedulerState) -> None:
+    """Each slot is owned once, and eviction knows those of nodes that no pin holds."""
+    checkpoints = state.tree.checkpoints
+    if checkpoints is None:
+        return
+    of_nodes = {node.checkpoint: node for node in state.tree.nodes() if node.checkpoint != NO_CHECKPOINT}
+    tails = [request.tail for request in state.started if request.tail != NO_CHECKPOINT]
+    owned = sorted([*checkpoints.free_slots(), *checkpoints.nodes, *tails])
+    need(of_nodes == checkpoints.nodes, "the nodes with checkpoints are others than those that are known")
+    need(owned == list(range(checkpoints.num_slots)), "a slot of a checkpoint is lost or doubled")
+    listed, held = checkpoints.known()
+    pinned = {pin.saved.checkpoint for _, pin in state.pins.items() if pin.saved is not None}
+    need(held == pinned and not listed & held, "pins hold other checkpoints than they say")
 
 
 def _check_pending(state: SchedulerState) -> None:

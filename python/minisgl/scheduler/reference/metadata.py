@@ -23,6 +23,9 @@ class PrefillRow:
     num_tokens: int
     first_column: int
     samples: bool  # its chunk reaches the end of the known sequence
+    num_covered: int  # of its tokens, the first ones whose KV is cached: it writes none for them
+    begins: int | None  # the checkpoint that its state begins with, -1 for a clear one; None if it has its state
+    saves: list[tuple[int, int]]  # tokens into the row, and to which checkpoint its state goes then
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,7 @@ class DecidedStep:
     num_retracted: int = 0
     num_gave_way: int = 0  # of them, those in the background
     num_prefill_page_changes: int = 0
+    tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # of decode rows, as in the plan
 
     @property
     def num_decode_rows(self) -> int:
@@ -103,6 +107,7 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
     _write_padding(plan, entry, limits)
     _write_page_changes(plan, decided, entry, limits)
     _write_slots(decided, entry)
+    _write_states(plan, decided, entry)
     return plan
 
 
@@ -150,6 +155,7 @@ def _write_prefill_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry
         new_pages = np.array(row.request.pages[start // size :], np.int32)
         entry.input_ids[at:to] = row.request.tokens[start:end]
         entry.positions[at:to] = positions
+        new_pages[: row.num_covered // size] = limits.scratch_page
         entry.out_loc[at:to] = new_pages[positions // size - start // size] * size + positions % size
         at = to
 
@@ -188,3 +194,15 @@ def _write_slots(decided: DecidedStep, entry: RingEntry) -> None:
         entry.assigned[:count] = [(request.slot, cached_len) for request, cached_len in decided.assigned]
         entry.assigned_ids[:count] = [request.req_id for request, _ in decided.assigned]
     entry.freed[: len(decided.freed)] = decided.freed
+
+
+def _write_states(plan: StepPlan, decided: DecidedStep, entry: RingEntry) -> None:
+    begins = [(row.request.slot, row.begins) for row in decided.prefill_rows if row.begins is not None]
+    saves = list(decided.tail_saves)
+    for at, row in enumerate(decided.prefill_rows, plan.num_decode_rows):
+        saves += [(at, tokens, slot) for tokens, slot in row.saves]
+    if begins:
+        entry.state_begins[: len(begins)] = begins
+    if saves:
+        entry.state_saves[: len(saves)] = saves
+    plan.num_state_begins, plan.num_state_saves = len(begins), len(saves)

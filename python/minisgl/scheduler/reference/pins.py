@@ -13,7 +13,7 @@ from collections.abc import Container, ItemsView, Iterator
 from dataclasses import dataclass
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.radix import Node, RadixTree
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT, Node, RadixTree
 from minisgl.scheduler.reference.request import Request
 
 
@@ -23,6 +23,7 @@ class Pin:
 
     num_pages: int
     handle: Node | None = None
+    saved: Node | None = None  # the deepest node on its path that has a checkpoint, which it holds
 
 
 class Pins:
@@ -55,6 +56,11 @@ class Pins:
         if len(found.pages) != pin.num_pages:
             raise ControlPlaneError(f"request {request.req_id}: {len(found.pages)} of {pin.num_pages} pages to pin")
         pin.handle = tree.descend(tree.root, found)
+        if tree.checkpoints is not None:
+            saved = (node for node in path(pin.handle) if node.checkpoint != NO_CHECKPOINT)
+            pin.saved = next(saved, None)
+            if pin.saved is not None:
+                tree.checkpoints.hold(pin.saved)
 
     def holds(self, req_id: int) -> bool:
         """Whether the pages of the request are locked."""
@@ -66,6 +72,8 @@ class Pins:
         pin = self._pins.pop(req_id, None)
         if pin is not None:
             self.num_pages -= pin.num_pages
+            if pin.saved is not None and tree.checkpoints is not None:
+                tree.checkpoints.unhold(pin.saved)
             if pin.handle is not None:
                 tree.release(pin.handle)
 

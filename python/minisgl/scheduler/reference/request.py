@@ -15,7 +15,7 @@ from enum import Enum
 
 from minisgl.scheduler.api import AGE, ControlPlaneError
 from minisgl.scheduler.reference.drafter import Drafter, make_drafter
-from minisgl.scheduler.reference.radix import Node
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT, Node
 from minisgl.step import Arrival, FinishReason
 
 OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
@@ -57,6 +57,9 @@ class Request:
     num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
     kv_len: int = 0  # tokens whose KV is computed, or scheduled to be; those of a draft not
     prefill_len: int = 0  # tokens known at this admission
+    tail: int = NO_CHECKPOINT  # a checkpoint of its own, which enters the tree with its pages
+    tail_len: int = 0  # after as many tokens
+    tail_step: int = NO_STEP  # saved in this step
 
     @property
     def is_background(self) -> bool:

@@ -10,8 +10,8 @@ whoever gets them writes later.
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.radix import RadixTree
-from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT, RadixTree
+from minisgl.scheduler.reference.request import NO_SLOT, NO_STEP, Request, RequestQueue
 
 
 def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
@@ -23,7 +23,8 @@ def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
 
 def give_up_pages(request: Request, tree: RadixTree) -> None:
     """Full pages of the tail enter the tree below the node that the request locks (with a "naive" cache they don't),
-    the rest is freed by ascending column, the lock is released.
+    the rest is freed by ascending column, the lock is released. Of a model with states those enter at whose end the
+    request has a checkpoint.
 
     The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
     scheduled row makes can be unknown, and it is no input yet.
@@ -34,13 +35,17 @@ def give_up_pages(request: Request, tree: RadixTree) -> None:
     size = tree.page_size
     first = request.num_tree_pages
     freed = request.pages[first:]
-    full = request.kv_len // size
+    full = request.kv_len // size if tree.checkpoints is None else max(first, request.tail_len // size)
     if tree.policy != "naive" and full > first:
         if request.kv_len > len(request.tokens):
             raise ControlPlaneError(f"request {request.req_id}: KV of unknown tokens would enter the cache")
         handle, had = tree.insert(handle, request.tokens, request.pages[:full], first, request.namespace)
         freed = request.pages[first:had] + request.pages[full:]
+        if tree.checkpoints is not None and handle.checkpoint == NO_CHECKPOINT:
+            tree.checkpoints.put(handle, request.tail, request.tail_step)
+            request.tail = NO_CHECKPOINT
     tree.pool.push(freed)
+    _free_tail(request, tree)
     tree.release(handle)
     forget_pages(request)
 
@@ -52,15 +57,22 @@ def drop_pages(request: Request, tree: RadixTree) -> None:
     handle, first = request.handle or tree.root, request.num_tree_pages
     found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
     tree.pool.push(request.pages[first:])
+    _free_tail(request, tree)
     tree.release(handle)
     if request.uses_cache and request.num_found_pages is not None and found.partial is None:
         tree.drop(found.node, first + len(found.pages), request.num_found_pages)
     forget_pages(request)
 
 
+def _free_tail(request: Request, tree: RadixTree) -> None:
+    if tree.checkpoints is not None and request.tail != NO_CHECKPOINT:
+        tree.checkpoints.push(request.tail)
+
+
 def free_pages(request: Request, tree: RadixTree) -> None:
     """The tail is freed, and the lock is released."""
     tree.pool.push(request.pages[request.num_tree_pages :])
+    _free_tail(request, tree)
     tree.release(request.handle or tree.root)
     forget_pages(request)
 
@@ -80,5 +92,6 @@ def forget_pages(request: Request) -> None:
     request.pages = []
     request.num_tree_pages = request.kv_len = request.prefill_len = 0
     request.slot = NO_SLOT
+    request.tail, request.tail_len, request.tail_step = NO_CHECKPOINT, 0, NO_STEP
     if request.drafter is not None:
         request.drafter.draft, request.drafter.in_flight = [], []

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::nodes::{NO_NODE, Namespace, NodeId, ROOT};
+use super::nodes::{NO_CHECKPOINT, NO_NODE, Namespace, NodeId, ROOT};
 use super::tree::RadixTree;
 use crate::api::{CachePolicy, Result, need};
 use crate::numbers::ToU64;
@@ -63,6 +63,9 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
             unlocked.insert(id);
             if node.num_children == 0 {
                 leaves.insert(id);
+                need(tree.checkpoints.is_none() || node.checkpoint != NO_CHECKPOINT, || {
+                    "a leaf is found by nobody".into()
+                })?;
             }
         } else {
             protected += node.pages.len();

@@ -1,8 +1,10 @@
 //! The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`).
 
 mod check;
+mod checkpoints;
 mod evict;
 mod nodes;
+mod states;
 #[cfg(test)]
 mod tests;
 pub mod timed;
@@ -10,6 +12,7 @@ mod tree;
 mod view;
 
 pub(crate) use check::check_tree;
-pub(crate) use nodes::{NO_NODE, Namespace, NodeId, ROOT};
+pub(crate) use checkpoints::Checkpoints;
+pub(crate) use nodes::{NO_CHECKPOINT, NO_NODE, Namespace, NodeId, ROOT, Slot};
 pub(crate) use tree::{Match, RadixTree};
 pub use view::{TreeNode, TreeView};

@@ -14,6 +14,9 @@ use crate::page_pool::Page;
 pub(crate) type NodeId = u32;
 pub(crate) const NO_NODE: NodeId = NodeId::MAX;
 pub(crate) const ROOT: NodeId = 0;
+/// Of a checkpoint.
+pub(crate) type Slot = u32;
+pub(crate) const NO_CHECKPOINT: Slot = Slot::MAX;
 /// Whose prefixes; 0: the model's own.
 pub(crate) type Namespace = u32;
 const MAX_HEADS: usize = 1 << 20;
@@ -27,6 +30,8 @@ pub(crate) struct Node {
     pub num_children: u32,
     pub lock: u32,
     pub namespace: Namespace, // of a whole branch; that of the root says nothing
+    pub checkpoint: Slot,     // of the state at its end
+    pub saved_in: i64,        // the step in which that is saved
     pub(super) stamp: u64,
     pub(super) frequency: u64,
     key: u64,      // of parent and first page
@@ -99,6 +104,7 @@ impl Nodes {
         node.lock = 0;
         node.stamp = 0;
         node.frequency = 0;
+        node.checkpoint = NO_CHECKPOINT;
         id
     }
 
@@ -198,6 +204,7 @@ fn root() -> Node {
     Node {
         parent: NO_NODE,
         chain: NO_NODE,
+        checkpoint: NO_CHECKPOINT,
         ..Node::default()
     }
 }

@@ -11,7 +11,7 @@ const MANY: usize = if cfg!(miri) { 200 } else { 10_000 };
 
 /// A tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens, no two of which begin alike.
 fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
-    let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy);
+    let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy, None);
     for leaf in 0..num_leaves {
         let tokens: Vec<i32> = (0..8).map(|i| (8 * leaf + i).to_i32()).collect();
         let mut pages = Vec::new();

@@ -12,7 +12,7 @@ impl TimedTree {
     /// A tree over a pool of so many pages.
     #[must_use]
     pub fn new(num_pages: usize) -> Self {
-        Self(RadixTree::new(PagePool::new(num_pages), 1, CachePolicy::Lru))
+        Self(RadixTree::new(PagePool::new(num_pages), 1, CachePolicy::Lru, None))
     }
 
     /// Take pages out of the pool.

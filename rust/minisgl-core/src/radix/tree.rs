@@ -3,7 +3,11 @@
 //! Invariants: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ
 //! in it or in their first page), and nothing is found from another; a node's lock count is the number of handles on it
 //! and below it; locked nodes are never trimmed or removed, though a split may cut one in two.
+//!
+//! Of a model with states, `checkpoints` is there. A text is then found as far as the deepest checkpoint on its path;
+//! what lies below has no use, so an unlocked leaf without a checkpoint goes at once, and nodes go whole.
 
+use super::checkpoints::Checkpoints;
 use super::evict::EvictionOrder;
 use super::nodes::{NO_NODE, Namespace, Node, NodeId, Nodes, ROOT};
 use crate::api::{CachePolicy, Result, broken};
@@ -13,9 +17,9 @@ use crate::page_pool::{Page, PagePool};
 /// The longest cached continuation below a node: all of the edges down to `node`, then `num_partial_pages` of the edge
 /// of `partial`, a child of `node` (or none). `num_unlocked` of the pages are evictable until it is locked.
 pub(crate) struct Match {
-    node: NodeId,
-    partial: NodeId,
-    num_partial_pages: usize,
+    pub(super) node: NodeId,
+    pub(super) partial: NodeId,
+    pub(super) num_partial_pages: usize,
     pub pages: Vec<Page>,
     pub num_unlocked: usize,
 }
@@ -38,12 +42,13 @@ pub(crate) struct RadixTree {
     pub num_inserted_total: u64, // pages that have entered, and those that have left
     pub num_evicted_total: u64,
     order: EvictionOrder,
+    pub checkpoints: Option<Checkpoints>,
     #[cfg(test)]
     pub ops: std::cell::Cell<u64>,
 }
 
 impl RadixTree {
-    pub fn new(pool: PagePool, page_size: usize, policy: CachePolicy) -> Self {
+    pub fn new(pool: PagePool, page_size: usize, policy: CachePolicy, checkpoints: Option<Checkpoints>) -> Self {
         let expected = match policy {
             CachePolicy::Naive => 0,
             _ => pool.num_pages(),
@@ -59,6 +64,7 @@ impl RadixTree {
             num_inserted_total: 0,
             num_evicted_total: 0,
             order: EvictionOrder::new(policy),
+            checkpoints,
             #[cfg(test)]
             ops: std::cell::Cell::new(0),
         }
@@ -197,7 +203,7 @@ impl RadixTree {
             }
             at = parent;
         }
-        Ok(())
+        self.prune(handle)
     }
 
     // ----------------------------------------------------------------------------------------- growing, shrinking
@@ -260,6 +266,9 @@ impl RadixTree {
 
     /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
     pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
+        if self.checkpoints.is_some() {
+            return (0..num_pages).try_for_each(|_| self.take(1, into));
+        }
         let free = self.pool.num_free().min(num_pages);
         self.pool.pop_many(free, into)?;
         let mut missing = num_pages - free;
@@ -273,15 +282,25 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed.
-    pub fn evict(&mut self, mut num_pages: usize) -> Result<()> {
-        while num_pages > 0 {
-            let (id, kept) = self.next_cut(num_pages)?;
-            let pages = &self.nodes.get(id).pages[kept..];
-            num_pages -= pages.len();
-            self.pool.push(pages.iter().rev().copied())?;
-            self.cut(id, kept);
+    /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed. Nodes with
+    /// checkpoints go whole.
+    pub fn evict(&mut self, num_pages: usize) -> Result<()> {
+        let target = self.pool.num_free() + num_pages;
+        while self.pool.num_free() < target {
+            let (id, kept) = self.next_cut(target - self.pool.num_free())?;
+            let parent = self.nodes.get(id).parent;
+            self.free_end(id, kept)?;
+            self.prune(parent)?;
         }
+        Ok(())
+    }
+
+    /// Free the pages from `kept` on of an unlocked leaf, the last one first, and the checkpoint at its end.
+    pub(super) fn free_end(&mut self, id: NodeId, kept: usize) -> Result<()> {
+        self.free_checkpoint(id);
+        let pages = &self.nodes.get(id).pages[kept..];
+        self.pool.push(pages.iter().rev().copied())?;
+        self.cut(id, kept);
         Ok(())
     }
 
@@ -289,13 +308,16 @@ impl RadixTree {
     /// other tokens that go on from it; never its first `keep` pages.
     pub fn drop_end(&mut self, node: NodeId, mut depth: usize, keep: usize) -> Result<()> {
         let mut at = node;
-        while depth > keep && at != ROOT && self.nodes.get(at).lock + self.nodes.get(at).num_children == 0 {
+        while depth > keep && at != ROOT {
             let node = self.nodes.get(at);
+            if node.parent == NO_NODE || node.lock + node.num_children > 0 {
+                break;
+            }
             let (len, parent) = (node.pages.len(), node.parent);
             let kept = len.saturating_sub(depth - keep);
-            self.pool.push(node.pages[kept..].iter().rev().copied())?;
+            self.free_end(at, kept)?;
+            self.prune(if kept > 0 { at } else { parent })?;
             depth -= len - kept;
-            self.cut(at, kept);
             at = parent;
         }
         Ok(())
@@ -307,7 +329,8 @@ impl RadixTree {
         match self.order.next() {
             Some(id) => {
                 let len = self.nodes.get(id).pages.len();
-                Ok((id, len.saturating_sub(num_pages)))
+                let kept = len.saturating_sub(num_pages);
+                Ok((id, if self.checkpoints.is_some() { 0 } else { kept }))
             }
             None => broken("more pages were evicted than the radix tree can give"),
         }
@@ -341,6 +364,9 @@ impl RadixTree {
         self.num_evictable = 0;
         self.num_protected = 0;
         self.order.clear();
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.reset();
+        }
     }
 
     // --------------------------------------------------------------------------------------------------- helpers
@@ -358,7 +384,7 @@ impl RadixTree {
     }
 
     /// Cut an edge after `num_pages`. `id` stays the lower part, so that handles on it keep their depth.
-    fn split(&mut self, id: NodeId, num_pages: usize) -> Result<NodeId> {
+    pub(super) fn split(&mut self, id: NodeId, num_pages: usize) -> Result<NodeId> {
         let parent = self.nodes.get(id).parent;
         if parent == NO_NODE {
             return broken("a removed node was split");

@@ -5,10 +5,10 @@
 
 use super::Scheduler;
 use crate::admission::{self, Chunk};
-use crate::api::Result;
+use crate::api::{CachePolicy, Result};
 use crate::metadata::{PrefillRow, write_step};
-use crate::numbers::{ToI64, ToU64, ToUsize};
-use crate::request::{Index, State};
+use crate::numbers::{ToI32, ToI64, ToU32, ToU64, ToUsize};
+use crate::request::{Index, State, Tail};
 use crate::retraction;
 use crate::step::{Plan, RingEntry};
 
@@ -41,7 +41,37 @@ impl Scheduler {
         std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
         let by_others = self.decided.num_retracted - self.decided.num_gave_way;
         self.state.ratio.after_step(by_others);
-        self.keep_cache_budget()
+        self.keep_cache_budget()?;
+        if self.config.checkpoint_interval > 0 {
+            self.save_tails(step, entry)?;
+            self.state.tree.settle_checkpoints();
+        }
+        Ok(())
+    }
+
+    /// The text that a request makes is saved every interval, in the one slot that it keeps for that.
+    fn save_tails(&mut self, step: i64, entry: &RingEntry) -> Result<()> {
+        if self.config.cache == CachePolicy::Naive {
+            return Ok(());
+        }
+        let interval = self.config.checkpoint_interval.to_i32();
+        for (row, &index) in self.decided.decode_rows.iter().enumerate() {
+            let len = entry.seq_lens[row];
+            if len % interval != 0 {
+                continue;
+            }
+            let slot = match self.state.requests.cold(index).tail {
+                Some(tail) => Some(tail.slot),
+                None => self.state.tree.take_slot()?,
+            };
+            if let Some(slot) = slot {
+                let len = len.to_u32();
+                self.state.requests.cold_mut(index).tail = Some(Tail { slot, len, step });
+                self.decided.tail_saves.push((row, slot));
+                self.num_saved += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
@@ -194,12 +224,18 @@ impl Scheduler {
             _ => budget,
         };
         let room = self.limits.max_page_changes() - self.limits.max_rows - self.decided.num_prefill_page_changes;
-        admission::size_chunk(&self.state.requests, index, &self.state.tree, budget, room)
+        let step = self.decided.step;
+        admission::size_chunk(&self.state.requests, index, &self.state.tree, budget, room, step)
     }
 
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         let first_column = self.state.requests.pages(index).len();
-        admission::apply_chunk(&mut self.state.requests, index, chunk, &mut self.state.tree)?;
+        let begins = self.begin(chunk, first_column);
+        let (requests, tree, saves) = (&mut self.state.requests, &mut self.state.tree, &mut self.decided.saves);
+        let (interval, first_save) = (self.config.checkpoint_interval, saves.len());
+        admission::apply_chunk(requests, index, chunk, tree, (interval, self.decided.step), saves)?;
+        let saves = (first_save, saves.len());
+        self.num_saved += (saves.1 - saves.0).to_u64();
         self.state
             .pins
             .take(&self.state.requests, index, &mut self.state.tree)?;
@@ -213,9 +249,26 @@ impl Scheduler {
             num_tokens: chunk.num_tokens,
             first_column,
             samples,
+            num_covered: chunk.num_covered * self.limits.page_size,
+            begins,
+            saves,
         });
         self.decided.num_prefill_page_changes += chunk.num_page_changes();
         Ok(())
+    }
+
+    /// The checkpoint with which a request goes on, or -1 for nothing; none if with the state that it has.
+    fn begin(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
+        let tree = &mut self.state.tree;
+        let found = !chunk.found.pages.is_empty();
+        if tree.checkpoints.is_none() || (num_pages > 0 && !found) {
+            return None;
+        }
+        let node = chunk.found.end().filter(|_| found);
+        Some(node.map_or(-1, |node| {
+            tree.use_checkpoint(node);
+            tree.node(node).checkpoint.to_i32()
+        }))
     }
 
     /// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
@@ -295,12 +348,15 @@ impl Scheduler {
         let cached_len = chunk.found.pages.len() * self.limits.page_size;
         let cold = self.state.requests.cold_mut(index);
         cold.num_admissions += 1;
-        cold.num_found_pages.get_or_insert(chunk.found.pages.len());
+        cold.num_found_pages.get_or_insert(chunk.num_found);
         if cold.num_admissions == 1 {
             self.num_prompt_tokens += length;
             self.num_cached_tokens += cached_len.to_u64();
             self.num_hits += u64::from(cached_len > 0);
             self.num_misses += u64::from(cached_len == 0);
+            let found_len = chunk.num_found * self.limits.page_size;
+            self.num_cut_short += u64::from(found_len > cached_len);
+            self.num_computed_again += (found_len - cached_len).to_u64();
         }
         self.state.requests.reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));

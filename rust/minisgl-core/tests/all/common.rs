@@ -11,6 +11,8 @@ struct Arrays {
     assigned: Vec<i32>,
     assigned_ids: Vec<i64>,
     freed: Vec<i32>,
+    state_begins: Vec<i32>,
+    state_saves: Vec<i32>,
 }
 
 /// A scheduler, its arrays, and what its last commit said.
@@ -37,6 +39,8 @@ impl Bench {
                 assigned: zeros(2 * limits.max_rows),
                 assigned_ids: vec![0; limits.max_rows],
                 freed: zeros(limits.max_rows),
+                state_begins: zeros(2 * limits.max_rows),
+                state_saves: zeros(3 * limits.num_checkpoints),
             },
             entries: Vec::with_capacity(rows),
             tokens: zeros(rows),
@@ -71,6 +75,8 @@ impl Bench {
             assigned: &mut a.assigned,
             assigned_ids: &mut a.assigned_ids,
             freed: &mut a.freed,
+            state_begins: &mut a.state_begins,
+            state_saves: &mut a.state_saves,
         };
         let mut checked = CheckedEvents::default();
         for event in events {

@@ -36,7 +36,13 @@ fn draw_config(random: &mut Random) -> Config {
         cache_token_budget: random.one_of(&[0, 0, 20, 60]),
         cache_max_prompt: random.one_of(&[0, 0, 5, 25]),
         max_draft_len: random.one_of(&[0, 1, 4]),
+        checkpoint_interval: 0,
+        num_checkpoints: 0,
     };
+    if config.max_draft_len == 0 && random.below(2) == 0 {
+        config.checkpoint_interval = config.page_size * (1 + random.below(4));
+        config.num_checkpoints = random.below(9);
+    }
     let longest = config.limits().max_seq_len - 1;
     config.max_pinned_pages = random.below(config.num_pages - longest.div_ceil(config.page_size) + 1);
     config

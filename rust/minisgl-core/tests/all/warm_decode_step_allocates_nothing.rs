@@ -53,6 +53,8 @@ fn config(page_size: usize, num_pages: usize) -> Config {
         cache_token_budget: 0,
         cache_max_prompt: 0,
         max_draft_len: 0,
+        checkpoint_interval: 0,
+        num_checkpoints: 0,
     }
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minisgl.scheduler.api import need
-from minisgl.scheduler.reference.radix.nodes import Node, page_key
+from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node, page_key
 from minisgl.scheduler.reference.radix.tree import RadixTree
 
 
@@ -20,6 +20,7 @@ def check_tree(tree: RadixTree) -> None:
         protected += len(node.pages) if node.lock else 0
         if node.is_evictable_leaf:
             leaves.add(id(node))
+            need(tree.checkpoints is None or node.checkpoint != NO_CHECKPOINT, "a leaf is found by nobody")
         _check_links(node, tree.page_size)
     for key, child in tree.root.children.items():
         own = page_key(child.namespace, child.tokens[: tree.page_size])

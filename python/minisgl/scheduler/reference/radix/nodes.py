@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 PageKey = tuple[int, ...]  # the namespace and the tokens of one page
+NO_CHECKPOINT = -1
 
 
 def page_key(namespace: int, tokens: list[int]) -> PageKey:
@@ -24,6 +25,8 @@ class Node:
     stamp: int = 0
     frequency: int = 0
     namespace: int = 0  # of a whole branch; that of the root says nothing
+    checkpoint: int = NO_CHECKPOINT  # the slot of the state at its end
+    saved_in: int = 0  # the step in which that is saved
 
     @property
     def is_evictable_leaf(self) -> bool:

@@ -11,6 +11,9 @@ request that is looked at and then not admitted leaves no trace.
 Recency is a logical clock: unlocking a path gives each node whose count falls to zero the next tick, deepest first.
 So a parent is always younger than its children, and the oldest unlocked node is a leaf. Frequency, for LFU, counts
 the handles that came to cover a node. A split copies both to the new upper node.
+
+Of a model with states, `checkpoints` is there. A text is then found as far as the deepest checkpoint on its path; what
+lies below has no use, so an unlocked leaf without a checkpoint goes at once, and nodes go whole.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from dataclasses import dataclass
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.policies import CachePolicy
 from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix.checkpoints import Checkpoints
 from minisgl.scheduler.reference.radix.evict import EvictionHeap
-from minisgl.scheduler.reference.radix.nodes import Node, PageKey, page_key
+from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node, PageKey, page_key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +44,11 @@ class Match:
 class RadixTree:
     """Prefix cache over the pages of `pool`; evicted pages go back there. Policy "naive" never holds any."""
 
-    def __init__(self, pool: PagePool, page_size: int, policy: CachePolicy) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, policy: CachePolicy, checkpoints: Checkpoints | None = None
+    ) -> None:
         self.pool = pool
+        self.checkpoints = checkpoints
         self.page_size = page_size
         self.policy: CachePolicy = policy
         self.root = Node(None, [], [])
@@ -75,6 +82,17 @@ class RadixTree:
                 return Match(node, child, common, pages, num_unlocked)
             node = child
         return Match(node, None, 0, pages, num_unlocked)
+
+    def beginning(self, node: Node, match: Match, step: int) -> Match:
+        """The part of `match`, found below `node`, with whose state a row of `step` can begin: to the deepest node with
+        a checkpoint that an earlier step saves, or nothing of it. All unlocked pages count as in `match`."""
+        end, num_pages = match.node, len(match.pages) - match.num_partial_pages
+        while end is not node and (end.checkpoint == NO_CHECKPOINT or end.saved_in >= step):
+            num_pages -= len(end.pages)
+            if end.parent is None:
+                raise ControlPlaneError("a match does not begin where it was looked for")
+            end = end.parent
+        return Match(end, None, 0, match.pages[:num_pages], match.num_unlocked)
 
     def has_page(self, node: Node, tokens: list[int], column: int, namespace: int = 0) -> bool:
         """Whether page `column` of `tokens` is cached below `node`, which ends right before it."""
@@ -120,6 +138,11 @@ class RadixTree:
             stack.extend((child, below) for child in node.children.values())
         return found
 
+    def tree_states(self) -> list[tuple[tuple[int, ...], int]]:
+        """Each checkpoint with the path to it, as `tree_pages` has it."""
+        ends = {node.pages[-1]: node.checkpoint for node in self.nodes() if node.checkpoint != NO_CHECKPOINT}
+        return [(path, ends[page]) for path, page in self.tree_pages() if page in ends]
+
     # ---------------------------------------------------------------------------------------------------- locks
 
     def descend(self, handle: Node, match: Match) -> Node:
@@ -144,6 +167,7 @@ class RadixTree:
             elif node.lock < 0:
                 raise ControlPlaneError("a node of the radix tree was unlocked more often than locked")
             node = node.parent
+        self._prune(handle)
         self.heap.sweep(self.num_nodes, (n for n in self.nodes() if n.is_evictable_leaf))
 
     # ---------------------------------------------------------------------------------------- growing, shrinking
@@ -192,14 +216,16 @@ class RadixTree:
         return [pool.pop() for _ in range(num_pages)]
 
     def evict(self, num_pages: int) -> None:
-        """Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed."""
-        while num_pages > 0:
+        """Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed. Nodes
+        with checkpoints go whole."""
+        target = self.pool.num_free + num_pages
+        while self.pool.num_free < target:
             leaf = self.heap.peek()
-            if leaf is None:
+            if leaf is None or leaf.parent is None:
                 raise ControlPlaneError("more pages were evicted than the radix tree can give")
-            count = min(num_pages, len(leaf.pages))
-            num_pages -= count
-            self._trim(leaf, count)
+            parent, count = leaf.parent, len(leaf.pages)
+            self._trim(leaf, count if self.checkpoints is not None else min(target - self.pool.num_free, count))
+            self._prune(parent)
 
     def drop(self, node: Node, depth: int, keep: int) -> None:
         """Free the end of the path of `depth` pages down to `node` as far as nobody else has it, neither a handle nor
@@ -209,6 +235,7 @@ class RadixTree:
             if parent is None:
                 raise ControlPlaneError("a removed node was dropped")
             self._trim(node, count)
+            self._prune(node if node.pages else parent)
             depth, node = depth - count, parent
 
     def reset(self) -> None:
@@ -217,6 +244,32 @@ class RadixTree:
         self.root = Node(None, [], [])
         self.num_evictable = self.num_protected = self.num_nodes = 0
         self.heap.clear()
+        if self.checkpoints is not None:
+            self.checkpoints.reset()
+
+    # -------------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, match: Match, step: int) -> int | None:
+        """The slot to which `step` saves the state at the end of `match`, whose edge is split there; None if there is
+        one already, or no slot."""
+        if self.checkpoints is None:
+            return None
+        node = match.node if match.partial is None else self._split(match.partial, match.num_partial_pages)
+        slot = self.take_slot() if node.checkpoint == NO_CHECKPOINT else None
+        if slot is not None:
+            self.checkpoints.put(node, slot, step)
+        return slot
+
+    def take_slot(self) -> int | None:
+        """A slot for a checkpoint: a free one, else that of the checkpoint that is worth least. None if none may go."""
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return None
+        slot = checkpoints.pop()
+        if slot is None and (node := checkpoints.least()) is not None:
+            slot = checkpoints.give_up(node)
+            self._prune(node)
+        return slot
 
     # -------------------------------------------------------------------------------------------------- helpers
 
@@ -267,7 +320,9 @@ class RadixTree:
             node = node.parent
 
     def _trim(self, leaf: Node, count: int) -> None:
-        """Free the last `count` pages of an unlocked leaf, the last one first."""
+        """Free the last `count` pages of an unlocked leaf, the last one first, and the checkpoint at its end."""
+        if self.checkpoints is not None and leaf.checkpoint != NO_CHECKPOINT:
+            self.checkpoints.push(self.checkpoints.take_off(leaf))
         kept = len(leaf.pages) - count
         self.pool.push(reversed(leaf.pages[kept:]))
         self.num_evictable -= count
@@ -276,6 +331,15 @@ class RadixTree:
             self._remove(leaf)
         else:
             del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
+
+    def _prune(self, node: Node) -> None:
+        """Of a model with states: free `node`, and what is above it, as far as nobody holds it or can find it."""
+        while self.checkpoints is not None and node.is_evictable_leaf and node.checkpoint == NO_CHECKPOINT:
+            parent = node.parent
+            self._trim(node, len(node.pages))
+            if parent is None:
+                return
+            node = parent
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent

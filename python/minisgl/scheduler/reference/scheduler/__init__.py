@@ -146,6 +146,10 @@ class ReferenceControlPlane:
             num_misses_total=self.step_pass.num_misses,
             num_drafted_total=self.step_pass.num_drafted,
             num_accepted_total=self.step_pass.num_accepted,
+            num_checkpoints=tree.checkpoints.num_used if tree.checkpoints is not None else 0,
+            num_saved_total=self.step_pass.num_saved,
+            num_cut_short_total=self.step_pass.num_cut_short,
+            num_computed_again_total=self.step_pass.num_computed_again,
         )
 
     def tree_view(self, limit: int) -> TreeView:
@@ -163,6 +167,10 @@ class ReferenceControlPlane:
         """Each cached page, with all tokens from the start of the sequence to the page's end; see
         `RadixTree.tree_pages`."""
         return self.state.tree.tree_pages()
+
+    def tree_states(self) -> list[tuple[tuple[int, ...], int]]:
+        """The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it."""
+        return self.state.tree.tree_states()
 
     def page_table(self, req_id: int) -> list[int]:
         """The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live."""

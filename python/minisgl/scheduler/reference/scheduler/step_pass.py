@@ -9,6 +9,7 @@ from __future__ import annotations
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
 
@@ -28,6 +29,9 @@ class StepPass:
         self.num_misses = 0
         self.num_drafted = 0
         self.num_accepted = 0
+        self.num_saved = 0
+        self.num_cut_short = 0
+        self.num_computed_again = 0
 
     def decide(self, step: int) -> DecidedStep:
         decided = DecidedStep(step)
@@ -40,6 +44,9 @@ class StepPass:
         decided.freed = self.state.slots.take_freed()
         self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
         self._keep_cache_budget()
+        if self.state.tree.checkpoints is not None:
+            self._save_tails(decided)
+            self.state.tree.checkpoints.settle()
         return decided
 
     def _budget(self) -> int:
@@ -115,6 +122,18 @@ class StepPass:
         request.pages += self.state.tree.take(1)
         return True
 
+    def _save_tails(self, decided: DecidedStep) -> None:
+        """The text that a request makes is saved every interval, in the one slot that it keeps for that."""
+        interval, tree = self.config.checkpoint_interval, self.state.tree
+        for row, request in enumerate(decided.decode_rows if tree.policy != "naive" else ()):
+            if request.kv_len % interval:
+                continue
+            slot = request.tail if request.tail != NO_CHECKPOINT else tree.take_slot()
+            if slot is not None:
+                request.tail, request.tail_len, request.tail_step = slot, request.kv_len, decided.step
+                decided.tail_saves.append((row, 1, slot))
+                self.num_saved += 1
+
     def _retract_for(self, request: Request, decided: DecidedStep) -> bool:
         victim = retraction.pick_victim(self.state.started, request)
         if victim is None:
@@ -149,17 +168,32 @@ class StepPass:
         if not decided.prefill_rows:
             budget = max(budget, self.limits.page_size)
         room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
-        return admission.size_chunk(request, self.state.tree, budget, room)
+        return admission.size_chunk(request, self.state.tree, budget, room, decided.step)
 
     def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
-        admission.apply_chunk(request, chunk, self.state.tree)
+        begins = self._begin(request, chunk)
+        saves = admission.apply_chunk(request, chunk, self.state.tree, self.config.checkpoint_interval, decided.step)
+        self.num_saved += len(saves)
         self.state.pins.take(request, self.state.tree)
         samples = request.kv_len == request.prefill_len
         request.num_pending += samples
         request.last_step = decided.step
-        decided.prefill_rows.append(PrefillRow(request, chunk.num_tokens, first_column, samples))
+        covered = chunk.num_covered * self.limits.page_size
+        decided.prefill_rows.append(
+            PrefillRow(request, chunk.num_tokens, first_column, samples, covered, begins, saves)
+        )
         decided.num_prefill_page_changes += chunk.num_page_changes
+
+    def _begin(self, request: Request, chunk: admission.Chunk) -> int | None:
+        """The checkpoint with which the request goes on, or none and so from nothing; None if with the state it has."""
+        checkpoints = self.state.tree.checkpoints
+        if checkpoints is None or (request.pages and not chunk.match.pages):
+            return None
+        if not chunk.match.pages:
+            return NO_CHECKPOINT
+        checkpoints.use(chunk.match.node)
+        return chunk.match.node.checkpoint
 
     def _admit(self, decided: DecidedStep, budget: int, background: bool) -> int:
         """Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than
@@ -204,12 +238,14 @@ class StepPass:
         request.num_admissions += 1
         cached_len = len(chunk.match.pages) * self.state.tree.page_size
         if request.num_found_pages is None:
-            request.num_found_pages = len(chunk.match.pages)
+            request.num_found_pages = chunk.num_found
         if request.num_admissions == 1:
             self.num_prompt_tokens += request.prefill_len
             self.num_cached_tokens += cached_len
             self.num_hits += cached_len > 0
             self.num_misses += cached_len == 0
+            self.num_cut_short += chunk.num_found > len(chunk.match.pages)
+            self.num_computed_again += chunk.num_found * self.state.tree.page_size - cached_len
         decided.assigned.append((request, cached_len))
         self._take_chunk(request, chunk, decided)
         self.state.started.add(request)

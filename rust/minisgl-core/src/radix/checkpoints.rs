@@ -1,0 +1,88 @@
+//! Checkpoints: slots for the state that state layers have after the tokens from the root of the tree to a node's end.
+//!
+//! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint that is saved in a step is
+//! found from the next step on, and its slot is not given out again before.
+//!
+//! A checkpoint is worth the tokens that it saves, which are those since the checkpoint above it, and loses its worth
+//! with age by the rule of GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997): when it is
+//! saved or used, its worth is its tokens above that of the one that was given up last; the one of least worth goes
+//! next, of equal ones the one that was used first.
+
+use std::collections::BTreeSet;
+
+use super::nodes::{NO_NODE, NodeId, Slot};
+use crate::numbers::{ToU32, ToUsize};
+
+/// The free slots are a stack, at start with the lowest on top.
+pub(crate) struct Checkpoints {
+    pub(super) free: Vec<Slot>,
+    pub(super) nodes: Vec<NodeId>,                // by slot
+    pub(super) order: BTreeSet<(u64, u64, Slot)>, // worth, use count (for ties), of those that may go
+    pub(super) worth: Vec<Option<(u64, u64)>>,    // by slot, as in `order`
+    pub(super) held: Vec<u32>,                    // by how many pins
+    pub(super) new: Vec<Slot>,                    // in this step
+    pub(super) floor: u64,                        // the worth of the one that was given up last
+    pub(super) uses: u64,
+}
+
+impl Checkpoints {
+    pub fn new(num_slots: usize) -> Self {
+        let mut found = Self {
+            free: Vec::with_capacity(num_slots),
+            nodes: vec![NO_NODE; num_slots],
+            order: BTreeSet::new(),
+            worth: vec![None; num_slots],
+            held: vec![0; num_slots],
+            new: Vec::with_capacity(num_slots),
+            floor: 0,
+            uses: 0,
+        };
+        found.reset();
+        found
+    }
+
+    /// All slots are free, stacked as at start.
+    pub fn reset(&mut self) {
+        self.free.clear();
+        self.free.extend((0..self.nodes.len().to_u32()).rev());
+        self.nodes.fill(NO_NODE);
+        self.order.clear();
+        self.worth.fill(None);
+        self.held.fill(0);
+        self.new.clear();
+    }
+
+    pub fn num_slots(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn num_used(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    pub fn free_slots(&self) -> &[Slot] {
+        &self.free
+    }
+
+    /// Slots and their nodes.
+    pub fn of_nodes(&self) -> impl Iterator<Item = (Slot, NodeId)> + '_ {
+        let nodes = self.nodes.iter().zip(0..).map(|(&node, slot)| (slot, node));
+        nodes.filter(|&(_, node)| node != NO_NODE)
+    }
+
+    /// For checks: whether eviction knows the slot, and how many pins hold it.
+    pub fn is_known(&self, slot: Slot) -> (bool, u32) {
+        (self.worth[slot.to_usize()].is_some(), self.held[slot.to_usize()])
+    }
+
+    pub fn push(&mut self, slot: Slot) {
+        self.free.push(slot);
+    }
+
+    /// It may not be given up.
+    pub(super) fn unlist(&mut self, slot: Slot) {
+        if let Some((worth, uses)) = self.worth[slot.to_usize()].take() {
+            self.order.remove(&(worth, uses, slot));
+        }
+    }
+}
