@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,32 @@ def test_the_formats_of_qwen3() -> None:
         assert found is not None and found.is_open is is_open
     opened = parsing.thinking_after(tokenizer("qwen3").encode("<|im_start|>assistant\n<think>\n", False), None)
     assert opened is not None and opened.is_open
+
+
+def test_a_folder_with_the_marks_of_gpt_oss_answers_in_harmony(tmp_path: Path) -> None:
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"]
+    written = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict.fromkeys("", 0), merges=[]))
+    written.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    written.decoder = tokenizers.decoders.ByteLevel()
+    written.add_tokens(list("abcdefghijklmnopqrstuvwxyz"))
+    written.add_special_tokens(marks)
+    written.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>"}))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}"
+        "{% if thinking %}<|channel|>analysis<|message|>{{ thinking }}<|end|>{% endif %}<|start|>assistant"
+    )
+    found = Tokenizer.load(tmp_path)
+    parsing = Parsing(found)
+    assert parsing.tool_format.name == "harmony"
+    assert parsing.thinking is not None and parsing.thinking.name == "harmony"
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hello<|return|>"
+    stream = found.new_stream((), parsing.shown(parsing.tool_format.markers))
+    parser = new_parser(parsing.tool_format, parsing.thinking, answer_tools({}))
+    parts = []
+    for one in found.encode(text, add_special_tokens=False).tolist():
+        parts += parser.push(stream.push([one]))
+    assert joined(parts + parser.finish())[:2] == ("hello", "hm")
 
 
 def test_a_conversation_with_calls_is_written_as_it_was_read() -> None:
