@@ -269,6 +269,23 @@ def test_a_gguf_file(variant: str, arch: str, tmp_path: Path, monkeypatch: pytes
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
+def test_what_sees_in_a_gguf_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ollama's files have it, beside the language model."""
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    reference = written_model("gemma3-tied")
+    file = write_gguf(
+        tmp_path / "m.gguf",
+        reference,
+        "gemma3",
+        edit=lambda writer: writer.add_tensor("v.patch_embedding.weight", np.ones((4, 8), np.float32)),
+    )
+    said: list[str] = []
+    config = EngineConfig(model=str(file), num_pages=64, kv_dtype="f32")
+    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
+    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert "text only: what sees is not loaded" in said
+
+
 @pytest.mark.parametrize("kind", [kind for kind in _rust.GGUF_TYPES if kind != "Q2_0"])  # which gguf-py cannot write
 def test_blocks_are_computed_as_they_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the numbers that they stand for, in full: attention, experts, embedding and head."""

@@ -304,12 +304,13 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     return randomised(model_class(model_class.config_class(**settings)))
 
 
-def tiny_mistral3(tied: bool) -> Any:
-    """As `tiny_model`, with a vision tower beside its text half."""
+def tiny_mistral3(tied: bool, **changes: Any) -> Any:
+    """As `tiny_model`, with a vision tower beside its text half, whose config `changes` are of."""
     import transformers
 
     torch.manual_seed(7)
     text = {**_TINY, "model_type": "mistral", "head_dim": 16, "sliding_window": None, "tie_word_embeddings": tied}
+    text |= changes
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -322,13 +323,13 @@ def tiny_mistral3(tied: bool) -> Any:
     return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
-def tiny_gemma3_that_sees(tied: bool) -> Any:
+def tiny_gemma3_that_sees(tied: bool, **changes: Any) -> Any:
     """As `tiny_mistral3`."""
     import transformers
 
     torch.manual_seed(7)
     _, extra = VARIANTS["gemma3-tied"]
-    text = {**_TINY, **extra, "model_type": "gemma3_text", "tie_word_embeddings": tied}
+    text = {**_TINY, **extra, "model_type": "gemma3_text", "tie_word_embeddings": tied, **changes}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 16, **sizes}
     config = transformers.Gemma3Config(
@@ -337,41 +338,52 @@ def tiny_gemma3_that_sees(tied: bool) -> Any:
     return randomised(transformers.Gemma3ForConditionalGeneration(config))
 
 
-def tiny_ministral3_that_sees(tied: bool) -> Any:
+def tiny_ministral3_that_sees(tied: bool, **changes: Any) -> Any:
     """As `tiny_mistral3`."""
     import transformers
 
     torch.manual_seed(7)
     _, extra = ON_CPU["ministral3"]
-    text = {**_TINY, **extra, "model_type": "ministral3", "tie_word_embeddings": tied}
+    text = {**_TINY, **extra, "model_type": "ministral3", "tie_word_embeddings": tied, **changes}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, "head_dim": 16, **sizes}
     config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
     return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
-def _tiny_qwen_that_sees(name: str, tied: bool) -> Any:
+def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
     import transformers
 
     torch.manual_seed(7)
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
     rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]}
     text = {**_TINY, "head_dim": 16, "rope_parameters": rope, "tie_word_embeddings": tied, **_NO_PAD}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    text |= changes
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    vision |= {"hidden_size": text["hidden_size"], "embed_dim": 32} if name == "Qwen2VL" else {}
+    vision |= {"out_hidden_size": text["hidden_size"]}
     vision |= {"deepstack_visual_indexes": []} if "3" in name else {}
     config = kind.config_class(text_config=text, vision_config=vision, tie_word_embeddings=tied)
     return randomised(kind(config))
 
 
-THAT_SEE: dict[str, Callable[[bool], Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
-THAT_SEE_ON_CPU: dict[str, Callable[[bool], Any]] = {
-    "ministral3": tiny_ministral3_that_sees,
+THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
+THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
+    "ministral3-that-sees": tiny_ministral3_that_sees,
+    "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
     "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
 }
 
 
 _NORM = re.compile(r"norm\.weight$|\.norms\.|\bln_\w+\.weight$")
+
+
+def tiny(name: str, **changes: Any) -> Any:
+    """As `tiny_model`, also of one that sees; `changes` are of its text half's config."""
+    if (makes := {**THAT_SEE, **THAT_SEE_ON_CPU}.get(name)) is not None:
+        return makes(False, **changes)
+    return tiny_model(name, **changes)
 
 
 def randomised(model: Any) -> Any:
@@ -383,7 +395,7 @@ def randomised(model: Any) -> Any:
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):
+            if name.endswith("bias") and buffer.is_floating_point():  # others are masks
                 buffer.normal_(0.0, 0.3)
     return model.float().eval()
 

@@ -93,7 +93,7 @@ def test_capped_logits_of_gemma_are_refused(tmp_path: Path) -> None:
         writer.add_final_logit_softcapping(30.0)
 
     file = write_gguf(tmp_path / "m.gguf", written_model("gemma3-tied"), "gemma3", edit=edit)
-    with pytest.raises(ConfigError, match=r"gemma3\.final_logit_softcapping: 30 is not imported"):
+    with pytest.raises(ConfigError, match=r"gemma3\.final_logit_softcapping: 30\.0 is not imported"):
         import_gguf(file, quiet)
 
 
@@ -217,6 +217,10 @@ def _longrope(writer: GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
 
 
+def _scaled_scores(writer: GGUFWriter) -> None:
+    writer.add_attention_scale(0.5)
+
+
 def _sharper_yarn(writer: GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(4.0)
@@ -239,6 +243,7 @@ def _odd_tensor(writer: GGUFWriter) -> None:
         ({"kind": "rwkv"}, "'rwkv' is not imported: only gpt2"),
         ({"edit": _longrope}, "rope.scaling.type: 'longrope'"),
         ({"edit": _sharper_yarn}, "rope.scaling.attn_factor: 1.5"),
+        ({"edit": _scaled_scores}, r"llama\.attention\.scale: 0\.5 is not imported: only 0"),
         ({"edit": _rope_freqs}, "rope_freqs.weight: these factors are not those of Llama 3.1"),
         ({"edit": _odd_tensor}, r"unknown tensor blk\.0\.ffn_gate_exps"),
     ],

@@ -161,7 +161,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     )
     folder, gguf = (found, None) if found.is_dir() else (_folder_of(found, config.tokenizer is None), found)
     model = load_config(folder)
-    if has_text_half(model.architecture):
+    if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
     if model.left_out:
         say("one token a step: what predicts further ones (MTP) is not loaded")
@@ -305,7 +305,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         if isinstance(model.activation, str)
         else {"clamped_swiglu": asdict(model.activation)},
         "gated": model.gated,
-        "left_out": model.left_out,
+        "left_out": (*model.left_out, *model.other_half),
         "latent": None if model.latent is None else asdict(model.latent),
         "moe": None if moe is None else {**asdict(moe), "layers": sorted(moe.layers)},
     }

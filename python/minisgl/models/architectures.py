@@ -823,7 +823,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture(_qwen3_moe, on_torch=True),
     "Gemma3ForCausalLM": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),
     "Gemma3ForConditionalGeneration": Architecture(_gemma3, _GEMMA_NAMES, on_torch=True),  # its text half
-    "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
+    "Qwen2VLForConditionalGeneration": Architecture(_qwen2),  # their text halves
+    "Qwen2_5_VLForConditionalGeneration": Architecture(_qwen2),
     "Qwen3VLForConditionalGeneration": Architecture(_qwen3),
     "Phi3ForCausalLM": Architecture(_phi3, _PHI3_NAMES, {"qkv": "attn_qkv", "gate_up": "ffn_up"}),
     "GraniteForCausalLM": Architecture(_granite, gguf_interleaved=True),
@@ -915,6 +916,7 @@ def find_architecture(architecture: str) -> Architecture:
 _TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }

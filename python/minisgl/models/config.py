@@ -88,6 +88,8 @@ class ModelConfig:
     """(beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n))."""
     left_out: tuple[str, ...] = ()
     """How the names of tensors begin that are no part of the decoder: they predict tokens after the next (MTP)."""
+    other_half: tuple[str, ...] = ()
+    """The same of a GGUF file that has what sees, too."""
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -184,6 +186,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         as_llama["windows"] = no_windows(raw)
     return ModelConfig(
         architecture=architecture,
+        other_half=tuple(raw.get("other_half", ())),
         packing=parse_packing(raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_ids=eos_ids(raw, generation or {}),

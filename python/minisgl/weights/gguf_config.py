@@ -20,9 +20,28 @@ TABLE, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.we
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 _POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # by llama.cpp's numbers, as their tokens' names
+VISION = ("v.", "mm.")  # how the names of tensors begin that see, where a file has them, too
 _LAYERS_OF_GEMMA3_27B = 62
 _LAYERS_OF_GEMMA2_27B = 46
 _REQUIRED: Any = object()
+_WEIGHTY = {
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.temperature_scale": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+    "expert_count": 0,
+    "expert_group_count": 1,
+    "expert_shared_count": 0,
+    "expert_weights_scale": 1.0,
+    "nextn_predict_layers": 0,
+}
+"""Keys that change what any model computes, and the value that changes nothing, as 0 does: one that nobody read is
+refused."""
 
 
 Config = Mapping[str, Any]
@@ -33,6 +52,7 @@ class Fields:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
+        self._read = set[str]()
         self.architecture = self.text("general.architecture")
         if self.architecture not in READERS:
             known = ", ".join(READERS)
@@ -81,7 +101,15 @@ class Fields:
         found = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
         return list(found)
 
+    def refuse_unread(self) -> None:
+        """Raises `ConfigError` for a key of `_WEIGHTY` that would be ignored."""
+        for name, neutral in _WEIGHTY.items():
+            value = self._metadata.get(key := self.own(name))
+            if key not in self._read and value not in (None, 0, neutral):
+                raise ConfigError(f"{key}: {value!r:.40} is not imported: only {neutral:g}")
+
     def _get(self, key: str, default: Any, fits: Callable[[Any], bool], what: str) -> Any:
+        self._read.add(key)
         value = self._metadata.get(key, default)
         if value is _REQUIRED or value == []:
             raise ConfigError(f"the GGUF metadata lacks {key}")
@@ -156,6 +184,9 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     config |= {"hidden_act": "silu"} | reader.own(fields, shapes, config)
     if (window := _window(fields, config)) and "sliding_window" not in config:
         raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
+    fields.refuse_unread()
+    if any(name.startswith(VISION) for name in shapes):
+        config["other_half"] = list(VISION)
     if scaling := _rope_scaling(fields, factors, config):
         config["rope_scaling"] = scaling
     if (bos := fields.whole("tokenizer.ggml.bos_token_id", -1)) >= 0:
@@ -237,8 +268,6 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     a base of 10,000, and the largest model alone scales its scores by another size than that of a head."""
     own, layers = fields.own, config["num_hidden_layers"]
     window = fields.whole(own("attention.sliding_window"), 0)
-    if cap := fields.real(own("final_logit_softcapping"), 0.0):
-        raise ConfigError(f"{own('final_logit_softcapping')}: {cap:g} is not imported: only logits as they are")
     every = fields.whole(own("attention.sliding_window_pattern"), 6) if window > 0 else 1
     full = [every > 0 and (i + 1) % every == 0 for i in range(layers)]
     is_27b = layers == _LAYERS_OF_GEMMA3_27B
@@ -320,11 +349,11 @@ def _gemma2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _qwen2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    own = fields.own
+    own, shared = fields.own, shapes.get("blk.0.ffn_gate_shexp.weight", (0,))[0]  # older files say it by that alone
     return {
         **_experts(fields),
         "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
-        "shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
+        "shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length"), shared),
         "norm_topk_prob": False,
     }
 
@@ -470,6 +499,8 @@ READERS: dict[str, Reader] = {
     "qwen2": Reader("Qwen2ForCausalLM", on_torch=True),
     "qwen3": Reader("Qwen3ForCausalLM", _qwen3, on_torch=True),
     "qwen3moe": Reader("Qwen3MoeForCausalLM", _qwen3_moe, "qwen3_moe", on_torch=True),
+    "qwen2vl": Reader("Qwen2ForCausalLM", model_type="qwen2", on_torch=True),  # text halves of models that see:
+    "qwen3vl": Reader("Qwen3ForCausalLM", _qwen3, "qwen3", on_torch=True),  # a text's positions are plain ones
     "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
     "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
     "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True, fused=True),
@@ -484,6 +515,7 @@ READERS: dict[str, Reader] = {
     "starcoder2": Reader("Starcoder2ForCausalLM", _starcoder2, layer_norm=True),
     "command-r": Reader("CohereForCausalLM", _cohere, layer_norm=True),
     "cohere2": Reader("Cohere2ForCausalLM", _cohere2, layer_norm=True),
+    "chatglm": Reader("GlmForCausalLM", _biases("attention_bias"), partial=True),
     "glm4": Reader("Glm4ForCausalLM", _biases("attention_bias"), partial=True),
     "ernie4_5": Reader("Ernie4_5ForCausalLM", _biases("use_bias")),
     "exaone4": Reader("Exaone4ForCausalLM", _exaone4),

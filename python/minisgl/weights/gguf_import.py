@@ -78,7 +78,10 @@ def _digest(files: Sequence[Path]) -> str:
 def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     header = read_header(file)
     config = write_text_files(file, header, folder, own_tokenizer)
-    tensors = {name: of for name, of in header["tensors"].items() if name != ROPE_FACTORS}  # the config has it
+    if other_half := tuple(config.get("other_half", ())):
+        say("text only: what sees is not loaded")
+    left_out = (ROPE_FACTORS, *other_half)  # the config has the first
+    tensors = {name: of for name, of in header["tensors"].items() if not name.startswith(left_out)}
     architecture = header["metadata"]["general.architecture"]
     reader = READERS[architecture]
     if not reader.on_torch or config["architectures"] == ["MixtralForCausalLM"]:
