@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -198,6 +198,10 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     prefixes: tuple[PrefixState, ...] = ()
     num_drafted_total: int = 0  # tokens that were guessed and computed
     num_accepted_total: int = 0  # of them, those that were right
+    num_checkpoints: int = 0  # slots in use for states of a model that has some; the totals are those of the scheduler
+    num_saved_total: int = 0
+    num_cut_short_total: int = 0
+    num_computed_again_total: int = 0
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

@@ -70,6 +70,7 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("kv_pages_protected", "cached pages in use by requests", stats.num_protected_pages),
         ("kv_pages_held", "pages owned by requests", stats.num_held_pages),
         ("kv_pages_pinned", "cached pages that prefixes have pinned", stats.num_pinned_pages),
+        ("checkpoints", "slots in use for the states of layers that keep one", stats.num_checkpoints),
         ("cache_prefixes", "prefixes that are kept on order", len(stats.prefixes)),
         (
             "kv_usage_ratio",
@@ -88,6 +89,9 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("cache_evicted_pages", "pages that left it", stats.num_evicted_pages_total),
         ("drafted_tokens", "tokens that were guessed and computed", stats.num_drafted_total),
         ("accepted_tokens", "of these, those that were right", stats.num_accepted_total),
+        ("states_saved", "states that were saved for others to begin with", stats.num_saved_total),
+        ("cache_cut_short", "requests that found less than was cached, for want of a state", stats.num_cut_short_total),
+        ("computed_again_tokens", "tokens that were cached, and computed for a state", stats.num_computed_again_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),

@@ -231,6 +231,10 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         num_misses_total=loop.admitted.num_misses,
         num_drafted_total=stats.num_drafted_total,
         num_accepted_total=stats.num_accepted_total,
+        num_checkpoints=stats.num_checkpoints,
+        num_saved_total=stats.num_saved_total,
+        num_cut_short_total=stats.num_cut_short_total,
+        num_computed_again_total=stats.num_computed_again_total,
         prefixes=loop.prefixes.states(),
     )
 
