@@ -4,13 +4,16 @@
     python -m benchmark.cpu offline --llama-bin BIN --models FOLDER --out DIR
 
 `offline` decodes 1, 8 and 32 sequences and prefills one prompt: of the embedded model, and of random weights in the
-shapes of Qwen3-0.6B as Q4_1, Q8_0 and bfloat16 (GGUF files that llama.cpp reads too, written once into `--models`). All
-variants of a part are alive at once and asked in turns; the tables have medians with the lowest and the highest round,
-and how each of ours stands against each of the others, paired by round. `--rehearse` runs the echo engine in seconds.
+shapes of Qwen3-0.6B as Q4_1, Q8_0 and bfloat16 (GGUF files that llama.cpp reads too, written once into `--models`).
+Parts with names of larger models have their shapes, with as many `--layers` as memory holds: a prompt of 512 tokens,
+and 128 tokens behind none and behind 4,096. All variants of a part are alive at once and asked in turns; the tables
+have medians with the lowest and the highest round, and how each of ours stands against each of the others, paired by
+round. `--rehearse` runs the echo engine in seconds.
 
 Our engines run in processes of their own (`--child`: an `EngineConfig` and then questions as JSON lines on stdin): what
 runs is the server's step loop, scheduler and engine. All prompts differ, so no prefix cache helps; loading is outside
-the figures. llama.cpp runs by its own benchmark of batches, which samples nothing. The last line of stdout is JSON.
+the figures. llama.cpp runs by its own benchmark of batches, which samples nothing, or as the package xllamacpp, whose
+server's own times are told. The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +65,12 @@ PARTS = {
     "q4_1": ("int8", "exact", LLAMA),
     "q8_0": ("int8", "exact", LLAMA),
     "bf16": ("bf16", "exact", "torch-bf16"),  # llama.cpp is no opponent there
+    "qwen3-4b": ("exact", "int8", LLAMA),
+    "qwen3-30b-a3b": ("exact", "int8", LLAMA),
+    "gpt-oss-20b": ("exact", "int8", LLAMA),
 }
 START_S, RUN_S, BUILD_S = 600.0, 900.0, 900.0
-FIRST_ID = 5  # ids below are often special
+FIRST_ID, LAST_ID = 5, 30_000  # ids below the first are often special; every vocabulary here has the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,12 @@ class Point:
     batch: int
     num_in: int
     num_out: int = 1
+    label: str = ""
 
     @property
     def name(self) -> str:
+        if self.label:
+            return self.label
         return f"prefill {self.num_in}" if self.num_out == 1 else f"decode {self.batch}"
 
 
@@ -144,10 +154,14 @@ Ask = Callable[[Point, Sequence[int]], float]
 @contextlib.contextmanager
 def start(name: str, model: Path, points: Sequence[Point], threads: int, llama: Mapping[str, Path]) -> Iterator[Ask]:
     """A variant, to be asked for the tokens a second of a point. Raises `Missing`, when asked, too."""
-    if name not in ENGINES:
-        yield _llama(name, model, threads, llama)
-        return
     longest = max(point.num_in + point.num_out for point in points)
+    if name not in ENGINES:
+        if name in llama and (llama[name] / "xllamacpp").is_dir():
+            with _served(llama[name], model, threads, longest + 16) as ask:
+                yield ask
+        else:
+            yield _llama(name, model, threads, llama)
+        return
     rows = max(point.batch for point in points)
     settings = {
         "model": "smollm2" if model == find_smollm2() else str(model),
@@ -200,6 +214,30 @@ def _llama(name: str, file: Path, threads: int, llama: Mapping[str, Path]) -> As
     return ask
 
 
+@contextlib.contextmanager
+def _served(folder: Path, file: Path, threads: int, length: int) -> Iterator[Ask]:
+    """The server of the package xllamacpp in `folder`, asked for one sequence at a time."""
+    program = str(ROOT / "python" / "minisgl" / "bench" / "compare_llama_cpp.py")
+    sizes = (str(file), str(threads), "1", str(-(-length // 256) * 256))
+    with Child(("env", f"PYTHONPATH={folder}", sys.executable, "-P", program, *sizes)) as process:
+        url = process.line(START_S)["url"]
+
+        def ask(point: Point, seed: Sequence[int]) -> float:
+            if point.batch > 1:
+                raise Missing("xllamacpp is asked for one sequence at a time")
+            ids = np.random.default_rng(list(seed)).integers(FIRST_ID, LAST_ID, point.num_in).tolist()
+            body = {"prompt": ids, "n_predict": point.num_out, "temperature": 0}
+            data = json.dumps({**body, "cache_prompt": False, "ignore_eos": True}).encode()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"{url}/completion", data), timeout=RUN_S) as answer:
+                    times = json.load(answer)["timings"]
+            except OSError as error:
+                raise Missing(str(error)) from error
+            return float(times["prompt_per_second" if point.num_out == 1 else "predicted_per_second"])
+
+        yield ask
+
+
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
     """By variant, from DIR (the variant `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
     found = {}
@@ -228,7 +266,7 @@ def measure(
             own = stack.enter_context(contextlib.ExitStack())
             try:
                 ask = own.enter_context(start(name, model, points, threads, llama))
-                ask(Point(2, 16, 4), (0, 0))  # warms up
+                ask(Point(min(2, points[0].batch), 16, 4), (0, 0))  # warms up
                 alive[name] = ask
             except Missing as error:
                 own.close()
@@ -253,7 +291,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen3 with a tied head."""
+    """A Qwen3 with a tied head, or a model of experts with a head of its own."""
 
     layers: int = 28
     hidden: int = 1024
@@ -263,6 +301,10 @@ class Shape:
     inner: int = 3072
     vocab: int = 151_936
     context: int = 40_960
+    arch: str = "qwen3"
+    experts: int = 0
+    per_token: int = 0
+    expert_inner: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes, rows first."""
@@ -282,19 +324,48 @@ class Shape:
             "ffn_up": (self.inner, self.hidden),
             "ffn_down": (self.hidden, self.inner),
         }
+        if self.experts:
+            yield "output.weight", (self.vocab, self.hidden)
+            for name in ("ffn_gate", "ffn_up", "ffn_down"):
+                rows, columns = sizes.pop(name)
+                of = {self.inner: self.expert_inner}
+                wide = (of.get(rows, rows), columns) if name != "ffn_down" else (rows, of.get(columns, columns))
+                sizes[f"{name}_exps"] = (self.experts, *wide)
+            sizes["ffn_gate_inp"] = (self.experts, self.hidden)
+        biases: dict[str, tuple[int, ...]] = {}
+        if self.arch == "gpt-oss":
+            biases = {name: shape[:-1] for name, shape in sizes.items() if len(shape) > 1}
+            for gone in ("attn_q_norm", "attn_k_norm"):
+                del sizes[gone]
+            sizes["post_attention_norm"] = sizes.pop("ffn_norm")
+            sizes["attn_sinks"] = (self.heads,)
         for i in range(self.layers):
             yield from ((f"blk.{i}.{name}.weight", shape) for name, shape in sizes.items())
+            yield from ((f"blk.{i}.{name}.bias", shape) for name, shape in biases.items())
+
+
+SHAPES = {
+    "qwen3-4b": ("q4_0", Shape(36, 2560, 32, 8, 128, 9728)),
+    "qwen3-30b-a3b": (
+        "q4_0",
+        Shape(48, 2048, 32, 4, 128, 6144, arch="qwen3moe", experts=128, per_token=8, expert_inner=768),
+    ),
+    "gpt-oss-20b": (
+        "mxfp4",
+        Shape(24, 2880, 64, 8, 64, 2880, 201_088, 131_072, "gpt-oss", experts=32, per_token=4, expert_inner=2880),
+    ),
+}
 
 
 def random_weights(kind: str, folder: Path, shape: Shape | None = None) -> Path:
     """A file of `kind` (q4_1, q8_0, bf16) with the same weights in every type, written now if it is not there. The
     tokenizer is the embedded model's, with made-up tokens up to the size of the vocabulary."""
     shape, quantized = shape or Shape(), gguf.GGMLQuantizationType[kind.upper()]
-    path = folder / f"qwen3-{shape.layers}x{shape.hidden}-random-{kind}.gguf"
+    path = folder / f"{shape.arch}-{shape.layers}x{shape.hidden}-random-{kind}.gguf"
     if path.is_file():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(part := path.with_suffix(".part"), "qwen3", use_temp_file=True)
+    writer = gguf.GGUFWriter(part := path.with_suffix(".part"), shape.arch, use_temp_file=True)
     writer.add_name("random weights")
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
@@ -306,22 +377,48 @@ def random_weights(kind: str, folder: Path, shape: Shape | None = None) -> Path:
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1_000_000.0)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.per_token)
+        writer.add_expert_feed_forward_length(shape.expert_inner)
+    if shape.arch == "gpt-oss":
+        writer.add_sliding_window(128)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     _add_tokenizer(writer, shape.vocab)
     generator = np.random.default_rng(0)
     for name, sizes in shape.tensors():
-        if len(sizes) == 1:
-            writer.add_tensor(name, np.ones(sizes, np.float32))
-        else:  # some rows at once: a whole embedding in float32 is 600 MB
-            pieces = [generator.standard_normal((min(8192, sizes[0] - at), sizes[1]), np.float32) * np.float32(0.02)
-                      for at in range(0, sizes[0], 8192)]  # fmt: skip
-            quants = np.concatenate([gguf.quantize(piece, quantized) for piece in pieces])
-            writer.add_tensor(name, quants, raw_dtype=quantized)
+        if len(sizes) == 1 or name.endswith(".bias"):
+            writer.add_tensor(name, np.full(sizes, 1.0 if "norm" in name else 0.0, np.float32))
+        elif "gate_inp" in name:
+            writer.add_tensor(name, generator.standard_normal(sizes, np.float32) * np.float32(0.02))
+        else:
+            own = gguf.GGMLQuantizationType.Q8_0 if kind == "mxfp4" and "_exps" not in name else quantized
+            _add_random(writer, name, sizes, own, generator)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     part.replace(path)
     return path
+
+
+def _add_random(
+    writer: gguf.GGUFWriter,
+    name: str,
+    sizes: tuple[int, ...],
+    kind: gguf.GGMLQuantizationType,
+    generator: np.random.Generator,
+) -> None:
+    """Some rows at once: a whole embedding in float32 is 600 MB. Experts have the rows of one, in other orders."""
+    rows, columns = sizes[-2:]
+    pieces = [generator.standard_normal((min(8192, rows - at), columns), np.float32) * np.float32(0.02)
+              for at in range(0, rows, 8192)]  # fmt: skip
+    quants = np.concatenate([gguf.quantize(piece, kind) for piece in pieces])
+    if len(sizes) == 3:
+        quants = np.stack([np.roll(quants, expert, axis=0) for expert in range(sizes[0])])
+    writer.add_tensor(name, quants, raw_dtype=kind)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
@@ -437,6 +534,9 @@ def points_of(part: str, *, rehearse: bool) -> list[Point]:
     """Random weights of 0.6B parameters get shorter ones: the slower variant takes minutes a round."""
     if rehearse:
         return [Point(1, 16, 8), Point(1, 16)]
+    if part in SHAPES:
+        tokens = (Point(1, 1, 129, "tg128"), Point(1, 4096, 129, "tg128 at 4096"))
+        return [Point(1, 512, 1, "pp512"), *tokens]
     num_in, num_out, prefill = (128, 64, 512) if part == "smollm2" else (32, 24, 256)
     return [*(Point(batch, num_in, num_out) for batch in (1, 8, 32)), Point(1, prefill)]
 
@@ -452,15 +552,23 @@ def offline(args: argparse.Namespace, report: Report | None) -> dict[str, Any]:
             names = ["echo"] if args.rehearse else [name for name in names if name in (args.variants or names)]
             points = points_of(part, rehearse=args.rehearse)
             embedded = part == "smollm2" or args.rehearse
-            model = find_smollm2() if embedded else random_weights(part, args.models or Path(scratch))
+            kind, shape = SHAPES.get(part, (part, Shape()))
+            if part in SHAPES and args.layers is not None:
+                shape = replace(shape, layers=min(args.layers, shape.layers))
+            model = find_smollm2() if embedded else random_weights(kind, args.models or Path(scratch), shape)
             found = measure(names, model, points, args.rounds, args.threads, llama)
             missing = table(("not measured", "why"), found.missing.items()) if found.missing else ""
-            texts = [speeds_table(found, points), against(found, points), shares_table(found, points, most, model)]
+            texts = [
+                speeds_table(found, points),
+                against(found, points),
+                shares_table(found, points, {} if shape.experts else most, model),
+            ]
             text = "\n\n".join(one for one in (*texts, missing) if one)
             print(f"\n{part}\n\n{text}\n", flush=True)
             raw[part] = {"samples": found.samples, "missing": found.missing}
             if report is not None:
-                report.section(f"{part} ({args.threads} threads)", text)
+                layers = f", {shape.layers} layers" if part in SHAPES else ""
+                report.section(f"{part} ({args.threads} threads{layers})", text)
                 report.write({"limits": most, **raw})
     return {"bench": "cpu offline", **raw}
 
@@ -476,7 +584,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("--rounds", type=int, default=3, help="of every figure (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of every variant (default: %(default)s)")
-    llama = "llama.cpp's programs, from a native build; NAME=DIR for another build beside it"
+    parser.add_argument("--layers", type=int, help="at most, of the shapes of larger models")
+    llama = "llama.cpp's programs, from a native build, or a folder with xllamacpp in it; NAME=DIR for another one"
     parser.add_argument("--llama-bin", action="append", default=[], metavar="DIR", help=llama)
     parser.add_argument("--models", type=Path, metavar="DIR", help="keep the random weights there (default: made anew)")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="of the parts of `offline`")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -58,6 +59,18 @@ def test_random_weights_are_a_model_that_gguf_reads(tmp_path: Path) -> None:
     assert sizes["bf16"]["weight_bytes"] == 2 * sizes["bf16"]["parameters"]
     assert sizes["q4_1"]["weight_bytes"] == sizes["q4_1"]["parameters"] * 20 // 32
     assert {str(t.name) for t in gguf.GGUFReader(files["q8_0"]).tensors} == {name for name, _ in TINY.tensors()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", cpu.SHAPES)
+def test_shapes_of_larger_models_are_computed(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    kind, shape = cpu.SHAPES[part]
+    tiny = replace(shape, layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, inner=96, vocab=49_408, context=2048)
+    if shape.experts:
+        tiny = replace(tiny, experts=8, expert_inner=96)
+    found = cpu.measure(["exact"], cpu.random_weights(kind, tmp_path, tiny), [Point(1, 16, 4)], 1, 1, {})
+    assert found.samples["exact"]["decode 1"][0] > 0, found.missing
 
 
 def test_shares_of_limits() -> None:
