@@ -38,6 +38,8 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "gpt-oss",
         "deepseek3-yarn",
         "gpt-bigcode",
+        "gemma4",
+        "gemma4-moe",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

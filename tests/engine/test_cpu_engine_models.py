@@ -143,6 +143,13 @@ def test_shards_whose_tensors_are_of_mixed_types(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
+def test_a_page_holds_what_each_layer_keeps(tmp_path: Path) -> None:
+    """Keys and values of two heads of 16, 32 and 16 numbers; three more layers attend to those."""
+    engine = load(save(tiny_model("gemma4"), tmp_path), kv_dtype="f32", page_size=16)
+    assert _rust.CpuEngine.page_bytes(engine._settings) == 4 * 16 * 2 * 2 * (16 + 32 + 16)
+    engine.close()
+
+
 def test_experts_in_one_tensor_are_the_same(tmp_path: Path) -> None:
     reference = tiny_model("qwen3-moe")
     apart = logits(load(save(reference, tmp_path / "apart")), IDS)
@@ -209,6 +216,7 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "gpt-oss",
         "deepseek3-yarn",
         "falcon-7b",
+        "gemma4",
     ],
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

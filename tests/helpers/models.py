@@ -156,6 +156,16 @@ _YARN_OF_FULL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 _GROWING = {**YARN_ROPE, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 9,
+    "vocab_size_per_layer_input": 131,
+    "use_double_wide_mlp": True,
+    **_NO_PAD,
+}
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
@@ -269,6 +279,26 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.8,
         },
     ),
+    "gemma4": ("Gemma4ForCausalLM", {**_GEMMA4, "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 3}),
+    "gemma4-large": (
+        "Gemma4ForCausalLM",
+        {**_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4-moe": (
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "attention_k_eq_v": True,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "nemotron": ("NemotronForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5, **_NO_PAD}),
     "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, **_NO_PAD}),
     "falcon-7b": ("FalconForCausalLM", {**_FALCON, "hidden_size": 72, "num_attention_heads": 18}),
@@ -351,6 +381,19 @@ def tiny_ministral3_that_sees(tied: bool, **changes: Any) -> Any:
     return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
+def tiny_gemma4_that_sees(tied: bool, **changes: Any) -> Any:
+    """As `tiny_mistral3`."""
+    import transformers
+
+    torch.manual_seed(7)
+    _, extra = ON_CPU["gemma4"]
+    text = {**_TINY, **extra, "model_type": "gemma4_text", "pad_token_id": 0, "tie_word_embeddings": tied} | changes
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 16, **sizes}
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    return randomised(transformers.Gemma4ForConditionalGeneration(config))
+
+
 def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
     import transformers
 
@@ -370,13 +413,14 @@ def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
 THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
 THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
     "ministral3-that-sees": tiny_ministral3_that_sees,
+    "gemma4-that-sees": tiny_gemma4_that_sees,
     "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
     "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
 }
 
 
-_NORM = re.compile(r"norm\.weight$|\.norms\.|\bln_\w+\.weight$")
+_NORM = re.compile(r"norm(_\d)?\.weight$|\.norms\.|\bln_\w+\.weight$|router\.scale$|per_expert_scale$|layer_scalar$")
 
 
 def tiny(name: str, **changes: Any) -> Any:
@@ -390,13 +434,17 @@ def randomised(model: Any) -> Any:
     """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if _NORM.search(name):
+            if name.endswith(("q_norm.weight", "k_norm.weight")) and "gemma4" in model.config.model_type:
+                parameter.uniform_(0.3, 0.7)  # nothing else keeps its scores small
+            elif _NORM.search(name):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("bias") and buffer.is_floating_point():  # others are masks
                 buffer.normal_(0.0, 0.3)
+            elif _NORM.search(name):
+                buffer.uniform_(0.5, 1.5)
     return model.float().eval()
 
 

@@ -114,6 +114,14 @@ MODELS: dict[str, Model] = {
         "sinks, mixed windows, biases of all projections, of the router and of experts, a clamped SwiGLU, YaRN; "
         "experts in full, or in MXFP4 as published",
     ),
+    "gemma4": Model(
+        "Gemma 4 E2B, E4B",
+        "heads of two sizes, scores without a scale, p-RoPE, normalised values, embeddings by layer, layers that "
+        "attend to what an earlier one keeps, scales of layers",
+    ),
+    "gemma4-large": Model("Gemma 4 31B", "the same without those embeddings; KV heads by layer, values that are keys"),
+    "gemma4-moe": Model("Gemma 4 26B-A4B", "the same, experts beside a dense MLP, capped logits"),
+    "gemma4-that-sees": Model("Gemma 4, as published", "its language model"),
     "nemotron": Model("Nemotron 4, Minitron", "LayerNorm whose weights lack 1, squared ReLU, partial rotary"),
     "phi": Model("Phi-1, Phi-1.5, Phi-2", "attention beside MLP, partial rotary, biases, of the head, too"),
     "falcon-7b": Model(

@@ -149,6 +149,7 @@ def test_llm_takes_a_chat_template() -> None:
         ("Llama4ForCausalLM", "attention within chunks"),
         ("Llama4ForConditionalGeneration", "attention within chunks"),
         ("Qwen3NextForCausalLM", "a state of their own"),
+        ("Gemma3nForConditionalGeneration", "the nearest that runs is Gemma 4"),
     ],
 )
 def test_who_runs_nowhere_is_refused_with_the_reason(architecture: str, reason: str) -> None:

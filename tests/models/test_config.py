@@ -193,7 +193,7 @@ def test_experts() -> None:
         ({**MISTRAL, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types: this architecture"),
         ({**QWEN2, "layer_types": ["sliding_attention"]}, "layer_types: must be"),
         ({**QWEN2, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types: must be"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts: missing"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_experts: missing"),
         ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok: 9: must be between 1 and 8"),
         ({"architectures": ["Mistral3ForConditionalGeneration"]}, "text_config: missing"),
         (
@@ -212,7 +212,7 @@ def test_experts() -> None:
         ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: 'yarn' is not supported with"),
         ({"hidden_size": "wide"}, "wide"),
         ({"architectures": []}, "architectures: missing"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),
+        ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM is not supported"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:

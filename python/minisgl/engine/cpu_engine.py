@@ -78,7 +78,7 @@ class CpuEngine:
         pairs, places = [], adapter_places(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
-            for own, rows in _parts_of(self._model, part, b):
+            for own, rows in _parts_of(self._model, (layer, part), b):
                 pairs.append((layer, own, a.tobytes(), rows.tobytes()))
         return CpuAdapter(self._settings, pairs)
 
@@ -116,8 +116,11 @@ class CpuEngine:
         return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)
 
 
-def _parts_of(model: ModelConfig, part: str, b: npt.NDArray[np.float32]) -> list[tuple[str, npt.NDArray[np.float32]]]:
+def _parts_of(
+    model: ModelConfig, place: tuple[int, str], b: npt.NDArray[np.float32]
+) -> list[tuple[str, npt.NDArray[np.float32]]]:
     """The rows of B [out, r] by the parts that a fused projection has, in the order that the engine keeps them in."""
+    layer, part = place
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if part == "qkv" and find_architecture(model.architecture).grouped:
         by_head = b.reshape(model.num_kv_heads, -1, model.head_dim, b.shape[1])
@@ -128,7 +131,8 @@ def _parts_of(model: ModelConfig, part: str, b: npt.NDArray[np.float32]) -> list
         return list(zip(("q_proj", "k_proj", "v_proj"), np.split(b, (q, q + kv)), strict=True))
     if part == "gate_up":
         return list(zip(("gate_proj", "up_proj"), np.split(b, 2), strict=True))
-    if part in ("q", "k") and find_architecture(model.architecture).interleaved:
+    turns = find_architecture(model.architecture).interleaved and model.rotary[layer] is not None
+    if part in ("q", "k") and turns:
         half = model.rotary_dim // 2
         order = [*range(0, 2 * half, 2), *range(1, 2 * half, 2), *range(2 * half, model.head_dim)]
         b = np.ascontiguousarray(b.reshape(-1, model.head_dim, b.shape[1])[:, order].reshape(b.shape))
@@ -270,9 +274,19 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "hidden_size": model.hidden_size,
         "num_layers": model.num_layers,
         "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.intermediate_size,
+        "heads": [
+            {
+                "kv_heads": one.num_kv_heads,
+                "head_dim": one.head_dim,
+                "kv_of": one.kv_of,
+                "values_are_keys": one.values_are_keys,
+            }
+            for one in model.layer_heads
+        ],
+        "value_norm": model.value_norm,
+        "intermediate_sizes": model.layer_inner_sizes,
+        "layer_scales": model.layer_scales,
+        "per_layer": None if model.per_layer is None else asdict(model.per_layer),
         "vocab_size": model.vocab_size,
         "norm_eps": model.norm_eps,
         "layer_norm": model.layer_norm,
@@ -280,9 +294,9 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "norm_offset": model.norm_offset,
         "norms": model.norms,
         "qk_norm": model.qk_norm,
-        "rotary_dim": model.rotary_dim,
         "inverse_frequencies": [
-            inverse_frequencies(rope, model.rotary_dim, context_len).tolist() for rope in model.ropes
+            inverse_frequencies(rope, dim, context_len).tolist()
+            for rope, dim in zip(model.ropes, model.rotary_dims, strict=True)
         ],
         "rope_scales": [rope.attention_factor for rope in model.ropes],
         "query_growth": model.query_growth,

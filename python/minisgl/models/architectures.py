@@ -53,6 +53,25 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Keys and values of one layer. `kv_of`: the layer whose keys and values it attends to. `values_are_keys`: values
+    are the keys as projected."""
+
+    num_kv_heads: int
+    head_dim: int
+    kv_of: int
+    values_are_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """Each layer adds what it makes of `size` numbers of each token, which are made of its id and of its embedding."""
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoeConfig:
     """Routed experts, in the layers whose indices `layers` holds. `shared_size`: numbers within an expert that every
     token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none. `choice_bias`: the
@@ -74,6 +93,9 @@ class MoeConfig:
     group_best: int = 2
     least_sum: float = 1e-20  # what weights are divided by at least where they are scaled to sum up to 1
     scale: float = 1.0  # of the weights, behind all that
+    expert_scale: bool = False  # and by expert
+    beside: bool = False  # a dense MLP stands beside the experts, each of both with norms of its own
+    router_norm: bool = False  # the router reads hidden numbers normalised with weights of its own
     router_bias: bool = False
     bias: bool = False
 
@@ -87,7 +109,7 @@ class ClampedSwiglu:
 
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +316,80 @@ def _gemma3(raw: Raw) -> dict[str, Any]:
         "rope": rope,
         "local_rope": local,
     }
+
+
+def _gemma4(raw: Raw) -> dict[str, Any]:
+    """Layers that attend to all tokens have heads of their own size, perhaps fewer KV heads, and keys that are values;
+    the last layers attend to what the last one of their kind before them has kept. Scores are not scaled; values are
+    normalised. Each layer may add numbers of the token's id, and have experts beside its MLP."""
+    raw = {"layer_types": _pattern(raw, int(raw["num_hidden_layers"]), 6), **raw, "query_pre_attn_scalar": 1}
+    raw = {**raw, "layer_types": [*raw["layer_types"][:-1], "full_attention"]}
+    windows = _windows({"sliding_window": 512, **raw}, "pattern")
+    heads = _gemma4_heads(raw, windows)
+    shared = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
+    inner, wide = int(raw["intermediate_size"]), bool(raw.get("use_double_wide_mlp"))
+    if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
+        raw = {**raw, "rope_parameters": _GEMMA4_ROPE}
+    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
+    size = int(raw.get("hidden_size_per_layer_input") or 0)
+    bias = bool(raw.get("attention_bias", False))
+    return {
+        **_gemma(raw),
+        "norm_offset": 0.0,
+        "norms": "both",
+        "qk_norm": "head",
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "attention_scale": 1.0,
+        "logits_cap": float(raw.get("final_logit_softcapping") or 0.0),
+        "windows": windows,
+        "rope": rope,
+        "local_rope": local,
+        "heads": heads,
+        "value_norm": True,
+        "inner_sizes": tuple(2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)),
+        "layer_scales": True,
+        "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
+        "moe": _moe(raw, norm_topk_prob=True, expert_scale=True, beside=True, router_norm=True)
+        if raw.get("enable_moe_block")
+        else None,
+        # of layers that keep nothing, which files may have
+        "left_out": tuple(
+            f"{prefix}.{layer}.{part}"
+            for layer in shared
+            for prefix, parts in (
+                ("model.layers", ("self_attn.k_", "self_attn.v_")),
+                ("blk", ("attn_k.", "attn_v.", "attn_k_norm.")),
+            )
+            for part in parts
+        ),
+    }
+
+
+_GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+
+def _gemma4_heads(raw: Raw, windows: tuple[int | None, ...]) -> tuple[Heads, ...]:
+    """transformers writes `per_layer_config` in place of what Google's files call `global_head_dim` and
+    `num_global_key_value_heads`."""
+    by_layer, k_is_v = raw.get("per_layer_config") or {}, bool(raw.get("attention_k_eq_v"))
+    plain = {"head_dim": int(raw.get("head_dim") or 256), "num_key_value_heads": int(raw["num_key_value_heads"])}
+    full = {**plain, "head_dim": int(raw.get("global_head_dim") or 512)}
+    if k_is_v and raw.get("num_global_key_value_heads") is not None:
+        full["num_key_value_heads"] = int(raw["num_global_key_value_heads"])
+    first = len(windows) - int(raw.get("num_kv_shared_layers") or 0)
+    found: list[Heads] = []
+    for layer, window in enumerate(windows):
+        own = {**(full if window is None else plain), **(by_layer.get(str(layer)) or {})}
+        alike = [other for other in range(min(layer, first)) if (windows[other] is None) == (window is None)]
+        if layer >= first and not alike:
+            raise ConfigError(f"config.json: num_kv_shared_layers: layer {layer} has none of its kind before to share")
+        kv_of, sizes = (alike[-1] if layer >= first else layer), (own["num_key_value_heads"], own["head_dim"])
+        found.append(Heads(int(sizes[0]), int(sizes[1]), kv_of, k_is_v and window is None))
+    return tuple(found)
 
 
 def _query_scale(raw: Raw) -> float:
@@ -727,6 +823,18 @@ def _gpt_neox(raw: Raw) -> dict[str, Any]:
 
 
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
+_GEMMA4_NAMES: Names = {
+    **_GEMMA_NAMES,
+    "router": "router.proj",
+    "router_norm": "router.scale",
+    "expert_scale": "router.per_expert_scale",
+    "experts_gate_up": "experts.gate_up_proj",
+    "experts_down": "experts.down_proj",
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "experts_norm_behind": "post_feedforward_layernorm_2",
+    "beside_norm_behind": "post_feedforward_layernorm_1",
+}
+_GEMMA4_GGUF: Names = {"experts_gate_up": "ffn_gate_up_exps.weight"}
 _BLOCK = "block_sparse_moe"
 _MIXTRAL_NAMES: Names = {
     "router": (f"{_BLOCK}.gate", "mlp.gate"),
@@ -858,8 +966,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GptOssForCausalLM": Architecture(
         _gpt_oss, _GPT_OSS_NAMES, {"mlp_norm": ("post_attention_norm", "ffn_norm")}, gate_up_in_turns=True
     ),
+    "Gemma4ForCausalLM": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),
+    "Gemma4ForConditionalGeneration": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),  # its text half
     "NemotronForCausalLM": Architecture(_nemotron),
-    "PhiForCausalLM": Architecture(_phi, _PHI_NAMES, {"qkv": "attn_qkv"}),
+    "PhiForCausalLM": Architecture(_phi, _PHI_NAMES),
     "FalconForCausalLM": Architecture(
         _falcon,
         _FALCON_NAMES,
@@ -892,7 +1002,12 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 _CHUNKS = "attention within chunks of the text, which no engine here has"
 _STATES = "layers that keep a state of their own (linear attention), which no KV page holds"
+_STREAMS = (
+    "hidden numbers in several streams (AltUp), which no engine here has; the nearest that runs is Gemma 4 E2B or E4B"
+)
 _NOWHERE = {
+    "Gemma3nForCausalLM": _STREAMS,
+    "Gemma3nForConditionalGeneration": _STREAMS,
     "Llama4ForCausalLM": _CHUNKS,
     "Llama4ForConditionalGeneration": _CHUNKS,
     "Qwen3NextForCausalLM": _STATES,
@@ -917,6 +1032,7 @@ _TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
+    "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }
@@ -932,7 +1048,9 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _FLAT = ("layers.", "embed_tokens.", "norm.")  # of a model that is saved without its head
-_OTHER_HALF = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+_OTHER_HALF = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
+)
 
 
 def has_text_half(architecture: str) -> bool:

@@ -17,8 +17,10 @@ from minisgl.config import ConfigError, ModelImpl
 from minisgl.models.architectures import (
     ARCHITECTURES,
     ClampedSwiglu,
+    Heads,
     LatentConfig,
     MoeConfig,
+    PerLayer,
     check_activation,
     find_architecture,
     has_text_half,
@@ -64,6 +66,11 @@ class ModelConfig:
     packing: Packing | None
     dtype: str
     eos_ids: tuple[int, ...]
+    heads: tuple[Heads, ...] = ()  # by layer, if layers differ; `num_kv_heads` and `head_dim` are then of most
+    value_norm: bool = False  # of each head, without weights
+    inner_sizes: tuple[int, ...] = ()  # in place of `intermediate_size`, by layer, if layers differ
+    layer_scales: bool = False  # all that a layer gives is multiplied by a number of its own
+    per_layer: PerLayer | None = None
     local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False
@@ -105,8 +112,24 @@ class ModelConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of each head are rotated."""
+        """How many numbers of each head are rotated, where layers do not differ."""
         return int(self.head_dim * self.rotary_share) if self.latent is None else self.head_dim - self.latent.rank
+
+    @property
+    def rotary_dims(self) -> tuple[int, ...]:
+        """By table: how many numbers of each head are rotated."""
+        if not self.heads:
+            return (self.rotary_dim,) * len(self.ropes)
+        by_table = {table: heads.head_dim for table, heads in zip(self.rotary, self.heads, strict=True)}
+        return tuple(int(by_table.get(table, self.head_dim) * self.rotary_share) for table in range(len(self.ropes)))
+
+    @property
+    def layer_heads(self) -> tuple[Heads, ...]:
+        return self.heads or tuple(Heads(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_layers))
+
+    @property
+    def layer_inner_sizes(self) -> tuple[int, ...]:
+        return self.inner_sizes or (self.intermediate_size,) * self.num_layers
 
     def context_len(self, max_seq_len: int | None) -> int:
         """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. Raises
@@ -244,19 +267,24 @@ def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
     for layer in range(config.num_layers):
         dense = config.moe is None or layer not in config.moe.layers
         mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
+        heads = config.layer_heads[layer]
+        missing = {"k", "v"} if heads.kv_of != layer else {"v"} if heads.values_are_keys else set()
         for part in (*attention, *(mlp if dense else ())):
-            if part in names:
+            if part in names and part not in missing:
                 found[names[part][0].format(layer=layer)] = layer, part
     return found
 
 
 def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) by name."""
-    size, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sizes = {"q": (size, q), "k": (size, kv), "v": (size, kv), "qkv": (size, q + 2 * kv), "out": (q, size)}
-    sizes |= {"gate": (size, inner), "up": (size, inner), "gate_up": (size, 2 * inner), "down": (inner, size)}
-    return {name: sizes[part] for name, (_, part) in adapter_places(config).items()}
+    size, found = config.hidden_size, dict[str, tuple[int, int]]()
+    for name, (layer, part) in adapter_places(config).items():
+        heads, inner = config.layer_heads[layer], config.layer_inner_sizes[layer]
+        q, kv = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        sizes = {"q": (size, q), "k": (size, kv), "v": (size, kv), "qkv": (size, q + 2 * kv), "out": (q, size)}
+        sizes |= {"gate": (size, inner), "up": (size, inner), "gate_up": (size, 2 * inner), "down": (inner, size)}
+        found[name] = sizes[part]
+    return found
 
 
 def why_not(config: ModelConfig, name: str) -> str:

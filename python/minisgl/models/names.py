@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 Names = Mapping[str, str | tuple[str, ...]]
 
 PREFIX = "model."  # of all but the head
-_GLOBAL = ("embedding", "positions", "norm", "head")
+_GLOBAL = ("embedding", "positions", "per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head")
 CHECKPOINT: Names = {
     "embedding": "model.embed_tokens",
     "positions": "model.embed_positions",
+    "per_layer_embedding": "model.embed_tokens_per_layer",
+    "per_layer_model": "model.per_layer_model_projection",
+    "per_layer_norm": "model.per_layer_projection_norm",
     "norm": "model.norm",
     "head": "lm_head",
     "attention_norm": "input_layernorm",
@@ -37,6 +40,10 @@ CHECKPOINT: Names = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "per_layer_gate": "per_layer_input_gate",
+    "per_layer_out": "per_layer_projection",
+    "per_layer_norm_behind": "post_per_layer_input_norm",
+    "layer_scale": "layer_scalar",
     "router": "mlp.gate",
     "choice_bias": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{expert}.gate_proj",
@@ -52,6 +59,9 @@ CHECKPOINT: Names = {
 GGUF: Names = {
     "embedding": "token_embd",
     "positions": "position_embd",
+    "per_layer_embedding": "per_layer_token_embd",
+    "per_layer_model": "per_layer_model_proj",
+    "per_layer_norm": "per_layer_proj_norm",
     "norm": "output_norm",
     "head": "output",
     "attention_norm": "attn_norm",
@@ -76,7 +86,16 @@ GGUF: Names = {
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
+    "per_layer_gate": "inp_gate",
+    "per_layer_out": "proj",
+    "per_layer_norm_behind": "post_norm",
+    "layer_scale": "layer_output_scale.weight",
     "router": "ffn_gate_inp",
+    "router_norm": "ffn_gate_inp.scale",
+    "expert_scale": "ffn_down_exps.scale",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_norm_behind": "post_ffw_norm_2",
+    "beside_norm_behind": "post_ffw_norm_1",
     "choice_bias": "exp_probs_b.bias",
     "experts_gate": "ffn_gate_exps.weight",
     "experts_up": "ffn_up_exps.weight",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from minisgl.config import ConfigError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 Floats = npt.NDArray[np.float32]
 
 
@@ -38,6 +38,7 @@ class RopeConfig:
     truncate: bool = True  # the border dimensions between the two are rounded outwards
     short_factors: tuple[float, ...] = ()  # longrope: by dimension, for contexts up to the original one
     long_factors: tuple[float, ...] = ()  # and for longer ones
+    turning_share: float = 1.0  # proportional: of the pairs of dimensions, from the first on; the others stand still
 
 
 def attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
@@ -58,6 +59,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Fl
     # the power in float64, rounded: float32 powers differ from library to library
     powers = (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
     frequencies: Floats = np.float32(1.0) / powers
+    if rope.rope_type == "proportional":
+        frequencies[int(rope.turning_share * head_dim // 2) :] = 0.0
+        return frequencies / np.float32(rope.factor)
     if rope.rope_type == "linear":
         return frequencies / np.float32(rope.factor)
     if rope.rope_type == "llama3":
@@ -119,7 +123,9 @@ def parse_rope(
     if kind not in ROPE_TYPES:
         raise ConfigError(f"config.json: rope_type: {kind!r} is not supported: only {', '.join(ROPE_TYPES)}")
     share = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
-    if not 0.0 < share <= 1.0 or (share != 1.0 and not partial):
+    if kind == "proportional" and partial:
+        raise ConfigError("config.json: rope_type: 'proportional' is not supported with this architecture")
+    if not 0.0 < share <= 1.0 or (share != 1.0 and not partial and kind != "proportional"):
         raise ConfigError(f"config.json: partial_rotary_factor: {share:g}: only 1.0 is supported")
     if scaling.get("llama_4_scaling_beta") and not query_growth:
         raise ConfigError("config.json: llama_4_scaling_beta: queries scaled by their position are not supported")
@@ -128,6 +134,8 @@ def parse_rope(
         return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, kind, float(scaling["factor"]))
+    if kind == "proportional":
+        return RopeConfig(theta, kind, float(scaling.get("factor") or 1.0), turning_share=share)
     if kind == "dynamic":
         return _dynamic(raw, scaling, theta)
     if kind == "yarn":

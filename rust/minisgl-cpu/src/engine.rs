@@ -108,7 +108,7 @@ impl Engine {
         let run = || self.checked(step).and_then(|ids| self.run(step, &ids));
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
-            self.kv = KvPool::new(*self.kv.shape())?;
+            self.kv = KvPool::new(self.kv.shape().clone())?;
             self.spoiled.clear();
         }
         done

@@ -1,7 +1,8 @@
 //! The KV pool: keys and values of all layers, in pages that the scheduler hands out.
 //!
-//! Memory order: `[page][layer][kv head][K of the page | V of the page]`. A page's layers lie together, so what the pool
-//! takes of the machine grows with the pages that were ever used: the memory is mapped at once and touched lazily.
+//! Memory order: `[page][layer][kv head][K of the page | V of the page]`, where layers may differ in their heads. A page's
+//! layers lie together, so what the pool takes of the machine grows with the pages that were ever used: the memory is
+//! mapped at once and touched lazily.
 //! V is `[token][head_dim]`. K is in groups of G tokens, G the largest of 16, 8, 4, 2, 1 that divides the page size, each
 //! group `[head_dim][G]`: attention has one key in each lane, so a group of 16 is read as it lies, and smaller ones are
 //! woven together while they are read. Where values are the first numbers of the keys (latent attention), there is no V.
@@ -46,26 +47,31 @@ impl KvDtype {
     }
 }
 
-/// Sizes of a pool.
+/// What one layer holds of each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    /// Key/value heads.
+    pub count: usize,
+    /// Numbers of a head.
+    pub dim: usize,
+}
+
+/// Sizes of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers of the model.
-    pub layers: usize,
+    /// By layer that has keys and values of its own.
+    pub layers: Vec<KvHeads>,
     /// Pages, a scratch page included if there is to be one.
     pub pages: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Numbers of a head.
-    pub head_dim: usize,
     /// Values are the first numbers of the keys and have no place of their own.
     pub shared: bool,
     /// How numbers are held.
     pub dtype: KvDtype,
 }
 
-/// Where things lie, in bytes.
+/// Where things of a layer lie, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub dtype: KvDtype,
@@ -77,9 +83,8 @@ pub(crate) struct Layout {
     pub size: usize,
     /// Keys of a group.
     pub group: usize,
-    /// From one page to the next, one layer to the next, one head to the next.
-    pub page: usize,
-    pub layer: usize,
+    /// From a page's start to the layer, and from one head to the next.
+    pub start: usize,
     pub head: usize,
     /// From a head's start to its K scales, its V, its V scales.
     pub k_scales: usize,
@@ -88,31 +93,41 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    fn new(shape: &KvShape) -> Option<Self> {
+    /// All layers of a page, and the bytes from one page to the next.
+    fn all(shape: &KvShape) -> Option<(Vec<Self>, usize)> {
+        let mut page = 0_usize;
+        let mut layers = Vec::with_capacity(shape.layers.len());
+        for heads in &shape.layers {
+            let layer = Self::new(shape, *heads, page)?;
+            page = page.checked_add(layer.head.checked_mul(heads.count)?)?;
+            layers.push(layer);
+        }
+        Some((layers, page))
+    }
+
+    fn new(shape: &KvShape, heads: KvHeads, start: usize) -> Option<Self> {
         let group = [16, 8, 4, 2, 1]
             .into_iter()
             .find(|group| shape.page_size.is_multiple_of(*group))?;
-        let numbers = shape.page_size.checked_mul(shape.head_dim)?;
+        let numbers = shape.page_size.checked_mul(heads.dim)?;
         let (size, scales) = match shape.dtype {
             KvDtype::F32 => (4, 0),
             KvDtype::F16 => (2, 0),
-            KvDtype::Q8 => (1, shape.page_size * shape.head_dim.div_ceil(Q8_BLOCK) * 2),
+            KvDtype::Q8 => (1, shape.page_size * heads.dim.div_ceil(Q8_BLOCK) * 2),
         };
         let numbers = numbers.checked_mul(size)?.checked_next_multiple_of(64)?;
         let scales = scales.next_multiple_of(64);
         let head = numbers
             .checked_add(scales)?
             .checked_mul(if shape.shared { 1 } else { 2 })?;
-        let layer = head.checked_mul(shape.kv_heads)?;
         Some(Self {
             dtype: shape.dtype,
             page_size: shape.page_size,
-            head_dim: shape.head_dim,
+            head_dim: heads.dim,
             shared: shape.shared,
             size,
             group,
-            page: layer.checked_mul(shape.layers)?,
-            layer,
+            start,
             head,
             k_scales: numbers,
             v: numbers + scales,
@@ -129,7 +144,8 @@ impl Layout {
 /// Keys and values of all layers.
 pub struct KvPool {
     shape: KvShape,
-    layout: Layout,
+    layouts: Vec<Layout>,
+    page_bytes: usize,
     memory: Zeroed,
     to_halves: ToHalves,
 }
@@ -137,23 +153,21 @@ pub struct KvPool {
 impl KvPool {
     /// A pool of zeros that takes no memory until it is written.
     pub fn new(shape: KvShape) -> Result<Self> {
-        let KvShape {
-            layers,
-            pages,
-            page_size,
-            kv_heads,
-            head_dim,
-            ..
-        } = shape;
-        if layers == 0 || pages == 0 || page_size == 0 || kv_heads == 0 {
+        let KvShape { pages, page_size, .. } = shape;
+        let layers = shape.layers.len();
+        if layers == 0 || pages == 0 || page_size == 0 || shape.layers.iter().any(|heads| heads.count == 0) {
             return Err(Error::setting(format!(
-                "a KV pool of {layers} layers, {pages} pages of {page_size} tokens and {kv_heads} heads holds nothing"
+                "a KV pool of {layers} layers and {pages} pages of {page_size} tokens, or a layer of it, holds nothing"
             )));
         }
-        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+        if let Some(heads) = shape
+            .layers
+            .iter()
+            .find(|heads| !(1..=MAX_HEAD_DIM).contains(&heads.dim))
+        {
             return Err(Error::unsupported(format!(
-                "head_dim {head_dim} is not from 1 to {}",
-                MAX_HEAD_DIM
+                "head_dim {} is not from 1 to {MAX_HEAD_DIM}",
+                heads.dim
             )));
         }
         let too_large = || {
@@ -161,13 +175,14 @@ impl KvPool {
                 "a KV pool of {pages} pages of {page_size} tokens does not fit into memory"
             ))
         };
-        let layout = Layout::new(&shape).ok_or_else(too_large)?;
-        let bytes = layout.page.checked_mul(pages).ok_or_else(too_large)?;
+        let (layouts, page_bytes) = Layout::all(&shape).ok_or_else(too_large)?;
+        let bytes = page_bytes.checked_mul(pages).ok_or_else(too_large)?;
         // Vector loads of the last row may read past its end.
         let memory = bytes.checked_add(64).and_then(Zeroed::new).ok_or_else(too_large)?;
         Ok(Self {
             shape,
-            layout,
+            layouts,
+            page_bytes,
             memory,
             to_halves: to_halves(),
         })
@@ -178,7 +193,7 @@ impl KvPool {
     pub(crate) fn clear(&mut self, page: usize) {
         assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
         // SAFETY: a whole page within the mapping, and nobody else has the pool.
-        unsafe { self.head(0, page, 0).write_bytes(0, self.layout.page) };
+        unsafe { self.head(0, page, 0).write_bytes(0, self.page_bytes) };
     }
 
     /// The sizes it was made with.
@@ -188,11 +203,12 @@ impl KvPool {
 
     /// Bytes of a page over all layers, before anything is made: for choosing the number of pages.
     pub fn page_bytes(shape: &KvShape) -> usize {
-        Layout::new(shape).map_or(usize::MAX, |layout| layout.page)
+        Layout::all(shape).map_or(usize::MAX, |(_, page)| page)
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
+    #[inline(always)]
+    pub(crate) fn layout(&self, layer: usize) -> &Layout {
+        &self.layouts[layer]
     }
 
     /// The start of a head's part of a page.
@@ -202,18 +218,17 @@ impl KvPool {
     #[allow(unsafe_code)]
     #[inline(always)]
     pub(crate) unsafe fn head(&self, layer: usize, page: usize, head: usize) -> *mut u8 {
-        let l = &self.layout;
-        debug_assert!(layer < self.shape.layers && head < self.shape.kv_heads);
-        debug_assert!(page < self.shape.pages);
+        let l = &self.layouts[layer];
+        debug_assert!(page < self.shape.pages && head < self.shape.layers[layer].count);
         // SAFETY: within the mapping, by the contract.
         unsafe {
             self.memory
                 .as_ptr()
-                .add(page * l.page + layer * l.layer + head * l.head)
+                .add(page * self.page_bytes + l.start + head * l.head)
         }
     }
 
-    /// Store the keys and values of some tokens: token i goes to `slots[i]`; its keys are the `kv_heads * head_dim`
+    /// Store the keys and values of some tokens: token i goes to `slots[i]`; its keys are the `count * dim`
     /// numbers from `k.add(i * stride)`, its values those from `v.add(i * stride)`, which is not read where keys have them.
     ///
     /// # Safety
@@ -221,18 +236,14 @@ impl KvPool {
     /// Several threads may store to different slots at once.
     ///
     /// # Panics
-    /// A slot past the pool.
+    /// A slot or a layer past the pool.
     #[allow(unsafe_code)]
     pub unsafe fn store(&self, layer: usize, slots: &[u32], k: *const f32, v: *const f32, stride: usize) {
-        let KvShape {
-            layers,
-            pages,
-            page_size,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.shape;
-        assert!(layer < layers, "layer {layer} of {layers}");
+        let KvShape { pages, page_size, .. } = self.shape;
+        let KvHeads {
+            count: kv_heads,
+            dim: head_dim,
+        } = self.shape.layers[layer];
         for (i, &slot) in slots.iter().enumerate() {
             let (page, at) = (slot as usize / page_size, slot as usize % page_size);
             assert!(page < pages, "slot {slot} is past {pages} pages");
@@ -248,7 +259,7 @@ impl KvPool {
                     } else {
                         std::slice::from_raw_parts(v.add(from), head_dim)
                     };
-                    token(&self.layout, self.to_halves, to, at, k, v);
+                    token(&self.layouts[layer], self.to_halves, to, at, k, v);
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files::{self, Kind};
 use crate::kernels::{Isa, Kernels, Mode};
-use crate::kv::{KvDtype, KvPool, KvShape};
+use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
 use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
@@ -67,11 +67,16 @@ impl Settings {
 
     fn kv_shape(&self) -> Result<KvShape> {
         Ok(KvShape {
-            layers: self.model.num_layers,
+            layers: self
+                .model
+                .kv_owners()
+                .map(|(_, heads)| KvHeads {
+                    count: heads.kv_heads,
+                    dim: heads.head_dim,
+                })
+                .collect(),
             pages: self.num_pages + 1,
             page_size: self.page_size,
-            kv_heads: self.model.num_kv_heads,
-            head_dim: self.model.head_dim,
             shared: self.model.latent.is_some(),
             dtype: KvDtype::parse(&self.kv_dtype)?,
         })

@@ -94,7 +94,7 @@ pub struct Sampled {
 }
 
 /// Choices of a user.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Choices {
     /// The shape of the KV pool, its scratch page included.
     pub kv: KvShape,

@@ -30,7 +30,7 @@ impl Ahead<'_> {
     /// The keys of its group at `at`; the values lie as far from those as V from K.
     #[inline(always)]
     fn group(&self, source: Source<'_>, at: usize) -> Option<*const u8> {
-        let l = source.kv.layout();
+        let l = source.kv.layout(source.layer);
         let position = self.first + at;
         if position >= self.end {
             return None;
@@ -59,7 +59,7 @@ pub(super) unsafe fn keys<V: Lanes>(
     ahead: Option<Ahead<'_>>,
     keys: *mut f32,
 ) {
-    let l = source.kv.layout();
+    let l = source.kv.layout(source.layer);
     let mut at = from / l.group * l.group;
     let (mut page, mut offset) = ((first + at) / l.page_size, (first + at) % l.page_size);
     while at < to {
@@ -162,7 +162,7 @@ pub(super) unsafe fn groups(
     (from, to): (usize, usize),
     at: &mut [*const u16; CHUNK / LANES],
 ) -> usize {
-    let l = source.kv.layout();
+    let l = source.kv.layout(source.layer);
     let mut count = 0;
     for group in (first + from / LANES * LANES..first + to).step_by(LANES) {
         let page = source.pages[group / l.page_size] as usize;
@@ -182,7 +182,7 @@ pub(super) unsafe fn groups(
 /// As [`keys`]; the pool holds halves.
 #[inline(always)]
 pub(super) unsafe fn value(source: Source<'_>, position: usize) -> (*const u16, usize) {
-    let l = source.kv.layout();
+    let l = source.kv.layout(source.layer);
     let (page, offset) = (position / l.page_size, position % l.page_size);
     // SAFETY: as in `values`.
     let at = unsafe {
@@ -205,7 +205,7 @@ pub(super) unsafe fn values<V: Lanes>(
     ahead: Option<Ahead<'_>>,
     values: *mut f32,
 ) {
-    let l = source.kv.layout();
+    let l = source.kv.layout(source.layer);
     let (dim, width) = (l.head_dim, l.head_dim.next_multiple_of(LANES));
     let (mut page, mut offset) = ((first + from) / l.page_size, (first + from) % l.page_size);
     let mut at = from;

@@ -46,8 +46,10 @@ pub struct Call<'a> {
     pub rows: Rows<'a>,
     /// Where keys and values are.
     pub kv: &'a KvPool,
-    /// The layer.
+    /// The layer, for its window.
     pub layer: usize,
+    /// Where `kv` has what the layer attends to.
+    pub kv_layer: usize,
     /// Queries, rotated, not scaled.
     pub queries: *const f32,
     /// Numbers from one token's queries to the next.
@@ -150,7 +152,12 @@ impl Attention {
         })
     }
 
-    /// Room for one thread.
+    /// Numbers of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Room for one thread, which serves smaller heads, too.
     pub fn scratch(&self) -> Scratch {
         let (dim, width) = (self.head_dim, self.width());
         Scratch {
@@ -189,11 +196,11 @@ impl Attention {
         let head = unit % self.kv_heads;
         let source = Source {
             kv: call.kv,
-            layer: call.layer,
+            layer: call.kv_layer,
             head: head / self.split,
             pages: call.rows.pages(segment.row as usize),
         };
-        let layout = call.kv.layout();
+        let layout = call.kv.layout(call.kv_layer);
         assert!(layout.shared == self.shared, "a pool of another kind");
         let direct = !self.shared
             && queries.len() == 1

@@ -41,7 +41,14 @@ const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.", ""),
 ];
-const OTHER_HALF: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
+const OTHER_HALF: [&str; 6] = [
+    "vision_tower.",
+    "multi_modal_projector.",
+    "visual.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+];
 
 /// `source` as it is, unless it has a vision tower: then the tensors of its text model, by the names that a text model's
 /// have. `python/minisgl/models/architectures.py` has the same rules.

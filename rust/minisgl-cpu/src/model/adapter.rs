@@ -86,16 +86,14 @@ impl Adapter {
                 let found = pairs.iter().find(|one| one.layer == layer && one.part == part);
                 Block::of(found, part, inputs, outputs)
             };
-            let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-            let (q, kv) = (
-                config.num_heads * config.head_dim,
-                config.num_kv_heads * config.head_dim,
-            );
-            let qkv = [
-                of("q_proj", hidden, q)?,
-                of("k_proj", hidden, kv)?,
-                of("v_proj", hidden, kv)?,
-            ];
+            let (hidden, inner) = (config.hidden_size, config.intermediate_sizes[layer]);
+            let [q, k, v] = config.widths(layer);
+            let mut qkv = vec![of("q_proj", hidden, q)?];
+            for (part, outputs) in [("k_proj", k), ("v_proj", v)] {
+                if outputs > 0 {
+                    qkv.push(of(part, hidden, outputs)?);
+                }
+            }
             let mut sites = [
                 joined(&qkv, false)?,
                 joined(&[of("o_proj", q, hidden)?], false)?,

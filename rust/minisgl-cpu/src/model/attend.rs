@@ -39,7 +39,7 @@ impl Worker<'_, '_> {
             config.hidden_size,
             mode,
         );
-        self.project_all(index, Phase::Qkv, &layer.qkv, acts, &buffers.qkv);
+        self.project_all(index, (Phase::Qkv, Some(Site::Qkv)), &layer.qkv, acts, &buffers.qkv);
         self.barrier.wait();
         self.lap(1);
         let (queries, attended) = match &layer.latent {
@@ -59,22 +59,23 @@ impl Worker<'_, '_> {
             rows: shared.rows,
             kv: shared.kv,
             layer: index,
+            kv_layer: shared.attention.kv_layers[index],
             queries: queries.at(0, 0),
             query_stride: queries.stride(),
             out: attended.at(0, 0),
             out_stride: attended.stride(),
             sinks: layer.sinks.as_deref(),
         };
-        let plan = shared.plan;
+        let (attention, plan) = shared.attention.of(index);
         while let Some(unit) = shared.counter(index, Phase::Attend).take(plan.units(index)) {
             // SAFETY: its piece; keys and values of this layer are written before the barrier.
-            unsafe { shared.attention.run_unit(plan, unit, &call, self.scratch) };
+            unsafe { attention.run_unit(plan, unit, &call, self.scratch) };
         }
         self.barrier.wait();
         if plan.merges(index) > 0 {
             while let Some(unit) = shared.counter(index, Phase::Merge).take(plan.merges(index)) {
                 // SAFETY: its piece; what units left is written before the barrier.
-                unsafe { shared.attention.merge(plan, unit, &call) };
+                unsafe { attention.merge(plan, unit, &call) };
             }
             self.barrier.wait();
         }
@@ -89,7 +90,7 @@ impl Worker<'_, '_> {
             self.barrier.wait();
         }
         self.lap(3);
-        let width = config.attended();
+        let width = config.attended(index);
         self.lower(index, (Phase::LowerOut, Site::Out), &buffers.attended, None, width);
         let acts = self.prepare(
             index,
@@ -102,7 +103,7 @@ impl Worker<'_, '_> {
         let to = if config.is_parallel() {
             To::Aside // the MLP is to see the hidden numbers as they are
         } else if config.has_behind() {
-            To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut)
+            To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut, 1.0)
         } else {
             To::Hidden
         };
@@ -120,13 +121,14 @@ impl Worker<'_, '_> {
             let (size, mode) = (matrix.k(), shared.mode.with(matrix));
             let acts = self.prepare(index, Phase::PrepareQueries, from, Some(norm), size, mode);
             from = &buffers.latents[0];
-            self.project_all(index, Phase::Queries, matrices, acts, from);
+            self.project_all(index, (Phase::Queries, None), matrices, acts, from);
             self.barrier.wait();
         }
         each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
             self.store_latent(index, latent, token);
         });
-        let (size, key, half) = (config.query_dim(), config.head_dim, config.rotary_dim / 2);
+        let (size, key) = (config.query_dim(index), config.heads[index].head_dim);
+        let half = config.rotary_dim(index) / 2;
         let to = &buffers.latents[1];
         self.each_head(index, Phase::ToLatents, |worker, head, rows, kernels| {
             let matrix = &latent.keys[head];
@@ -148,17 +150,17 @@ impl Worker<'_, '_> {
     fn store_latent(&self, index: usize, latent: &Latent, token: usize) {
         let shared = self.shared;
         let (config, kernels) = (shared.config, &shared.kernels);
-        let (size, half) = (config.head_dim, config.rotary_dim / 2);
-        let rank = size - config.rotary_dim;
+        let (size, half) = (config.heads[index].head_dim, config.rotary_dim(index) / 2);
+        let rank = size - 2 * half;
         // SAFETY: its piece: these numbers of this token, which nobody else reads; `angles` was written before a barrier.
         unsafe {
-            let row = shared.buffers.qkv.at(token, config.projected() - size);
+            let row = shared.buffers.qkv.at(token, config.projected(index) - size);
             latent.norm.apply((kernels, config), row, (0, rank), row);
             if let Some((cos, sin)) = shared.angles(index, token) {
                 kernels.rotate(row.add(rank), cos, sin, half);
             }
             let slot = std::slice::from_ref(&shared.tokens.slots[token]);
-            shared.kv.store(index, slot, row, row, 0);
+            shared.kv.store(shared.attention.kv_layers[index], slot, row, row, 0);
         }
     }
 
@@ -198,35 +200,48 @@ impl Worker<'_, '_> {
     fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
         let shared = self.shared;
         let (config, buffers, kernels) = (shared.config, shared.buffers, shared.kernels);
-        let (dim, half) = (config.head_dim, config.rotary_dim / 2);
-        let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
+        let of_layer = config.heads[index];
+        let (dim, half) = (of_layer.head_dim, config.rotary_dim(index) / 2);
+        let widths @ [queries, keys, _] = config.widths(index);
         let row = buffers.qkv.at(token, 0);
         let angles = shared.angles(index, token);
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {
-            let keys = row.add(heads * dim);
+            let (first_key, first_value) = (row.add(queries), row.add(queries + keys));
             if let Some(bias) = &layer.qkv_bias {
-                kernels.add(row, bias.as_ptr(), (heads + 2 * kv_heads) * dim);
+                kernels.add(row, bias.as_ptr(), widths.iter().sum());
+            }
+            if of_layer.values_are_keys {
+                first_value.copy_from_nonoverlapping(first_key, keys);
             }
             if config.qk_norm != HeadNorms::Rotated {
-                self.head_norms(layer, row);
+                self.head_norms(layer, row, (dim, queries, keys));
             }
             if let Some((cos, sin)) = angles {
-                for head in 0..heads + kv_heads {
+                for head in 0..(queries + keys) / dim {
                     kernels.rotate(row.add(head * dim), cos, sin, half);
                 }
             }
             if config.qk_norm == HeadNorms::Rotated {
-                self.head_norms(layer, row);
+                self.head_norms(layer, row, (dim, queries, keys));
+            }
+            if let Some(norm) = &layer.head_norms[2] {
+                for head in 0..keys / dim {
+                    let at = first_value.add(head * dim);
+                    norm.apply((&kernels, config), at, (0, dim), at);
+                }
             }
             if let Some((beta, every)) = config.query_growth {
                 let turns = (shared.tokens.positions[token] / every) as f32;
                 let by = beta.mul_add(turns.ln_1p(), 1.0);
-                let queries = std::slice::from_raw_parts_mut(row, heads * dim);
+                let queries = std::slice::from_raw_parts_mut(row, queries);
                 queries.iter_mut().for_each(|number| *number *= by);
             }
-            let slot = std::slice::from_ref(&shared.tokens.slots[token]);
-            shared.kv.store(index, slot, keys, keys.add(kv_heads * dim), 0);
+            if keys > 0 {
+                let slot = std::slice::from_ref(&shared.tokens.slots[token]);
+                let to = shared.attention.kv_layers[index];
+                shared.kv.store(to, slot, first_key, first_value, 0);
+            }
         }
     }
 
@@ -234,12 +249,8 @@ impl Worker<'_, '_> {
     ///
     /// # Safety
     /// The row is this thread's.
-    unsafe fn head_norms(&self, layer: &Layer, row: *mut f32) {
+    unsafe fn head_norms(&self, layer: &Layer, row: *mut f32, (dim, queries, keys): (usize, usize, usize)) {
         let (config, kernels) = (self.shared.config, &self.shared.kernels);
-        let Some((of_queries, of_keys)) = &layer.head_norms else {
-            return;
-        };
-        let dim = config.head_dim;
         let all = |norm: &Norm, at: *mut f32, heads: usize| {
             let (count, size, step) = match config.qk_norm {
                 HeadNorms::Whole => (1, heads * dim, 0),
@@ -254,8 +265,12 @@ impl Worker<'_, '_> {
                 }
             }
         };
-        all(of_queries, row, config.num_heads);
-        // SAFETY: keys come behind queries.
-        all(of_keys, unsafe { row.add(config.num_heads * dim) }, config.num_kv_heads);
+        if let Some(norm) = &layer.head_norms[0] {
+            all(norm, row, queries / dim);
+        }
+        if let Some(norm) = &layer.head_norms[1] {
+            // SAFETY: keys come behind queries.
+            all(norm, unsafe { row.add(queries) }, keys / dim);
+        }
     }
 }

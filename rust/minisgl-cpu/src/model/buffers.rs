@@ -42,9 +42,18 @@ pub(super) enum Phase {
     Queries,
     ToLatents,
     OfLatents,
+    PrepareGate,
+    PerLayerGate,
+    PerLayer,
+    PreparePerLayer,
+    PerLayerOut,
+    AddPerLayer,
+    // of the step, with the number of layers in place of a layer's
+    Embed,
+    Check,
 }
 
-pub(super) const PHASES: usize = 27;
+pub(super) const PHASES: usize = Phase::Check as usize + 1;
 
 /// Tokens whose prepared activations stay in a core's cache while panels pass.
 pub(super) const TOKENS: usize = 128;
@@ -66,9 +75,11 @@ pub struct Buffers {
     pub angles: Grid,
     /// What attention or the MLP gives, where it is changed before it is added, or added later.
     pub behind: Grid,
+    /// By layer: the numbers of each token that it alone adds.
+    pub per_layer: Grid,
     /// What a product reads.
     pub acts: Acts,
-    /// One for each phase of each layer, and two more.
+    /// One for each phase of each layer, and as many more.
     pub counters: Vec<Counter>,
     /// What adapters need.
     pub between: Between,
@@ -99,15 +110,17 @@ pub struct Own {
 impl Buffers {
     /// For steps of no tokens yet.
     pub fn new(config: &ModelConfig, mode: Mode) -> Self {
-        let attended = config.attended();
+        let layers = 0..config.num_layers;
+        let attended = layers.clone().map(|layer| config.attended(layer)).max().unwrap_or(0);
+        let projected = layers.map(|layer| config.projected(layer)).max().unwrap_or(0);
         let latents = config.latent.as_ref().map_or([0; 3], |latent| {
             let heads = config.num_heads;
             let own = if latent.query_rank > 0 {
-                heads * config.query_dim()
+                heads * config.query_dim(0)
             } else {
                 0
             };
-            [own, heads * config.head_dim, heads * latent.rank]
+            [own, heads * config.heads[0].head_dim, heads * latent.rank]
         });
         let widest = config.widest_inner().max(config.hidden_size).max(attended);
         let widest = config
@@ -117,7 +130,7 @@ impl Buffers {
         let mode = held(mode);
         Self {
             x: Grid::new(config.hidden_size),
-            qkv: Grid::new(config.projected()),
+            qkv: Grid::new(projected),
             attended: Grid::new(attended),
             latents: latents.map(Grid::new),
             of_heads: config
@@ -125,10 +138,11 @@ impl Buffers {
                 .as_ref()
                 .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
             inner: Grid::new(config.widest_inner()),
-            angles: Grid::new(config.inverse_frequencies.len() * config.rotary_dim),
+            angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
             behind: Grid::new(config.hidden_size),
+            per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
             acts: Acts::new(1, widest, mode),
-            counters: (0..config.num_layers * PHASES + 2)
+            counters: (0..(config.num_layers + 1) * PHASES)
                 .map(|_| Counter::default())
                 .collect(),
             between: Between::default(),
@@ -152,14 +166,16 @@ impl Buffers {
             &mut self.attended,
             &mut self.inner,
             &mut self.angles,
+            &mut self.per_layer,
         ]
         .into_iter()
         .chain(&mut self.latents)
         {
             grid.reserve(tokens);
         }
-        let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0);
-        if config.has_behind() || config.is_parallel() || shared {
+        let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0 || moe.beside);
+        let added = config.layer_scales || config.per_layer.is_some();
+        if config.has_behind() || config.is_parallel() || shared || added {
             self.behind.reserve(tokens);
         }
         self.acts = Acts::new(tokens, self.widest, self.mode);

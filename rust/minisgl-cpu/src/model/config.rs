@@ -10,8 +10,7 @@ use crate::weights::PANEL;
 /// Sizes beyond these are no model of today, but a damaged file.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
-const MAX_HEAD_DIM: usize = 256;
-const MAX_KEY: usize = crate::kv::MAX_HEAD_DIM;
+const MAX_HEAD_DIM: usize = crate::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here.
 #[derive(Clone, Debug, Deserialize)]
@@ -23,12 +22,12 @@ pub struct ModelConfig {
     pub num_layers: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Heads of keys and values; each serves `num_heads / num_kv_heads` query heads.
-    pub num_kv_heads: usize,
-    /// Numbers of a head.
-    pub head_dim: usize,
-    /// Numbers between the two halves of a dense MLP.
-    pub intermediate_size: usize,
+    /// The rest of attention's sizes, by layer.
+    pub heads: Vec<Heads>,
+    /// Values are normalised over each head, without weights.
+    pub value_norm: bool,
+    /// Numbers between the two halves of a dense MLP, by layer.
+    pub intermediate_sizes: Vec<usize>,
     /// Ids.
     pub vocab_size: usize,
     /// Added to the mean square under the root.
@@ -43,9 +42,8 @@ pub struct ModelConfig {
     pub norms: Norms,
     /// Norms of queries and keys.
     pub qk_norm: HeadNorms,
-    /// How many numbers of each head are rotated, from the first on.
-    pub rotary_dim: usize,
-    /// Tables of [rotary_dim / 2] radians per position, of which layers choose one.
+    /// Tables of radians per position, of which layers choose one: twice as many numbers of each head are rotated, from
+    /// the first on.
     pub inverse_frequencies: Vec<Vec<f32>>,
     /// By table: cosine and sine are multiplied by it (YaRN, longrope).
     pub rope_scales: Vec<f32>,
@@ -77,6 +75,10 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// What attention and the MLP add is multiplied by it.
     pub residual_scale: f32,
+    /// What a layer gives is multiplied by a number of its own.
+    pub layer_scales: bool,
+    /// Numbers of each token that each layer adds, in its own way.
+    pub per_layer: Option<PerLayer>,
     /// Logits are multiplied by it.
     pub logits_scale: f32,
     /// And kept within this, softly; 0: they are as they are.
@@ -108,6 +110,30 @@ pub struct LatentConfig {
     pub value_dim: usize,
     /// Of the norms of latents.
     pub norm_eps: f32,
+}
+
+/// Sizes of one layer's attention.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Heads {
+    /// Heads of keys and values; each serves as many query heads.
+    pub kv_heads: usize,
+    /// Numbers of a head.
+    pub head_dim: usize,
+    /// The layer whose keys and values it attends to.
+    pub kv_of: usize,
+    /// Values are the keys as projected.
+    pub values_are_keys: bool,
+}
+
+/// Embeddings that are added by layer.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct PerLayer {
+    /// Numbers of a token for each layer.
+    pub size: usize,
+    /// Ids that have such embeddings.
+    pub vocab_size: usize,
 }
 
 /// The activation function of an MLP.
@@ -199,6 +225,12 @@ pub struct MoeConfig {
     pub router_bias: bool,
     /// Experts have biases.
     pub bias: bool,
+    /// And by a number of each expert.
+    pub expert_scale: bool,
+    /// A dense MLP stands beside the experts, each of both with norms of its own.
+    pub beside: bool,
+    /// The router reads hidden numbers normalised with weights of its own.
+    pub router_norm: bool,
 }
 
 /// What a router's logits become.
@@ -218,33 +250,35 @@ impl ModelConfig {
             ("hidden_size", self.hidden_size, MAX_SIZE),
             ("num_hidden_layers", self.num_layers, MAX_LAYERS),
             ("num_attention_heads", self.num_heads, MAX_LAYERS),
-            ("num_key_value_heads", self.num_kv_heads, MAX_LAYERS),
-            (
-                "head_dim",
-                self.head_dim,
-                if self.latent.is_some() { MAX_KEY } else { MAX_HEAD_DIM },
-            ),
-            ("intermediate_size", self.intermediate_size, MAX_SIZE),
             ("vocab_size", self.vocab_size, MAX_SIZE),
         ];
-        for (name, value, most) in sizes {
+        let within = |(name, value, most): (&str, usize, usize)| {
             if value == 0 || value > most {
                 return Err(unsupported(name, value, &format!("must be 1..{most}")));
             }
+            Ok(())
+        };
+        sizes.into_iter().try_for_each(within)?;
+        let by_layer = [self.heads.len(), self.intermediate_sizes.len()];
+        if by_layer.iter().any(|count| *count != self.num_layers) || self.num_layers == 0 {
+            return Err(unsupported("num_hidden_layers", self.num_layers, "sizes of each layer"));
         }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let why = format!("does not divide num_attention_heads {}", self.num_heads);
-            return Err(unsupported("num_key_value_heads", self.num_kv_heads, &why));
+        for (layer, heads) in self.heads.iter().enumerate() {
+            within(("num_key_value_heads", heads.kv_heads, MAX_LAYERS))?;
+            within(("head_dim", heads.head_dim, MAX_HEAD_DIM))?;
+            within(("intermediate_size", self.intermediate_sizes[layer], MAX_SIZE))?;
+            self.check_heads(layer, heads)?;
         }
-        if self.rotary_dim == 0 || self.rotary_dim > self.head_dim || !self.rotary_dim.is_multiple_of(2) {
-            let why = format!("of {} numbers of a head that are rotated: must be even", self.head_dim);
-            return Err(unsupported("head_dim", self.rotary_dim, &why));
+        if let Some(per_layer) = self.per_layer {
+            within((
+                "hidden_size_per_layer_input",
+                per_layer.size,
+                MAX_SIZE / self.num_layers,
+            ))?;
+            within(("vocab_size_per_layer_input", per_layer.vocab_size, MAX_SIZE))?;
         }
-        let fits = |table: &Vec<f32>| table.len() == self.rotary_dim / 2;
-        let scaled = self.rope_scales.len() == self.inverse_frequencies.len();
-        if !scaled || !self.inverse_frequencies.iter().all(fits) {
-            let why = "frequencies are not half as many as numbers of a head that are rotated";
-            return Err(unsupported("rope_scaling", self.rotary_dim, why));
+        if self.rope_scales.len() != self.inverse_frequencies.len() {
+            return Err(unsupported("rope_scaling", self.rope_scales.len(), "one a table"));
         }
         if self.windows.len() != self.num_layers {
             return Err(unsupported("layer_types", self.windows.len(), "one a layer"));
@@ -273,21 +307,21 @@ impl ModelConfig {
         }
         if let Some(latent) = &self.latent {
             for (name, size) in [("kv_lora_rank", latent.rank), ("v_head_dim", latent.value_dim)] {
-                if size == 0 || size > MAX_KEY || !size.is_multiple_of(PANEL) {
+                if size == 0 || size > MAX_HEAD_DIM || !size.is_multiple_of(PANEL) {
                     return Err(unsupported(
                         name,
                         size,
-                        &format!("must be a multiple of {PANEL} up to {MAX_KEY}"),
+                        &format!("must be a multiple of {PANEL} up to {MAX_HEAD_DIM}"),
                     ));
                 }
             }
-            if latent.plain_dim == 0 || latent.plain_dim > MAX_KEY || latent.query_rank > MAX_SIZE {
+            if latent.plain_dim == 0 || latent.plain_dim > MAX_HEAD_DIM || latent.query_rank > MAX_SIZE {
                 return Err(unsupported("qk_nope_head_dim", latent.plain_dim, "out of range"));
             }
-            if self.num_kv_heads != 1 || self.head_dim != latent.rank + self.rotary_dim {
+            if self.heads[0].kv_heads != 1 || self.heads[0].head_dim != latent.rank + self.rotary_dim(0) {
                 return Err(unsupported(
                     "qk_rope_head_dim",
-                    self.rotary_dim,
+                    self.rotary_dim(0),
                     "does not fit the rest",
                 ));
             }
@@ -295,32 +329,108 @@ impl ModelConfig {
         self.moe.as_ref().map_or(Ok(()), |moe| moe.check())
     }
 
+    fn check_heads(&self, layer: usize, heads: &Heads) -> Result<()> {
+        if !self.num_heads.is_multiple_of(heads.kv_heads) {
+            let why = format!("does not divide num_attention_heads {}", self.num_heads);
+            return Err(unsupported("num_key_value_heads", heads.kv_heads, &why));
+        }
+        if let Some(table) = self.rotary.get(layer).copied().flatten() {
+            let rotated = self.inverse_frequencies.get(table).map_or(0, |table| 2 * table.len());
+            if rotated == 0 || rotated > heads.head_dim {
+                let why = format!("of {} numbers of a head that are rotated: must be even", heads.head_dim);
+                return Err(unsupported("head_dim", rotated, &why));
+            }
+        }
+        let alike = |other: &Heads| (other.kv_heads, other.head_dim) == (heads.kv_heads, heads.head_dim);
+        let owner = self.heads.get(heads.kv_of).filter(|owner| owner.kv_of == heads.kv_of);
+        if heads.kv_of > layer || !owner.is_some_and(alike) {
+            return Err(unsupported(
+                "num_kv_shared_layers",
+                heads.kv_of,
+                "no such layer to share",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The layers that have keys and values of their own.
+    pub fn kv_owners(&self) -> impl Iterator<Item = (usize, &Heads)> {
+        self.heads
+            .iter()
+            .enumerate()
+            .filter(|(layer, heads)| heads.kv_of == *layer)
+    }
+
+    /// How many numbers of each head a layer rotates.
+    pub fn rotary_dim(&self, layer: usize) -> usize {
+        self.rotary[layer].map_or(0, |table| 2 * self.inverse_frequencies[table].len())
+    }
+
+    /// Where the cosines of a table lie among the angles of a position; sines follow.
+    pub fn angles_at(&self, table: usize) -> usize {
+        self.inverse_frequencies[..table]
+            .iter()
+            .map(|table| 2 * table.len())
+            .sum()
+    }
+
+    /// Columns of queries, keys and values that a layer projects to.
+    pub fn widths(&self, layer: usize) -> [usize; 3] {
+        let heads = self.heads[layer];
+        let keys = if heads.kv_of == layer {
+            heads.kv_heads * heads.head_dim
+        } else {
+            0
+        };
+        let values = if heads.values_are_keys { 0 } else { keys };
+        [self.num_heads * heads.head_dim, keys, values]
+    }
+
+    /// Numbers of the queries of a token, of the layer that has most.
+    pub fn widest_queries(&self) -> usize {
+        self.heads
+            .iter()
+            .map(|heads| self.num_heads * heads.head_dim)
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Numbers that go into attention's way out.
-    pub fn attended(&self) -> usize {
-        self.num_heads * self.latent.as_ref().map_or(self.head_dim, |latent| latent.value_dim)
+    pub fn attended(&self, layer: usize) -> usize {
+        let dim = self.heads[layer].head_dim;
+        self.num_heads * self.latent.as_ref().map_or(dim, |latent| latent.value_dim)
     }
 
     /// Numbers of a head's query before it is made fit for latents.
-    pub fn query_dim(&self) -> usize {
+    pub fn query_dim(&self, layer: usize) -> usize {
+        let dim = self.heads[layer].head_dim;
         self.latent
             .as_ref()
-            .map_or(self.head_dim, |latent| latent.plain_dim + self.rotary_dim)
+            .map_or(dim, |latent| latent.plain_dim + dim - latent.rank)
     }
 
-    /// Numbers of a token that the first products of attention give: queries, or what they are made of, then keys and
-    /// values.
-    pub fn projected(&self) -> usize {
+    /// Numbers of a token that the first products of attention give, with room for values: queries, or what they are
+    /// made of, then keys and values.
+    pub fn projected(&self, layer: usize) -> usize {
+        let key = self.heads[layer].head_dim;
         match &self.latent {
-            None => (self.num_heads + 2 * self.num_kv_heads) * self.head_dim,
-            Some(latent) if latent.query_rank > 0 => latent.query_rank + self.head_dim,
-            Some(_) => self.num_heads * self.query_dim() + self.head_dim,
+            None => {
+                let [queries, keys, _] = self.widths(layer);
+                queries + 2 * keys
+            }
+            Some(latent) if latent.query_rank > 0 => latent.query_rank + key,
+            Some(_) => self.num_heads * self.query_dim(layer) + key,
         }
     }
 
     /// Numbers between the halves of the largest MLP that is no routed expert.
     pub fn widest_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
-        self.intermediate_size.max(shared)
+        let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
+        self.intermediate_sizes
+            .iter()
+            .copied()
+            .fold(shared.max(per_layer), usize::max)
     }
 
     /// Whether the MLP reads the hidden numbers without what attention adds.

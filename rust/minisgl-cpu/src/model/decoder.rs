@@ -6,7 +6,7 @@
 
 use std::sync::Mutex;
 
-use crate::attention::{Attention, Plan, Rows, Scratch};
+use crate::attention::{Rows, Scratch};
 use crate::error::Result;
 use crate::kernels::{Acts, Kernels, Mode, plain};
 use crate::kv::KvPool;
@@ -15,7 +15,7 @@ use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
 use crate::model::products::Groups;
 use crate::model::weights::Weights;
-use crate::model::worker::{Forward, Times, Tokens};
+use crate::model::worker::{Attentions, Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
 use crate::weights::PANEL;
 
@@ -33,8 +33,7 @@ pub struct Decoder {
 /// What a decoder computes in: by step and by thread.
 pub struct Memory {
     buffers: Buffers,
-    attention: Attention,
-    plan: Plan,
+    attention: Attentions,
     threads: Vec<Mutex<(Own, Scratch)>>,
     last: Grid,
     last_acts: Acts,
@@ -58,23 +57,10 @@ impl Decoder {
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
         let buffers = Buffers::new(config, self.mode);
-        let isa = self.kernels.isa();
-        let attention = Attention::new(
-            isa,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.attention_scale,
-            config.attention_cap,
-        )?;
-        let attention = match &config.latent {
-            Some(latent) => attention.with_values_of_keys(latent.rank),
-            None => attention,
-        };
-        let own = || Mutex::new((buffers.own(), attention.scratch()));
+        let attention = Attentions::new(config, self.kernels.isa(), threads, kv)?;
+        let own = || Ok(Mutex::new((buffers.own(), attention.scratch()?)));
         Ok(Memory {
-            threads: (0..threads).map(|_| own()).collect(),
-            plan: attention.plan(kv, threads, &config.windows),
+            threads: (0..threads).map(|_| own()).collect::<Result<_>>()?,
             last: Grid::new(self.config.hidden_size),
             last_acts: Acts::new(1, self.config.hidden_size, held(self.mode)),
             last_rows: 0,
@@ -96,7 +82,7 @@ impl Decoder {
         tokens: Tokens<'_>,
     ) -> Result<Vec<usize>> {
         memory.buffers.begin(tokens.ids.len(), &self.config);
-        memory.plan.build(rows)?;
+        memory.attention.build(rows)?;
         if !tokens.runs.is_empty() {
             let (rank, widest) = (memory.buffers.between.reserve(tokens.runs), memory.buffers.widest);
             for own in &memory.threads {
@@ -112,7 +98,6 @@ impl Decoder {
             kv,
             rows: *rows,
             attention: &memory.attention,
-            plan: &memory.plan,
             buffers: &memory.buffers,
             tokens,
             not_finite: Mutex::default(),

@@ -13,7 +13,7 @@ use crate::kernels::scalar::exp;
 use crate::model::buffers::{ExpertBuffers, Order, Phase, TOKENS, Used};
 use crate::model::config::{MoeConfig, Score};
 use crate::model::products::{Groups, To};
-use crate::model::weights::{Experts, Layer, Norm};
+use crate::model::weights::{Experts, Layer};
 use crate::model::worker::{FEW, Forward, Worker, each};
 use crate::weights::PANEL;
 
@@ -35,11 +35,12 @@ impl Worker<'_, '_> {
             .acts
             .writer_as(assignments, hidden, any.gate_up_mode(shared.mode));
         let (normed, norm) = (self.own.row.at(0, 0), layer.norm_before_mlp());
+        let own = experts.norms.as_ref().map(|norms| &norms.before).or(norm);
         each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
             let token = order.assignments[place] as usize / moe.experts_per_token;
             // SAFETY: its piece: a row of `acts`.
             unsafe {
-                let x = shared.normed(norm, token, normed);
+                let x = shared.normed(own, token, normed);
                 order.kernels(shared, place).prepare(x, acts, place);
             }
         });
@@ -109,9 +110,8 @@ impl Worker<'_, '_> {
             ];
             self.mlp(index, norm, shared_mlp, phases, false, To::Aside);
         }
-        let behind = layer.norms_behind.as_ref().map(|(_, norm)| norm);
         each(shared.counter(index, Phase::Combine), shared.count(), FEW, |token| {
-            self.combine(token, order, buffers, moe, behind);
+            self.combine(token, order, buffers, moe, (layer, experts));
         });
         self.barrier.wait();
         self.lap(6);
@@ -124,7 +124,8 @@ impl Worker<'_, '_> {
         let acts = buffers
             .router_acts
             .writer_as(shared.count(), hidden, shared.mode.with(&experts.router));
-        let (normed, norm) = (self.own.row.at(0, 0), layer.norm_before_mlp());
+        let own = experts.router_norm.as_deref();
+        let (normed, norm) = (self.own.row.at(0, 0), own.or(layer.norm_before_mlp()));
         let panels = experts.router.panels();
         // one kernel for all, and one row at a time
         let kernels = shared.kernels.decoding();
@@ -149,10 +150,12 @@ impl Worker<'_, '_> {
                 }
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
-            for (rank, choice) in choose(logits, moe, experts.choice_bias.as_deref())
-                .into_iter()
-                .enumerate()
-            {
+            let mut choices = choose(logits, moe, experts.choice_bias.as_deref());
+            if let Some(scales) = &experts.scales {
+                let scaled = choices.iter_mut();
+                scaled.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+            }
+            for (rank, choice) in choices.into_iter().enumerate() {
                 // SAFETY: its piece: the choices of this token.
                 unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
             }
@@ -202,7 +205,14 @@ impl Worker<'_, '_> {
     }
 
     /// Add a token's experts, weighted, to its hidden numbers, the one that all go through last.
-    fn combine(&self, token: usize, order: &Order, buffers: &ExpertBuffers, moe: &MoeConfig, behind: Option<&Norm>) {
+    fn combine(
+        &self,
+        token: usize,
+        order: &Order,
+        buffers: &ExpertBuffers,
+        moe: &MoeConfig,
+        (layer, experts): (&Layer, &Experts),
+    ) {
         let (config, per_token) = (self.shared.config, moe.experts_per_token);
         let hidden = config.hidden_size;
         // SAFETY: its piece: the row of this token; `out` and `chosen` were written before a barrier.
@@ -217,7 +227,14 @@ impl Worker<'_, '_> {
                     *sum = weight.mul_add(*number, *sum);
                 }
             }
-            if moe.shared_size > 0 {
+            if let Some(norms) = &experts.norms {
+                let (at, beside) = (sum.as_mut_ptr(), self.shared.buffers.behind.at(token, 0));
+                norms.behind.apply((&self.shared.kernels, config), at, (0, hidden), at);
+                norms
+                    .of_mlp
+                    .apply((&self.shared.kernels, config), beside, (0, hidden), beside);
+            }
+            if experts.shared.is_some() {
                 let weight = if moe.shared_gated {
                     let gate = *buffers.logits.at(token, moe.num_experts);
                     1.0 / (1.0 + exp(-gate))
@@ -229,12 +246,14 @@ impl Worker<'_, '_> {
                     *sum = weight.mul_add(*number, *sum);
                 }
             }
-            if let Some(norm) = behind {
+            if let Some((_, norm)) = &layer.norms_behind {
                 let at = sum.as_mut_ptr();
                 norm.apply((&self.shared.kernels, config), at, (0, hidden), at);
             }
+            let scale = layer.scale_behind_mlp();
             for (x, sum) in x.iter_mut().zip(sum) {
                 *x += sum * config.residual_scale;
+                *x *= scale;
             }
         }
     }

@@ -11,8 +11,9 @@
 use std::time::Instant;
 
 use crate::attention::Scratch;
-use crate::model::buffers::{Own, PHASES};
-use crate::model::weights::FeedForward;
+use crate::model::buffers::{Own, Phase};
+use crate::model::config::PerLayer;
+use crate::model::weights::{FeedForward, PerLayerTables};
 use crate::model::worker::{FEW, Forward, Times, Worker, each};
 use crate::threads::Barrier;
 
@@ -38,11 +39,17 @@ impl Forward<'_> {
             times: times.unwrap_or(&mut unused),
         };
         worker.embed();
+        if let Some(tables) = &self.weights.per_layer {
+            worker.embed_per_layer(tables);
+        }
         for (index, layer) in self.weights.layers.iter().enumerate() {
             worker.attend(index, layer);
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => worker.dense(index, layer, mlp),
                 FeedForward::Experts(experts) => worker.experts(index, layer, experts),
+            }
+            if let Some(part) = &layer.per_layer {
+                worker.per_layer(index, part, layer.scale);
             }
         }
         worker.check();
@@ -54,9 +61,8 @@ impl Worker<'_, '_> {
     fn embed(&mut self) {
         let shared = self.shared;
         let table = shared.weights.embedding.as_ref().unwrap_or(&shared.weights.head);
-        let half = shared.config.rotary_dim / 2;
         let buffers = shared.buffers;
-        let counter = &buffers.counters[shared.weights.layers.len() * PHASES];
+        let counter = shared.counter(shared.config.num_layers, Phase::Embed);
         each(counter, shared.count(), FEW, |token| {
             let width = buffers.x.stride();
             // SAFETY: its piece: the rows of its tokens.
@@ -80,9 +86,10 @@ impl Worker<'_, '_> {
             let position = position as f32;
             for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {
                 let scale = shared.config.rope_scales[table];
+                let (first, half) = (shared.config.angles_at(table), frequencies.len());
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position * frequency).sin_cos();
-                    let at = table * 2 * half + i;
+                    let at = first + i;
                     // SAFETY: as above; `angles` has room for both halves of each table.
                     unsafe {
                         *buffers.angles.at(token, at) = cos * scale;
@@ -95,11 +102,44 @@ impl Worker<'_, '_> {
         self.lap(7);
     }
 
+    /// The numbers of each token that each layer adds: of its embedding and of its id, both alike.
+    fn embed_per_layer(&mut self, tables: &PerLayerTables) {
+        let shared = self.shared;
+        let (config, buffers, layers) = (shared.config, shared.buffers, shared.config.num_layers);
+        let Some(PerLayer { size, .. }) = config.per_layer else {
+            return;
+        };
+        let mode = shared.mode.with(&tables.model.1);
+        let acts = self.prepare(layers, Phase::PrepareGate, &buffers.x, None, config.hidden_size, mode);
+        let model = std::slice::from_ref(&tables.model);
+        self.project_all(layers, (Phase::PerLayerGate, None), model, acts, &buffers.per_layer);
+        self.barrier.wait();
+        let (of_model, of_id) = ((config.hidden_size as f32).sqrt().recip(), (size as f32).sqrt());
+        each(shared.counter(layers, Phase::PerLayer), shared.count(), FEW, |token| {
+            let mut known = vec![0.0_f32; buffers.per_layer.stride()];
+            let id = (shared.tokens.ids[token] as usize).min(tables.embedding.n() - 1);
+            tables.embedding.row(id, &mut known);
+            // SAFETY: its piece: the row of this token, written before a barrier.
+            let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), layers * size) };
+            row.iter_mut().for_each(|number| *number *= of_model);
+            for (part, known) in row.chunks_mut(size).zip(known.chunks(size)) {
+                let at = part.as_mut_ptr();
+                // SAFETY: as many numbers as the norm has.
+                unsafe { tables.norm.apply((&shared.kernels, config), at, (0, size), at) };
+                for (number, known) in part.iter_mut().zip(known) {
+                    *number = (*number + known * of_id) * std::f32::consts::FRAC_1_SQRT_2;
+                }
+            }
+        });
+        self.barrier.wait();
+        self.lap(7);
+    }
+
     /// Whether what came out is made of numbers.
     fn check(&mut self) {
         let shared = self.shared;
         let x = &shared.buffers.x;
-        let counter = &shared.buffers.counters[shared.weights.layers.len() * PHASES + 1];
+        let counter = shared.counter(shared.config.num_layers, Phase::Check);
         each(counter, shared.count(), FEW, |token| {
             // SAFETY: written before a barrier; nobody writes now.
             let row = unsafe { std::slice::from_raw_parts(x.at(token, 0), shared.config.hidden_size) };

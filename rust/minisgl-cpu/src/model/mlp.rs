@@ -12,27 +12,76 @@ use crate::model::buffers::Phase;
 use crate::model::config::Activation;
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, To};
-use crate::model::weights::{Layer, Mlp, Norm};
-use crate::model::worker::Worker;
+use crate::model::weights::{Layer, Mlp, Norm, PerLayerPart};
+use crate::model::worker::{FEW, Worker, each};
 use crate::weights::PANEL;
 
 /// What an activation without a gate beside it is multiplied with.
 static ONES: [f32; PANEL] = [1.0; PANEL];
 
+/// `out = activation(gate) * up` of `n` numbers; `out` may be `gate`.
+///
+/// # Safety
+/// As of the kernels.
+unsafe fn activate(
+    activation: Activation,
+    kernels: &Kernels,
+    gate: *const f32,
+    up: *const f32,
+    n: usize,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        match activation {
+            Activation::Silu => kernels.silu_mul(gate, up, n, out),
+            Activation::Gelu => kernels.gelu_mul(gate, up, n, out),
+            Activation::GeluErf => plain::gelu_erf_mul(gate, up, n, out),
+            Activation::Relu2 => plain::relu2_mul(gate, up, n, out),
+            Activation::ClampedSwiglu { alpha, limit } => plain::clamped_swiglu(gate, up, n, (alpha, limit), out),
+        }
+    }
+}
+
 impl Worker<'_, '_> {
     pub(super) fn dense(&mut self, index: usize, layer: &Layer, mlp: &Mlp) {
         let config = self.shared.config;
         let parallel = config.is_parallel();
-        let to = if !parallel && config.has_behind() {
-            To::Behind(layer.norms_behind.as_ref().map(|(_, norm)| norm), Phase::AddDown)
+        let scale = layer.scale_behind_mlp();
+        let to = if !parallel && (config.has_behind() || scale != 1.0) {
+            let norm = layer.norms_behind.as_ref().map(|(_, norm)| norm);
+            To::Behind(norm, Phase::AddDown, scale)
         } else {
             To::Hidden
         };
         let phases = [Phase::PrepareMlp, Phase::GateUp, Phase::PrepareDown, Phase::Down];
         self.mlp(index, layer.norm_before_mlp(), mlp, phases, true, to);
         if parallel {
-            self.add_aside(index, Phase::AddDown, None);
+            self.add_aside(index, Phase::AddDown, None, scale);
         }
+    }
+
+    /// Add to each token what the layer makes of the token's numbers for it; the sums are multiplied by `scale`.
+    pub(super) fn per_layer(&mut self, index: usize, part: &PerLayerPart, scale: f32) {
+        let shared = self.shared;
+        let (buffers, config) = (shared.buffers, shared.config);
+        let size = config.per_layer.map_or(0, |per_layer| per_layer.size);
+        let mode = shared.mode.with(&part.gate.1);
+        let acts = self.prepare(index, Phase::PrepareGate, &buffers.x, None, config.hidden_size, mode);
+        let gate = std::slice::from_ref(&part.gate);
+        self.project_all(index, (Phase::PerLayerGate, None), gate, acts, &buffers.inner);
+        self.barrier.wait();
+        each(shared.counter(index, Phase::PerLayer), shared.count(), FEW, |token| {
+            let (gate, up) = (buffers.inner.at(token, 0), buffers.per_layer.at(token, index * size));
+            // SAFETY: its piece: the row of this token in `inner`; both were written before a barrier.
+            unsafe { activate(config.activation, &shared.kernels, gate, up, size, gate) };
+        });
+        self.barrier.wait();
+        let mode = shared.mode.with(&part.out.weight);
+        let acts = self.prepare(index, Phase::PreparePerLayer, &buffers.inner, None, size, mode);
+        let to = To::Behind(Some(&part.norm), Phase::AddPerLayer, scale);
+        self.add_product(index, (Phase::PerLayerOut, None), &part.out, acts, to);
+        self.lap(6);
     }
 
     /// One MLP for all tokens. `adapts`: adapters may change it.
@@ -135,15 +184,7 @@ impl Worker<'_, '_> {
                     } else {
                         ONES.as_ptr()
                     };
-                    match shared.config.activation {
-                        Activation::Silu => kernels.silu_mul(gate, up, PANEL, to),
-                        Activation::Gelu => kernels.gelu_mul(gate, up, PANEL, to),
-                        Activation::GeluErf => plain::gelu_erf_mul(gate, up, PANEL, to),
-                        Activation::Relu2 => plain::relu2_mul(gate, up, PANEL, to),
-                        Activation::ClampedSwiglu { alpha, limit } => {
-                            plain::clamped_swiglu(gate, up, PANEL, (alpha, limit), to);
-                        }
-                    }
+                    activate(shared.config.activation, &kernels, gate, up, PANEL, to);
                 }
             }
         }

@@ -14,6 +14,20 @@ pub enum Part {
     Embedding,
     /// The table of positions.
     Positions,
+    /// The table of embeddings by layer.
+    PerLayerEmbedding,
+    /// From hidden numbers to numbers by layer.
+    PerLayerModel,
+    /// The norm of those.
+    PerLayerNorm,
+    /// From hidden numbers to those of a layer.
+    PerLayerGate,
+    /// Back to hidden numbers.
+    PerLayerOut,
+    /// The norm of what comes back.
+    PerLayerNormBehind,
+    /// What a layer gives is multiplied by it.
+    LayerScale,
     /// The last norm.
     Norm,
     /// From hidden numbers to logits.
@@ -68,6 +82,16 @@ pub enum Part {
     Down,
     /// The router of a mixture of experts.
     Router,
+    /// The norm of what the router reads.
+    RouterNorm,
+    /// What the weights of experts are multiplied by.
+    ExpertScale,
+    /// The norm before experts that stand beside a dense MLP.
+    ExpertsNorm,
+    /// The norm of what they give.
+    ExpertsNormBehind,
+    /// The norm of what the MLP beside them gives.
+    BesideNormBehind,
     /// What its scores are added to for the choice of experts.
     ChoiceBias,
     /// As of an MLP, of an expert that has tensors of its own.
@@ -129,6 +153,9 @@ impl Part {
                 | Self::ExpertsUpBias
                 | Self::ExpertsGateUpBias
                 | Self::ExpertsDownBias
+                | Self::RouterNorm
+                | Self::ExpertScale
+                | Self::LayerScale
         )
     }
 }

@@ -58,11 +58,11 @@ impl Worker<'_, '_> {
         acts
     }
 
-    /// Queries, keys and values: the products of several matrices with the same activations, side by side in `out`.
+    /// Such as queries, keys and values: the products of several matrices with the same activations, side by side in `out`.
     pub(super) fn project_all(
         &mut self,
         index: usize,
-        phase: Phase,
+        (phase, site): (Phase, Option<Site>),
         parts: &[(usize, Matrix)],
         acts: ActsPtr,
         out: &Grid,
@@ -86,7 +86,9 @@ impl Worker<'_, '_> {
                         let (from, stride) = (column / PANEL, out.stride());
                         let its = from + panels.start..from + panels.end;
                         kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, false);
-                        shared.raise((index, Site::Qkv), its, rows, to, stride);
+                        if let Some(site) = site {
+                            shared.raise((index, site), its, rows, to, stride);
+                        }
                     }
                     break;
                 }
@@ -131,13 +133,13 @@ impl Worker<'_, '_> {
             }
         }
         self.barrier.wait();
-        if let To::Behind(norm, phase) = to {
-            self.add_aside(index, phase, norm);
+        if let To::Behind(norm, phase, scale) = to {
+            self.add_aside(index, phase, norm, scale);
         }
     }
 
-    /// Add the rows that lie aside to the hidden numbers, normalised and scaled.
-    pub(super) fn add_aside(&mut self, index: usize, phase: Phase, norm: Option<&Norm>) {
+    /// Add the rows that lie aside to the hidden numbers, normalised and scaled; the sums are multiplied by `last`.
+    pub(super) fn add_aside(&mut self, index: usize, phase: Phase, norm: Option<&Norm>, last: f32) {
         let shared = self.shared;
         let (size, scale) = (shared.config.hidden_size, shared.config.residual_scale);
         let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
@@ -153,6 +155,10 @@ impl Worker<'_, '_> {
                     row.iter_mut().for_each(|number| *number *= scale);
                 }
                 shared.kernels.add(to.at(token, 0), row, size);
+                if last != 1.0 {
+                    let sums = std::slice::from_raw_parts_mut(to.at(token, 0), size);
+                    sums.iter_mut().for_each(|number| *number *= last);
+                }
             }
         });
         self.barrier.wait();
@@ -166,8 +172,8 @@ pub(super) enum To<'a> {
     Hidden,
     /// It stays aside.
     Aside,
-    /// Normalised and scaled, then added to the hidden numbers in a phase of its own.
-    Behind(Option<&'a Norm>, Phase),
+    /// Normalised and scaled, then added to the hidden numbers in a phase of its own; the sums are multiplied in the end.
+    Behind(Option<&'a Norm>, Phase, f32),
 }
 
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.

@@ -300,7 +300,7 @@ fn is_blocks(name: impl AsRef<str>) -> bool {
 fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();
-    if name.ends_with("norm.weight") || (shape.len() == 1 && name.ends_with(".weight")) {
+    if name.ends_with("norm.weight") || (shape.len() == 1 && !name.ends_with("bias")) {
         let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count).flatten().collect();
         return Found::Owned {
             name,

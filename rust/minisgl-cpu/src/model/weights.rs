@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::{Kernels, Mode, plain};
-use crate::model::config::{HeadNorms, LatentConfig, ModelConfig, MoeConfig, Norms};
+use crate::model::config::{HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms};
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
@@ -120,8 +120,44 @@ pub struct Experts {
     pub router_bias: Option<Vec<f32>>,
     /// All of them.
     pub experts: Vec<Mlp>,
-    /// One that every token goes through.
+    /// One that every token goes through, or a dense MLP that stands beside them.
     pub shared: Option<Mlp>,
+    /// Of what the router reads, if it has its own.
+    pub router_norm: Option<Box<Norm>>,
+    /// Weights are multiplied by it, by expert.
+    pub scales: Option<Vec<f32>>,
+    /// Where a dense MLP stands beside them.
+    pub norms: Option<Box<BesideNorms>>,
+}
+
+/// Norms where a dense MLP stands beside experts.
+pub struct BesideNorms {
+    /// Before the experts.
+    pub before: Norm,
+    /// Behind them.
+    pub behind: Norm,
+    /// Behind the MLP.
+    pub of_mlp: Norm,
+}
+
+/// What a layer adds of its part of the embeddings by layer.
+pub struct PerLayerPart {
+    /// [size, hidden], at column 0.
+    pub gate: (usize, Matrix),
+    /// [hidden, size]
+    pub out: Linear,
+    /// Behind it.
+    pub norm: Norm,
+}
+
+/// What makes the embeddings by layer, of all layers together.
+pub struct PerLayerTables {
+    /// [vocabulary, layers * size]
+    pub embedding: Matrix,
+    /// [layers * size, hidden], at column 0.
+    pub model: (usize, Matrix),
+    /// Of each layer's part of what it gives.
+    pub norm: Norm,
 }
 
 /// What follows attention.
@@ -163,8 +199,8 @@ pub struct Layer {
     pub qkv: Projections,
     /// The biases of all three, in the order of the columns.
     pub qkv_bias: Option<Vec<f32>>,
-    /// q_norm and k_norm.
-    pub head_norms: Option<(Norm, Norm)>,
+    /// Of queries, keys and values.
+    pub head_norms: [Option<Norm>; 3],
     /// By query head: a logarithm to base 2 of a weight that gives no value.
     pub sinks: Option<Vec<f32>>,
     /// What keys and values of each head are made of, where pages hold latents.
@@ -177,9 +213,18 @@ pub struct Layer {
     pub norms_behind: Option<(Norm, Norm)>,
     /// The MLP.
     pub feed_forward: FeedForward,
+    /// After it.
+    pub per_layer: Option<PerLayerPart>,
+    /// All that the layer gives is multiplied by it.
+    pub scale: f32,
 }
 
 impl Layer {
+    /// What is multiplied with what the MLP leaves.
+    pub fn scale_behind_mlp(&self) -> f32 {
+        if self.per_layer.is_some() { 1.0 } else { self.scale }
+    }
+
     /// The norm of what the MLP reads.
     pub fn norm_before_mlp(&self) -> Option<&Norm> {
         // where both read the same, attention's is the only one
@@ -206,14 +251,18 @@ pub struct Weights {
     pub embedding: Option<Matrix>,
     /// [positions, hidden], added to embeddings.
     pub positions: Option<Matrix>,
+    /// Embeddings by layer.
+    pub per_layer: Option<PerLayerTables>,
 }
 
 impl Weights {
     /// Matrices of no layer.
     fn tables(&self) -> impl Iterator<Item = &Matrix> {
+        let per_layer = self.per_layer.iter();
         std::iter::once(&self.head)
             .chain(&self.embedding)
             .chain(&self.positions)
+            .chain(per_layer.flat_map(|all| [&all.embedding, &all.model.1]))
     }
 }
 
@@ -262,7 +311,7 @@ impl Weights {
             .into_iter()
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()).ok_or_else(lost))
             .collect::<Result<Vec<Layer>>>()?;
-        let (head, embedding, positions) = locked(&tables).take().ok_or_else(lost)?;
+        let (head, embedding, positions, per_layer) = locked(&tables).take().ok_or_else(lost)?;
         let norm = load_norm(tensors, config, Part::Norm, At::default(), config.hidden_size)?;
         let head_bias = if config.head_bias {
             Some(padded(tensors.part_vector(
@@ -282,6 +331,7 @@ impl Weights {
             head_bias,
             embedding,
             positions,
+            per_layer,
         })
     }
 
@@ -297,6 +347,11 @@ impl Weights {
                     .map(Matrix::bytes)
                     .sum::<usize>()
                 + layer.out.weight.bytes()
+                + layer
+                    .per_layer
+                    .iter()
+                    .map(|part| part.gate.1.bytes() + part.out.weight.bytes())
+                    .sum::<usize>()
                 + match &layer.feed_forward {
                     FeedForward::Dense(mlp) => of_mlp(mlp),
                     FeedForward::Experts(all) => {
@@ -320,6 +375,10 @@ impl Weights {
             layer.qkv.iter().for_each(|(_, part)| add(part));
             layer.latent.iter().flat_map(Latent::matrices).for_each(&mut add);
             add(&layer.out.weight);
+            layer.per_layer.iter().for_each(|part| {
+                add(&part.gate.1);
+                add(&part.out.weight);
+            });
             let (mlps, shared) = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
                 FeedForward::Experts(all) => (all.experts.as_slice(), &all.shared),
@@ -351,8 +410,8 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The head, embeddings that are not the head, and positions.
-type Tables = (Matrix, Option<Matrix>, Option<Matrix>);
+/// The head, embeddings that are not the head, positions, and embeddings by layer.
+type Tables = (Matrix, Option<Matrix>, Option<Matrix>, Option<PerLayerTables>);
 
 pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
@@ -363,10 +422,20 @@ pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tab
     } else {
         None
     };
+    let per_layer = if let Some(per_layer) = config.per_layer {
+        let all = config.num_layers * per_layer.size;
+        Some(PerLayerTables {
+            embedding: of(Part::PerLayerEmbedding, &[per_layer.vocab_size, all])?,
+            model: (0, of(Part::PerLayerModel, &[all, config.hidden_size])?),
+            norm: load_norm(tensors, config, Part::PerLayerNorm, At::default(), per_layer.size)?,
+        })
+    } else {
+        None
+    };
     if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
-        return Ok((embedding, None, positions));
+        return Ok((embedding, None, positions, per_layer));
     }
-    Ok((of(Part::Head, &shape)?, Some(embedding), positions))
+    Ok((of(Part::Head, &shape)?, Some(embedding), positions, per_layer))
 }
 
 /// People train a model whose head was tied and forget to say that it no longer is.
@@ -425,7 +494,8 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     pub fn load(&self) -> Result<Layer> {
         let config = self.config;
-        let (hidden, attended) = (config.hidden_size, config.attended());
+        let (hidden, inner) = (config.hidden_size, config.intermediate_sizes[self.layer]);
+        let attended = config.attended(self.layer);
         let before = config.norms != Norms::Behind;
         let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both) {
             Some((self.norm(Part::AttentionNormBehind)?, self.norm(Part::MlpNormBehind)?))
@@ -448,10 +518,34 @@ impl Loader<'_> {
                 .transpose()?,
             norms_behind,
             feed_forward: match config.experts_of(self.layer) {
-                None => FeedForward::Dense(self.dense([Part::Gate, Part::Up, Part::Down], config.intermediate_size)?),
+                None => FeedForward::Dense(self.dense([Part::Gate, Part::Up, Part::Down], inner)?),
                 Some(moe) => FeedForward::Experts(self.experts(moe)?),
             },
+            per_layer: self.per_layer()?,
+            scale: if config.layer_scales {
+                self.vector(Part::LayerScale, "weight", 1)?[0]
+            } else {
+                1.0
+            },
         })
+    }
+
+    fn per_layer(&self) -> Result<Option<PerLayerPart>> {
+        let Some(per_layer) = self.config.per_layer else {
+            return Ok(None);
+        };
+        let hidden = self.config.hidden_size;
+        Ok(Some(PerLayerPart {
+            gate: (
+                0,
+                pack(&[self.part(Part::PerLayerGate, [per_layer.size, hidden])?], false)?,
+            ),
+            out: Linear {
+                weight: pack(&[self.part(Part::PerLayerOut, [hidden, per_layer.size])?], false)?,
+                bias: None,
+            },
+            norm: self.norm(Part::PerLayerNormBehind)?,
+        }))
     }
 
     fn at(&self) -> At {
@@ -473,9 +567,11 @@ impl Loader<'_> {
         load_norm(self.tensors, self.config, part, self.at(), self.config.hidden_size)
     }
 
-    /// Of queries and of keys.
-    fn head_norms(&self) -> Result<Option<(Norm, Norm)>> {
-        let (config, dim) = (self.config, self.config.head_dim);
+    /// Of queries, of keys and of values.
+    fn head_norms(&self) -> Result<[Option<Norm>; 3]> {
+        let config = self.config;
+        let dim = config.heads[self.layer].head_dim;
+        let [_, keys, _] = config.widths(self.layer);
         let of = |part, heads| -> Result<Norm> {
             let found = match config.qk_norm {
                 HeadNorms::Heads => self.tensors.by_head(part, self.layer, "weight", (heads, dim))?,
@@ -489,13 +585,17 @@ impl Loader<'_> {
                 eps: config.norm_eps,
             })
         };
-        if config.qk_norm == HeadNorms::None {
-            return Ok(None);
-        }
-        Ok(Some((
-            of(Part::QNorm, config.num_heads)?,
-            of(Part::KNorm, config.num_kv_heads)?,
-        )))
+        let there = config.qk_norm != HeadNorms::None;
+        let plain = || Norm {
+            weight: vec![1.0; dim],
+            bias: None,
+            eps: config.norm_eps,
+        };
+        Ok([
+            there.then(|| of(Part::QNorm, config.num_heads)).transpose()?,
+            (there && keys > 0).then(|| of(Part::KNorm, keys / dim)).transpose()?,
+            (config.value_norm && keys > 0).then(plain),
+        ])
     }
 
     fn sinks(&self) -> Result<Option<Vec<f32>>> {
@@ -515,15 +615,17 @@ impl Loader<'_> {
 
     /// Columns of queries, keys and values, or of what they are made of, one after the other.
     fn widths(&self) -> Vec<(Part, usize)> {
-        let (config, dim) = (self.config, self.config.head_dim);
-        let keys = config.num_kv_heads * dim;
+        let (config, dim) = (self.config, self.config.heads[self.layer].head_dim);
         match &config.latent {
-            None => vec![(Part::Q, config.num_heads * dim), (Part::K, keys), (Part::V, keys)],
+            None => {
+                let all = [Part::Q, Part::K, Part::V].into_iter().zip(config.widths(self.layer));
+                all.filter(|(_, width)| *width > 0).collect()
+            }
             Some(latent) if latent.query_rank > 0 => {
                 vec![(Part::QueryDown, latent.query_rank), (Part::LatentDown, dim)]
             }
             Some(_) => vec![
-                (Part::Q, config.num_heads * config.query_dim()),
+                (Part::Q, config.num_heads * config.query_dim(self.layer)),
                 (Part::LatentDown, dim),
             ],
         }
@@ -532,7 +634,8 @@ impl Loader<'_> {
     /// Where a row of queries or keys, of heads of `dim` rows, lies in the file: halves of what is rotated that are in
     /// turns are put apart. It is the first of a head, or the last where pages hold latents.
     fn source_of(&self, dim: usize, row: usize) -> usize {
-        let (rotated, half) = (self.config.rotary_dim, self.config.rotary_dim / 2);
+        let rotated = self.config.rotary_dim(self.layer);
+        let half = rotated / 2;
         let start = if self.config.latent.is_some() { dim - rotated } else { 0 };
         let (head, within) = (row / dim * dim + start, row % dim);
         if !self.tensors.files.interleaved || within < start || within >= start + rotated {
@@ -550,7 +653,7 @@ impl Loader<'_> {
                 eps: latent.norm_eps,
             })
         };
-        let (heads, dim) = (self.config.num_heads, self.config.query_dim());
+        let (heads, dim) = (self.config.num_heads, self.config.query_dim(self.layer));
         let order = |row: usize| self.source_of(dim, row);
         let queries = if latent.query_rank > 0 {
             let found = self.part(Part::QueryUp, [heads * dim, latent.query_rank])?;
@@ -599,7 +702,12 @@ impl Loader<'_> {
 
     /// Where a row of queries, keys and values lies in a tensor that has them by KV head.
     fn grouped(&self, row: usize) -> usize {
-        let (heads, kv_heads, dim) = (self.config.num_heads, self.config.num_kv_heads, self.config.head_dim);
+        let heads = self.config.num_heads;
+        let Heads {
+            kv_heads,
+            head_dim: dim,
+            ..
+        } = self.config.heads[self.layer];
         let (head, group) = (row / dim, heads / kv_heads);
         let (kv_head, within) = if head < heads {
             (head / group, head % group)
@@ -610,7 +718,7 @@ impl Loader<'_> {
     }
 
     fn apart(&self, numbers: Vec<f32>) -> Vec<f32> {
-        let dim = self.config.head_dim;
+        let dim = self.config.heads[self.layer].head_dim;
         (0..numbers.len())
             .map(|row| numbers[self.source_of(dim, row)])
             .collect()
@@ -629,8 +737,8 @@ impl Loader<'_> {
             };
             return Ok(vec![(0, Matrix::pack(&[piece], false, None)?)]);
         }
-        let of_query = |row: usize| self.source_of(self.config.query_dim(), row);
-        let of_key = |row: usize| self.source_of(self.config.head_dim, row);
+        let of_query = |row: usize| self.source_of(self.config.query_dim(self.layer), row);
+        let of_key = |row: usize| self.source_of(self.config.heads[self.layer].head_dim, row);
         let found = widths
             .iter()
             .map(|(part, width)| self.part(*part, [*width, hidden]))
@@ -728,6 +836,9 @@ impl Loader<'_> {
             }
             let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
             Some(self.dense(parts, moe.shared_size)?)
+        } else if moe.beside {
+            let inner = self.config.intermediate_sizes[self.layer];
+            Some(self.dense([Part::Gate, Part::Up, Part::Down], inner)?)
         } else {
             None
         };
@@ -752,6 +863,33 @@ impl Loader<'_> {
             router_bias,
             experts,
             shared,
+            router_norm: moe.router_norm.then(|| self.router_norm().map(Box::new)).transpose()?,
+            scales: moe
+                .expert_scale
+                .then(|| self.vector(Part::ExpertScale, "weight", count))
+                .transpose()?,
+            norms: moe.beside.then(|| self.beside_norms().map(Box::new)).transpose()?,
+        })
+    }
+
+    /// Its numbers are less than those of others by the root of the hidden size.
+    fn router_norm(&self) -> Result<Norm> {
+        let hidden = self.config.hidden_size;
+        let mut weight = self.vector(Part::RouterNorm, "weight", hidden)?;
+        let by = (hidden as f32).sqrt().recip();
+        weight.iter_mut().for_each(|number| *number *= by);
+        Ok(Norm {
+            weight: padded(weight),
+            bias: None,
+            eps: self.config.norm_eps,
+        })
+    }
+
+    fn beside_norms(&self) -> Result<BesideNorms> {
+        Ok(BesideNorms {
+            before: self.norm(Part::ExpertsNorm)?,
+            behind: self.norm(Part::ExpertsNormBehind)?,
+            of_mlp: self.norm(Part::BesideNormBehind)?,
         })
     }
 

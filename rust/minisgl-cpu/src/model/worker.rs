@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use crate::attention::{Attention, Plan, Rows, Scratch};
-use crate::kernels::{Kernels, Mode};
+use crate::error::{Error, Result};
+use crate::kernels::{Isa, Kernels, Mode};
 use crate::kv::KvPool;
 use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own, PHASES, Phase, TOKENS};
@@ -44,6 +45,71 @@ pub struct Tokens<'a> {
     pub runs: &'a [Run<'a>],
 }
 
+/// Attention of each kind of layers: those that have the same heads.
+pub(super) struct Attentions {
+    kinds: Vec<(Attention, Plan)>,
+    /// By layer.
+    kind_of: Vec<usize>,
+    /// By layer: where the pool has the keys and values that it attends to.
+    pub kv_layers: Vec<usize>,
+}
+
+impl Attentions {
+    /// Of a model, for steps over `kv`.
+    pub fn new(config: &ModelConfig, isa: Isa, threads: usize, kv: &KvPool) -> Result<Self> {
+        let sizes: Vec<(usize, usize)> = config.heads.iter().map(|one| (one.kv_heads, one.head_dim)).collect();
+        let mut known: Vec<(usize, usize)> = Vec::new();
+        let mut kinds = Vec::new();
+        for (first, size) in sizes.iter().enumerate() {
+            if known.contains(size) {
+                continue;
+            }
+            let ((kv_heads, head_dim), heads) = (*size, config.num_heads);
+            let (scale, cap) = (config.attention_scale, config.attention_cap);
+            let attention = Attention::new(isa, heads, kv_heads, head_dim, scale, cap)?;
+            let attention = match &config.latent {
+                Some(latent) => attention.with_values_of_keys(latent.rank),
+                None => attention,
+            };
+            // layers of other kinds ask for nothing that these do not
+            let windows: Vec<_> = (0..sizes.len())
+                .map(|layer| config.windows[if sizes[layer] == *size { layer } else { first }])
+                .collect();
+            let plan = attention.plan(kv, threads, &windows);
+            kinds.push((attention, plan));
+            known.push(*size);
+        }
+        let place = |size: &(usize, usize)| known.iter().position(|one| one == size).unwrap_or(0);
+        let owners: Vec<usize> = config.kv_owners().map(|(layer, _)| layer).collect();
+        let owner = |of: usize| owners.iter().position(|layer| *layer == of).unwrap_or(0);
+        Ok(Self {
+            kind_of: sizes.iter().map(place).collect(),
+            kv_layers: config.heads.iter().map(|heads| owner(heads.kv_of)).collect(),
+            kinds,
+        })
+    }
+
+    /// Of a layer.
+    pub fn of(&self, layer: usize) -> (&Attention, &Plan) {
+        let (attention, plan) = &self.kinds[self.kind_of[layer]];
+        (attention, plan)
+    }
+
+    /// For a step.
+    pub fn build(&mut self, rows: &Rows<'_>) -> Result<()> {
+        self.kinds.iter_mut().try_for_each(|(_, plan)| plan.build(rows))
+    }
+
+    /// A thread's room for each of them, one after the other.
+    pub fn scratch(&self) -> Result<Scratch> {
+        let largest = self.kinds.iter().max_by_key(|(attention, _)| attention.head_dim());
+        largest.map_or_else(
+            || Err(Error::setting("a model without layers")),
+            |(one, _)| Ok(one.scratch()),
+        )
+    }
+}
+
 /// What all threads share in a forward.
 pub(super) struct Forward<'a> {
     pub config: &'a ModelConfig,
@@ -52,8 +118,7 @@ pub(super) struct Forward<'a> {
     pub mode: Mode,
     pub kv: &'a KvPool,
     pub rows: Rows<'a>,
-    pub attention: &'a Attention,
-    pub plan: &'a Plan,
+    pub attention: &'a Attentions,
     pub buffers: &'a Buffers,
     pub tokens: Tokens<'a>,
     pub not_finite: Mutex<Vec<usize>>, // tokens
@@ -122,10 +187,10 @@ impl Forward<'_> {
 
     /// Cosines and sines of a token's position in a layer, if it rotates.
     pub(super) fn angles(&self, layer: usize, token: usize) -> Option<(*mut f32, *mut f32)> {
-        let half = self.config.rotary_dim / 2;
+        let half = self.config.rotary_dim(layer) / 2;
         let angles = &self.buffers.angles;
         self.config.rotary[layer].map(|table| {
-            let at = table * 2 * half;
+            let at = self.config.angles_at(table);
             (angles.at(token, at), angles.at(token, at + half))
         })
     }

@@ -2,7 +2,7 @@
 
 use minisgl_cpu::attention::{Attention, Rows};
 use minisgl_cpu::kernels::Isa;
-use minisgl_cpu::kv::{KvDtype, KvPool, KvShape};
+use minisgl_cpu::kv::{KvDtype, KvHeads, KvPool, KvShape};
 use proptest::prelude::*;
 
 use crate::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, small, ways};
@@ -113,15 +113,13 @@ fn one_long_row_on_many_threads() {
 #[test]
 fn a_damaged_plan_is_an_error() {
     let shape = KvShape {
-        layers: 1,
+        layers: vec![KvHeads { count: 1, dim: 8 }],
         pages: 4,
         page_size: 16,
-        kv_heads: 1,
-        head_dim: 8,
         shared: false,
         dtype: KvDtype::F16,
     };
-    let kv = KvPool::new(shape).unwrap();
+    let kv = KvPool::new(shape.clone()).unwrap();
     let attention = Attention::new(Isa::Scalar, 1, 1, 8, 1.0, 0.0).unwrap();
     let mut plan = attention.plan(&kv, 1, &[None]);
     let mut build = |lens: &[u32], indptr: &[u32], table: &[u32], slots: &[u32]| {
@@ -141,13 +139,13 @@ fn a_damaged_plan_is_an_error() {
     assert!(!build(&[20], &[0, 21], &[0, 3], &[0]), "more tokens than length");
     assert!(!build(&[20], &[1, 0], &[0, 3], &[0]), "falling sums");
     assert!(!build(&[20], &[0, 1, 2], &[0, 3], &[0]), "a sum too many");
-    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 40, 1 << 40, 8)] {
+    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 10, 1 << 60, 8)] {
+        let layers = vec![KvHeads { count: 1, dim }; layers];
         assert!(
             KvPool::new(KvShape {
                 layers,
                 pages,
-                head_dim: dim,
-                ..shape
+                ..shape.clone()
             })
             .is_err()
         );
@@ -177,6 +175,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(128),
         (1usize..40).prop_map(|d| d * 2),
         Just(256),
+        Just(512),
         Just(33)
     ];
     let dtype = prop_oneof![Just(KvDtype::F16), Just(KvDtype::F32), Just(KvDtype::Q8)];

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use minisgl_cpu::attention::{Attention, Call, Rows};
 use minisgl_cpu::kernels::Isa;
-use minisgl_cpu::kv::{KvDtype, KvPool, KvShape};
+use minisgl_cpu::kv::{KvDtype, KvHeads, KvPool, KvShape};
 
 /// A row of a step: who it shares its first `shared` tokens with is decided by `family`.
 #[derive(Clone, Copy, Debug)]
@@ -168,11 +168,16 @@ impl Case {
     pub fn run_with(&self, how: How, spoil: impl Fn(usize, usize, &mut [f32])) -> Vec<f32> {
         let (table, columns, pages) = self.tables();
         let shape = KvShape {
-            layers: 2,
+            // the first with heads of its own
+            layers: vec![
+                KvHeads { count: 3, dim: 10 },
+                KvHeads {
+                    count: self.kv_heads,
+                    dim: self.dim,
+                },
+            ],
             pages: pages + 1,
             page_size: self.page_size,
-            kv_heads: self.kv_heads,
-            head_dim: self.dim,
             shared: self.latent.is_some(),
             dtype: self.dtype,
         };
@@ -225,6 +230,7 @@ impl Case {
             rows,
             kv: &kv,
             layer: 1,
+            kv_layer: 1,
             queries: queries.as_ptr(),
             query_stride: stride,
             out: out.as_mut_ptr(),
