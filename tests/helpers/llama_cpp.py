@@ -2,7 +2,8 @@
 fills; and what its server and our CPU engine make of one file.
 
 A model that we learn to read gets a row in `ROWS` of tests/weights/test_gguf_folder_llama_cpp.py: `converted` has the
-converter write the file, `assert_answers_alike` asks both servers.
+converter write the file, `assert_answers_alike` asks both servers; `python -m tests.helpers.our_models ROW`
+records what is seen and shows it in docs/features.md.
 
 Invariants: a test whose folder is not there is left out with that reason; both interpreters are the project's own, with
 that folder first on their path, since the converter has a `gguf` of its own.

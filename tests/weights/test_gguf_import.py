@@ -49,6 +49,8 @@ def _folders(cache: Path) -> list[Path]:
         ("qwen3-tied", "qwen3", {}),
         ("qwen3-untied", "qwen3", {}),
         ("qwen2-tied", "qwen2", {}),
+        ("qwen2-tied", "qwen2vl", {}),
+        ("qwen3-untied", "qwen3vl", {}),
         ("smollm3-tied", "smollm3", {}),
         ("gemma3-tied", "gemma3", {}),
         ("gemma3-tied", "gemma3", {"tie_word_embeddings": False, "rope_parameters": GEMMA3_ROPE}),
