@@ -127,6 +127,15 @@ def test_a_state_of_this_step_is_nobodys_yet() -> None:
     one.run()
 
 
+def test_what_is_not_locked_is_not_saved() -> None:
+    """The last page of a whole prompt is cached, and stays the own one: who saves there gives up that very page."""
+    one = driver(page_size=1, checkpoint_interval=2, num_checkpoints=2)
+    ask(one, 33, [1, 1, 2, 1, 2])
+    assert saved(one) == [2, 4]
+    ask(one, 37, [1, 1])
+    assert saved(one) == [1, 4]
+
+
 def test_without_slots_texts_are_whole_and_nothing_is_found() -> None:
     one = driver(num_checkpoints=0)
     assert ask(one, 1, LONG, max_tokens=30) == 0 and ask(one, 2, LONG, max_tokens=30) == 0

@@ -103,7 +103,7 @@ pub(crate) fn size_chunk(
 /// stays with the request, as does a partial one.
 ///
 /// What the row saves on its way goes to `saves`, as tokens into the row and slot: the state at each border of
-/// `borders` that the tree has, if there is a slot.
+/// `borders`, if there is a slot.
 pub(crate) fn apply_chunk(
     requests: &mut Requests,
     index: Index,
@@ -145,22 +145,27 @@ pub(crate) fn apply_chunk(
         return Ok(());
     }
     let (tokens, namespace) = (requests.tokens(index), requests.cold(index).namespace);
-    for border in borders(requests.get(index), chunk, first, size, interval) {
+    let last = requests.cold(index).num_tree_pages; // what it does not lock may be gone before it is saved
+    for border in borders(requests.get(index), chunk, (first, last), size, interval) {
         let found = tree.find(begin, namespace, tokens, first, border);
-        if found.pages.len() == border - first
-            && let Some(slot) = tree.save(&found, step)?
-        {
+        if let Some(slot) = tree.save(&found, step)? {
             saves.push(((border - first) * size, slot));
         }
     }
     Ok(())
 }
 
-/// After which pages of its text a chunk that computes from page `first` on saves its state: every `interval` tokens,
-/// the last from which the whole text can be found, and where the text leaves another one's that has no checkpoint.
-fn borders(request: &Request, chunk: &Chunk, first: usize, size: usize, interval: usize) -> BTreeSet<usize> {
+/// After which pages of its text, of those from `first` on that it locks, a chunk saves its state: every `interval`
+/// tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
+/// checkpoint.
+fn borders(
+    request: &Request,
+    chunk: &Chunk,
+    (first, last): (usize, usize),
+    size: usize,
+    interval: usize,
+) -> BTreeSet<usize> {
     let every = interval / size;
-    let last = request.kv_len.to_usize() / size;
     let mut found: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
     found.insert((request.prefill_len.to_usize() - 1) / size);
     if chunk.num_found > chunk.found.pages.len() {

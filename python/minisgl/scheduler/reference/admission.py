@@ -86,7 +86,7 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int =
     its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
     stays with the request, as does a partial one.
 
-    Returns what the row saves on its way: the state at each border of `_borders` that the tree has, if there is a slot.
+    Returns what the row saves on its way: the state at each border of `_borders`, if there is a slot.
     """
     size = tree.page_size
     handle = request.handle or tree.root
@@ -111,8 +111,7 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int =
     request.handle = handle
     saves: Saves = []
     for border in _borders(request, chunk, first, tree, interval):
-        found = tree.match(begin, request.tokens, first, border, request.namespace)
-        slot = tree.save(found, step) if len(found.pages) == border - first else None
+        slot = tree.save(tree.match(begin, request.tokens, first, border, request.namespace), step)
         if slot is not None:
             saves.append(((border - first) * size, slot))
     return saves
@@ -125,7 +124,7 @@ def _borders(request: Request, chunk: Chunk, first: int, tree: RadixTree, interv
     if tree.checkpoints is None or not request.uses_cache:
         return []
     size, step = tree.page_size, interval // tree.page_size
-    last = request.kv_len // size
+    last = request.num_tree_pages  # what the request does not lock may be gone before it is saved
     found = {(request.prefill_len - 1) // size}
     found.update(range(first // step * step + step, last + 1, step))
     if chunk.num_found > len(chunk.match.pages):

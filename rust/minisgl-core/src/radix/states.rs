@@ -47,8 +47,8 @@ impl RadixTree {
         let (Some(checkpoints), end) = (&mut self.checkpoints, self.nodes.get_mut(node)) else {
             return broken("a state was saved of a model that has none");
         };
-        if end.checkpoint != NO_CHECKPOINT {
-            return broken("a node was given a second checkpoint");
+        if end.checkpoint != NO_CHECKPOINT || end.parent == NO_NODE {
+            return broken("a checkpoint was given to a node that has one, or is gone");
         }
         end.checkpoint = slot;
         end.saved_in = step;

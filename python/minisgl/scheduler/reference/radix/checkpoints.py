@@ -70,8 +70,8 @@ class Checkpoints:
 
     def put(self, node: Node, slot: int, step: int) -> None:
         """`slot` holds, or will hold after `step`, the state at the end of `node`."""
-        if node.checkpoint != NO_CHECKPOINT:
-            raise ControlPlaneError("a node was given a second checkpoint")
+        if node.checkpoint != NO_CHECKPOINT or node.parent is None:
+            raise ControlPlaneError("a checkpoint was given to a node that has one, or is gone")
         node.checkpoint, node.saved_in = slot, step
         self.nodes[slot] = node
         self._new.append(slot)
