@@ -218,7 +218,8 @@ def main() -> None:
                 os.environ[envs.CACHE] = folder
                 seen = by_safetensors(name) if kind == "safetensors" else seen_of(name, Path(folder))
             print(name, seen, flush=True)
-            figures[kind] = {one: seen if one == name else figures[kind].get(one) for one in known}
+            now = figures[kind] | {name: seen}
+            figures[kind] = {one: now[one] for one in known if one in now}
             RECORD.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     figures["architectures"] = {variant: architecture_of(variant) for variant in MODELS}
     figures["on_torch"] = {variant: is_on_torch(variant) for variant in MODELS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,10 @@ class Row(NamedTuple):
     """Whether llama.cpp serves what its quantizer decodes: then it does not round to 8 bits, on which it hangs what
     comes out of 64 layers, and which experts are chosen. One step in ten may differ in that, still: with two layers
     less often."""
+    without: tuple[str, ...] = ()
+    """Of the usual sizes: its config makes them of others."""
+    said: dict[str, Any] = {}  # noqa: RUF012
+    """What published files have in their config.json, and transformers writes otherwise."""
 
 
 ROWS = {
@@ -149,6 +154,13 @@ ROWS = {
     "ministral3": Row("ministral3", "tekken"),
     "gpt-oss": Row("gpt-oss", "gpt-4o", _OPENAI, decoded=True),
     "gpt-oss-mxfp4": Row("gpt-oss", "gpt-4o", _OPENAI, packed=True, decoded=True),
+    "nemotron": Row("nemotron", SENTENCEPIECE, {"attention_bias": False}, norms_less=1),
+    "phi2": Row("phi", changes={"intermediate_size": 1024, "num_key_value_heads": 8}),
+    "falcon-7b": Row("falcon-7b", "falcon", {"ffn_hidden_size": 1024, "num_kv_heads": 1}, without=("head_dim",)),
+    "falcon-40b": Row("falcon-40b", "falcon", {"ffn_hidden_size": 1024}, without=("head_dim",)),
+    "gpt2": Row("gpt2", said={"n_ctx": 256}),
+    "starcoder": Row("gpt-bigcode", "starcoder"),
+    "gpt-neox": Row("gpt-neox", said={"rotary_pct": 0.5, "model_type": "gpt_neox as published"}),
     "hunyuan-dense": Row(
         "hunyuan-dense",
         "hunyuan-dense",
@@ -188,12 +200,15 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
     row, checkpoint = ROWS[name], folder / "checkpoint"
     checkpoint.mkdir()
     size = put_tokenizer(checkpoint, row.tokenizer)
-    model = tiny(row.variant, vocab_size=size, **{**_SIZES, **row.changes})
+    sizes = {name: value for name, value in _SIZES.items() if name not in row.without}
+    model = tiny(row.variant, vocab_size=size, **{**sizes, **row.changes})
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if key.endswith("norm.weight"):
                 weight.sub_(row.norms_less)  # sharp attention makes much of what is rounded
     published(model, checkpoint) if row.packed else save(model, checkpoint)
+    said = json.loads((checkpoint / "config.json").read_text(encoding="utf-8")) | row.said
+    (checkpoint / "config.json").write_text(json.dumps(said), encoding="utf-8")
     _stack_norms_by_head(checkpoint / "model.safetensors")
     file = converted(checkpoint, "f16", row.tokenizer)
     rng = np.random.default_rng(3)

@@ -127,8 +127,9 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
     LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor.
-    `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`: torch imports such files.
-    `interleaved`: of those, the files have the two halves of each head of q and k in turns (llama.cpp: NORM)."""
+    `exact_yarn`: YaRN's border dimensions are not rounded, which no key
+    says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the two halves of each head of q
+    and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -422,6 +423,33 @@ def _gpt_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+def _nemotron(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    return {"hidden_act": "relu2", "norm_eps": config["layer_norm_eps"], **biases}
+
+
+def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """As the newer Falcons say it, with as many KV heads as the file has."""
+    return {
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
+        "num_kv_heads": config["num_key_value_heads"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "bias": "blk.0.attn_qkv.bias" in shapes,
+    }
+
+
+def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
+    sizes = {"n_inner": config["intermediate_size"], "layer_norm_epsilon": config["layer_norm_eps"]}
+    return {**sizes, "multi_query": config["num_key_value_heads"] == 1}
+
+
+def _gptneox(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {"hidden_act": "gelu", "use_parallel_residual": fields.flag(fields.own("use_parallel_residual"), True)}
+
+
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
@@ -523,6 +551,12 @@ READERS: dict[str, Reader] = {
     "arcee": Reader("ArceeForCausalLM", _arcee),
     "mistral3": Reader("Ministral3ForCausalLM", _ministral3),
     "gpt-oss": Reader("GptOssForCausalLM", _gpt_oss, "gpt_oss", exact_yarn=True),
+    "nemotron": Reader("NemotronForCausalLM", _nemotron, layer_norm=True, partial=True),
+    "phi2": Reader("PhiForCausalLM", lambda *_: {"hidden_act": "gelu_new"}, "phi", layer_norm=True, partial=True),
+    "falcon": Reader("FalconForCausalLM", _falcon, layer_norm=True, fused=True),
+    "gpt2": Reader("GPT2LMHeadModel", _gpt2, layer_norm=True, fused=True),
+    "starcoder": Reader("GPTBigCodeForCausalLM", _gpt2, "gpt_bigcode", layer_norm=True, fused=True),
+    "gptneox": Reader("GPTNeoXForCausalLM", _gptneox, "gpt_neox", layer_norm=True, partial=True, fused=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""
