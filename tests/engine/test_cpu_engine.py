@@ -12,7 +12,7 @@ import pytest
 from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotAssignment
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
-from minisgl.models.config import load_config
+from minisgl.models.config import load_config, tensor_names
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import NOT_FINITE
 from tests.helpers.models import published, save, tiny_model
@@ -40,6 +40,7 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "gpt-bigcode",
         "gemma4",
         "gemma4-moe",
+        "llama4",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -135,6 +136,8 @@ def run(driver: Driver, prompts: dict[int, list[int]], steps: int = 6) -> list[A
 def test_a_row_alone_is_the_row_among_63_others(folder: Path, prompts: dict[int, list[int]], activations: str) -> None:
     settings: dict[str, Any] = {"activations": activations}
     if activations == "int8" and load_config(folder).packing is None:
+        if "experts_down_transposed" in tensor_names(load_config(folder))["checkpoint"]:
+            pytest.skip("experts that lie transposed are not quantized")
         settings["quantization"] = "q8"
     crowd = run(Driver(folder, **settings), prompts)
     for slot in (0, 17, 63):

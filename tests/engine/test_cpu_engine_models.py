@@ -167,6 +167,16 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert "one token a step: what predicts further ones (MTP) is not loaded" in said
 
 
+def test_pages_hold_latents_once_for_all_heads(tmp_path: Path) -> None:
+    save(tiny_model("deepseek2"), tmp_path)
+    said: list[str] = []
+    config = EngineConfig(model=str(tmp_path), num_pages=2**16, page_size=16, kv_dtype="f32")
+    load_cpu_engine(config, lambda text, done=0, total=0: said.append(text)).close()
+    layers, latent, rotated = 3, 32, 8
+    size = 2**16 * 16 * layers * (latent + rotated) * 4 // 2**20
+    assert f"KV pool: 65536 pages of 16 tokens, {size} MiB at most" in said
+
+
 def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> None:
     reference = tiny_model("llama-bias-untied")
     folder = save(reference, tmp_path)
@@ -217,6 +227,7 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "deepseek3-yarn",
         "falcon-7b",
         "gemma4",
+        "llama4",
     ],
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,8 @@ def put_tokenizer(folder: Path, kind: str) -> int:
     vocab = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
     found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.add_special_tokens(["<|endoftext|>", "<|user|>"])  # the converter asks GLM's for the second
+    # the converter asks GLM's for those behind the first
+    found.add_special_tokens(["<|endoftext|>", "<|user|>", "[gMASK]", "<|observation|>"])
     transformers.PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>").save_pretrained(folder)
     return found.get_vocab_size()
 

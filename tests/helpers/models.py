@@ -193,6 +193,19 @@ _LATENT = {
     "qk_nope_head_dim": 20,
     "v_head_dim": 16,
 }
+_LLAMA4 = {
+    **_NO_PAD,
+    "head_dim": 16,
+    "num_hidden_layers": 5,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 112,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 24,
+    "floor_scale": 12,
+    "attn_scale": 0.3,
+}
 # Those that the CPU engine alone has native layers for.
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("Phi3ForCausalLM", {"sliding_window": 11, **_NO_PAD}),
@@ -251,6 +264,11 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2-groups": ("DeepseekV2ForCausalLM", {**_LATENT, "topk_method": "group_limited_greedy", **_LESS}),
     "deepseek3-yarn": ("DeepseekV3ForCausalLM", {**_LATENT, "rope_parameters": _SHARPER}),
     "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", {**_LATENT, "rms_norm_eps": 1e-5}),
+    "llama4": ("Llama4ForCausalLM", _LLAMA4),
+    "llama4-no-norms": (
+        "Llama4ForCausalLM",
+        {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 1},
+    ),
     "dots1-window": ("Dots1ForCausalLM", {**_GROUPED, "n_group": 1, "topk_group": 1, "sliding_window": 9, **_LATE}),
     "ernie4.5-moe": (
         "Ernie4_5_MoeForCausalLM",
@@ -410,6 +428,20 @@ def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
     return randomised(kind(config))
 
 
+def _tiny_llama4_that_sees(tied: bool, **changes: Any) -> Any:
+    import transformers
+
+    torch.manual_seed(7)
+    text = {**_TINY, **_LLAMA4, **changes, "model_type": "llama4_text", "tie_word_embeddings": tied}
+    sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {"model_type": "llama4_vision_model", "image_size": 32, "patch_size": 16, **sizes}
+    vision |= {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+    config = transformers.Llama4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    model = randomised(transformers.Llama4ForConditionalGeneration(config))
+    model.forward = model.language_model.forward  # its own fails without a picture
+    return model
+
+
 THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
 THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
     "ministral3-that-sees": tiny_ministral3_that_sees,
@@ -417,6 +449,7 @@ THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
     "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
     "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
+    "llama4-that-sees": _tiny_llama4_that_sees,
 }
 
 

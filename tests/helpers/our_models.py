@@ -103,6 +103,12 @@ MODELS: dict[str, Model] = {
         "DeepSeek V3 and R1", "the same, experts chosen by sigmoids with a bias, YaRN with its scales of attention"
     ),
     "glm4-moe-lite": Model("GLM-4.7-Flash", "the same"),
+    "llama4": Model(
+        "Llama 4, by itself",
+        "chunks, layers without positions whose queries grow, norms without weights behind rotation, experts that read "
+        "weighted",
+    ),
+    "llama4-that-sees": Model("Llama 4 Scout and Maverick", "its language model"),
     "dots1-window": Model("dots.llm1", "the same routing, window in the last layers"),
     "ernie4.5-moe": Model(
         "Ernie 4.5 21B-A3B, 300B-A47B",

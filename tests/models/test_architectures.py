@@ -146,8 +146,6 @@ def test_llm_takes_a_chat_template() -> None:
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("Llama4ForCausalLM", "attention within chunks"),
-        ("Llama4ForConditionalGeneration", "attention within chunks"),
         ("Qwen3NextForCausalLM", "a state of their own"),
         ("Gemma3nForConditionalGeneration", "the nearest that runs is Gemma 4"),
     ],

@@ -59,6 +59,16 @@ _OPENAI: dict[str, Any] = {
     # llama.cpp rounds the border dimensions of YaRN, which this base makes whole
     "rope_parameters": {**YARN_ROPE, "rope_theta": 673.0, "truncate": False},
 }
+_ROUTED: dict[str, Any] = {
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_mtp_layers": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "scoring_func": "sigmoid",
+}
+_LATENT: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+_LATENT |= {"qk_rope_head_dim": 32}
 
 
 class Row(NamedTuple):
@@ -161,6 +171,35 @@ ROWS = {
     "gpt2": Row("gpt2", said={"n_ctx": 256}),
     "starcoder": Row("gpt-bigcode", "starcoder"),
     "gpt-neox": Row("gpt-neox", said={"rotary_pct": 0.5, "model_type": "gpt_neox as published"}),
+    "glm4-moe": Row("glm4-moe", "glm4", {**_ROUTED, "head_dim": 32}),
+    "dots1": Row(
+        "dots1-window", "qwen2", {**_ROUTED, **_PLAIN, "head_dim": 32, "sliding_window": None, "num_key_value_heads": 4}
+    ),
+    "deepseek2": Row(
+        "deepseek2",
+        "deepseek-llm",
+        {**_ROUTED, **_PLAIN, **_LATENT, "q_lora_rank": None, "scoring_func": "softmax", "num_hidden_layers": 27},
+    ),
+    "deepseek3": Row("deepseek3-yarn", "deepseek-v3", {**_ROUTED, **_LATENT}),
+    "glm4-moe-lite": Row("glm4-moe-lite", "glm4", {**_ROUTED, **_PLAIN, **_LATENT}),
+    "ernie4.5-moe": Row(
+        "ernie4.5-moe",
+        SENTENCEPIECE,
+        {
+            **_PLAIN,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "moe_layer_end_index": 4,
+            "moe_layer_interval": 1,
+            "intermediate_size": 128,
+        },
+    ),
+    "llama4": Row(
+        "llama4",
+        "llama4",
+        {**_PLAIN, "intermediate_size": 64, "intermediate_size_mlp": 128, "attention_chunk_size": 8192}
+        | {"floor_scale": 8192, "attn_scale": 0.1},
+    ),
     "hunyuan-dense": Row(
         "hunyuan-dense",
         "hunyuan-dense",

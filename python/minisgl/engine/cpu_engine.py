@@ -299,7 +299,8 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
             for rope, dim in zip(model.ropes, model.rotary_dims, strict=True)
         ],
         "rope_scales": [rope.attention_factor for rope in model.ropes],
-        "query_growth": model.query_growth,
+        "query_growth": None if model.query_growth is None else asdict(model.query_growth),
+        "chunked": model.chunked,
         "tie_word_embeddings": model.tie_word_embeddings,
         "qkv_bias": model.qkv_bias,
         "out_bias": model.out_bias,

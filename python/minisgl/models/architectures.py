@@ -96,6 +96,7 @@ class MoeConfig:
     expert_scale: bool = False  # and by expert
     beside: bool = False  # a dense MLP stands beside the experts, each of both with norms of its own
     router_norm: bool = False  # the router reads hidden numbers normalised with weights of its own
+    weighs_input: bool = False  # what experts read, not what they give
     router_bias: bool = False
     bias: bool = False
 
@@ -124,6 +125,17 @@ class LatentConfig:
     plain_dim: int
     value_dim: int
     norm_eps: float = 1e-6  # of the latents' norms, whatever others have
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """The query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)), with `unrotated` in layers
+    that rotate nothing alone."""
+
+    beta: float
+    every: int
+    first: int = 0
+    unrotated: bool = False
 
 
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
@@ -625,7 +637,7 @@ def _ministral3(raw: Raw) -> dict[str, Any]:
         **_NO_BIAS,
         "windows": _windows({"sliding_window": None, **raw}, "always"),
         "rope": parse_rope(raw, theta=1e6, query_growth=True),
-        "query_growth": (float(scaling.get("llama_4_scaling_beta") or 0.0), original),
+        "query_growth": QueryGrowth(float(scaling.get("llama_4_scaling_beta") or 0.0), original),
         "head_dim": int(raw.get("head_dim") or 128),
     }
 
@@ -822,6 +834,34 @@ def _gpt_neox(raw: Raw) -> dict[str, Any]:
     }
 
 
+def _llama4(raw: Raw) -> dict[str, Any]:
+    """Layers that rotate attend within chunks of the text; others to all of it, with queries that grow. Experts read
+    their tokens weighted by sigmoids."""
+    num_layers, size = int(raw["num_hidden_layers"]), int(raw["intermediate_size"])
+    rotated = _rotated({**raw, "no_rope_layers": raw.get("no_rope_layers") or None})
+    chunk = raw.get("attention_chunk_size", 8192)
+    kinds = raw.get("layer_types") or ["chunked_attention" if chunk and one else "full_attention" for one in rotated]
+    if len(kinds) != num_layers or not set(kinds) <= {"chunked_attention", "full_attention"}:
+        raise ConfigError("config.json: layer_types: must be chunked_attention or full_attention for each layer")
+    if "chunked_attention" in kinds and (chunk is None or int(chunk) < 1):
+        raise ConfigError(f"config.json: attention_chunk_size: {chunk}: must be at least 1")
+    step, given = int(raw.get("interleave_moe_layer_step") or 1), raw.get("moe_layers")
+    layers = frozenset(range(step - 1, num_layers, step) if given is None else map(int, given))
+    growth = QueryGrowth(float(raw.get("attn_scale", 0.1)), int(raw.get("floor_scale", 8192)), 1, True)
+    routing = {"score": "sigmoid", "weighs_input": True, "norm_topk_prob": False, "shared_size": size}
+    return {
+        "head_dim": int(raw.get("head_dim") or 128),
+        "intermediate_size": int(raw.get("intermediate_size_mlp", 16_384)),
+        "rope": parse_rope(raw, theta=500_000.0),
+        "rotated": rotated,
+        "chunked": True,
+        "windows": tuple(int(chunk) if kind == "chunked_attention" else None for kind in kinds),
+        "qk_norm": "plain" if raw.get("use_qk_norm", True) else "none",
+        "query_growth": growth if raw.get("attn_temperature_tuning", True) else None,
+        "moe": _moe(raw, size="intermediate_size", layers=layers, **routing),
+    }
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _GEMMA4_NAMES: Names = {
     **_GEMMA_NAMES,
@@ -918,6 +958,14 @@ _GPT_NEOX_NAMES: Names = {
     "down": "mlp.dense_4h_to_h",
 }
 _MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
+_FEED = "feed_forward"
+_LLAMA4_NAMES: Names = {
+    "router": f"{_FEED}.router",
+    **{one: f"{_FEED}.{one}_proj" for one in ("gate", "up", "down")},
+    **{f"shared_{one}": f"{_FEED}.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
+    "experts_gate_up_transposed": f"{_FEED}.experts.gate_up_proj",
+    "experts_down_transposed": f"{_FEED}.experts.down_proj",
+}
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -961,6 +1009,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(_deepseek2, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
     "DeepseekV3ForCausalLM": Architecture(_deepseek3, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
     "Glm4MoeLiteForCausalLM": Architecture(_glm4_moe_lite, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
+    "Llama4ForCausalLM": Architecture(_llama4, _LLAMA4_NAMES, interleaved=True, gguf_interleaved=True),
+    "Llama4ForConditionalGeneration": Architecture(_llama4, _LLAMA4_NAMES, interleaved=True, gguf_interleaved=True),
     "Dots1ForCausalLM": Architecture(_dots1, _SHARED_NAMES),
     "Ernie4_5_MoeForCausalLM": Architecture(_ernie_moe, _ERNIE_MOE_NAMES, interleaved=True, gguf_interleaved=True),
     "GptOssForCausalLM": Architecture(
@@ -1000,7 +1050,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-_CHUNKS = "attention within chunks of the text, which no engine here has"
 _STATES = "layers that keep a state of their own (linear attention), which no KV page holds"
 _STREAMS = (
     "hidden numbers in several streams (AltUp), which no engine here has; the nearest that runs is Gemma 4 E2B or E4B"
@@ -1008,8 +1057,6 @@ _STREAMS = (
 _NOWHERE = {
     "Gemma3nForCausalLM": _STREAMS,
     "Gemma3nForConditionalGeneration": _STREAMS,
-    "Llama4ForCausalLM": _CHUNKS,
-    "Llama4ForConditionalGeneration": _CHUNKS,
     "Qwen3NextForCausalLM": _STATES,
 }  # whom transformers' code cannot serve either
 
@@ -1035,6 +1082,7 @@ _TEXT_TYPES = {
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Llama4ForConditionalGeneration": ("llama4_text",),
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {  # transformers' defaults, which Google's files leave out
@@ -1049,7 +1097,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _FLAT = ("layers.", "embed_tokens.", "norm.")  # of a model that is saved without its head
 _OTHER_HALF = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
 )
 
 

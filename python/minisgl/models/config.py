@@ -21,6 +21,7 @@ from minisgl.models.architectures import (
     LatentConfig,
     MoeConfig,
     PerLayer,
+    QueryGrowth,
     check_activation,
     find_architecture,
     has_text_half,
@@ -35,9 +36,9 @@ Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ClampedSwiglu  # GEL
 Norms = Literal["before", "behind", "both", "parallel", "apart"]
 """Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
 both, which read the same numbers and are added together; one before each, the rest as with one."""
-HeadNorms = Literal["none", "head", "heads", "whole", "rotated"]
+HeadNorms = Literal["none", "head", "heads", "whole", "rotated", "plain"]
 """Norms of q and k before rotation: none; over each head; over each head with weights of its own; over all heads at
-once. Or over each head behind rotation."""
+once. Or over each head behind rotation, with weights (rotated) or without (plain: in layers that rotate)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class ModelConfig:
     attention_cap: float = 0.0
     sinks: bool = False  # each head has a score that takes its part of the weights and gives no value
     logits_cap: float = 0.0
-    query_growth: tuple[float, int] | None = None
-    """(beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n))."""
+    query_growth: QueryGrowth | None = None
+    chunked: bool = False  # windows are chunks of the text: a token attends to those of its own chunk before it
     left_out: tuple[str, ...] = ()
     """How the names of tensors begin that are no part of the decoder: they predict tokens after the next (MTP)."""
     other_half: tuple[str, ...] = ()

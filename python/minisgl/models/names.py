@@ -112,6 +112,7 @@ _FUSED = {
     "qkv": ("q", "k", "v"),
     "gate_up": ("gate", "up"),
     "experts_gate_up": ("expert_gate", "expert_up", "expert_down"),
+    "experts_gate_up_transposed": ("expert_gate", "expert_up", "expert_down", "experts_gate_up", "experts_down"),
 }
 
 
@@ -119,7 +120,7 @@ def whole_names(common: Names, own: Names, layers: Sequence[str]) -> dict[str, l
     """By part, with each prefix that layers may have. `own` names replace common ones; a fused tensor replaces its
     parts."""
     gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
-    found = {part: name for part, name in {**common, **own}.items() if part not in gone}
+    found = {part: name for part, name in {**common, **own}.items() if part not in gone or part in own}
     return {
         part: [
             one if part in _GLOBAL else f"{layer}.{one}"

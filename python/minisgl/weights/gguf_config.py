@@ -126,10 +126,10 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
-    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor.
-    `exact_yarn`: YaRN's border dimensions are not rounded, which no key
-    says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the two halves of each head of q
-    and k in turns (llama.cpp: NORM)."""
+    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
+    keys and values are made of latents, and sizes of heads are those of latents. `exact_yarn`: YaRN's border dimensions
+    are not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have
+    the two halves of each head of q and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -137,6 +137,7 @@ class Reader:
     layer_norm: bool = False
     partial: bool = False
     fused: bool = False
+    latent: bool = False
     on_torch: bool = False
     interleaved: bool = False
     exact_yarn: bool = False
@@ -150,17 +151,23 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     head_dim = fields.positive(own("attention.key_length"), hidden // heads)
     rotated = fields.positive(own("rope.dimension_count"), head_dim)
     fixed = {"attention.value_length": fields.whole(own("attention.value_length"), head_dim)}
-    if not reader.partial or rotated > head_dim:
+    if reader.latent:
+        fixed = {}
+    elif not reader.partial or rotated > head_dim:
         fixed["rope.dimension_count"] = rotated
     for key, found in fixed.items():
         if found != head_dim:
             raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
+    further = fields.whole(own("nextn_predict_layers"), 0)  # of the blocks the last ones predict further tokens
     heads_kv, layers = fields.positive(own("attention.head_count_kv"), heads), fields.positive(own("block_count"))
+    layers -= further
     vocab, last = shapes.get(TABLE, (0,))[0], f"blk.{layers - 1}"
     expected = {f"{last}.attn_q.weight": (heads * head_dim, hidden)}
     expected[f"{last}.attn_k.weight"] = (heads_kv * head_dim, hidden)
     if reader.fused:
         expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
+    if reader.latent:
+        expected = {f"{last}.attn_kv_a_mqa.weight": (head_dim, hidden)}
     _check_shapes(shapes, {TABLE: (vocab, hidden), **expected})
     epsilon = "attention.layer_norm_epsilon" if reader.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
@@ -168,6 +175,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         "model_type": reader.model_type or fields.architecture,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
+        "num_nextn_predict_layers": max(further, 0),
         "num_attention_heads": heads,
         "num_key_value_heads": heads_kv,
         "head_dim": head_dim,
@@ -450,6 +458,105 @@ def _gptneox(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     return {"hidden_act": "gelu", "use_parallel_residual": fields.flag(fields.own("use_parallel_residual"), True)}
 
 
+def _grouped(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """As DeepSeek V3 routes."""
+    own = fields.own
+    experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
+    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    return {
+        "n_routed_experts": experts,
+        "num_experts_per_tok": fields.positive(own("expert_used_count")),
+        "moe_intermediate_size": size,
+        "n_shared_experts": max(fields.whole(own("expert_shared_count"), 0), 0),
+        "first_k_dense_replace": max(fields.whole(own("leading_dense_block_count"), 0), 0),
+        "n_group": fields.positive(own("expert_group_count"), 1),
+        "topk_group": fields.positive(own("expert_group_used_count"), 1),
+        "routed_scaling_factor": fields.real(own("expert_weights_scale"), 1.0) or 1.0,
+        "norm_topk_prob": fields.flag(own("expert_weights_norm"), False),
+    }
+
+
+def _experts_of_last(config: Config, experts: int, size: int) -> Shapes:
+    last, hidden = config["num_hidden_layers"] - 1, config["hidden_size"]
+    return {f"blk.{last}.ffn_gate_exps.weight": (experts, size, hidden)}
+
+
+_SOFTMAX, _SIGMOID = 1, 2
+
+
+def _is_sigmoid(fields: Fields, otherwise: int) -> bool:
+    key = fields.own("expert_gating_func")
+    if (found := fields.whole(key, otherwise)) not in (_SOFTMAX, _SIGMOID):
+        raise ConfigError(f"{key}: {found} is not imported: only {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)")
+    return found == _SIGMOID
+
+
+def _only_sigmoid(fields: Fields) -> None:
+    if not _is_sigmoid(fields, _SIGMOID):
+        raise ConfigError(f"{fields.own('expert_gating_func')}: softmax is not imported with this architecture")
+
+
+def _glm4_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    _only_sigmoid(fields)
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes}
+    return {**_grouped(fields, shapes, config), **biases}
+
+
+def _dots1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    _only_sigmoid(fields)
+    return {**_grouped(fields, shapes, config), "sliding_window": None}
+
+
+def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """DeepSeek V2 chooses experts by shares, V3 and GLM-4.7-Flash by sigmoids with a bias."""
+    own, rotated = fields.own, fields.positive(fields.own("rope.dimension_count"))
+    plain = fields.positive(own("attention.key_length_mla")) - rotated
+    found = {
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": plain,
+        "kv_lora_rank": config["head_dim"] - rotated,
+        "q_lora_rank": max(fields.whole(own("attention.q_lora_rank"), 0), 0),
+        "v_head_dim": fields.positive(own("attention.value_length_mla")),
+        **_grouped(fields, shapes, config),
+    }
+    if _is_sigmoid(fields, _SOFTMAX):
+        return found
+    method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    return {**found, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+
+
+def _ernie_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own, size = fields.own, fields.positive(fields.own("expert_feed_forward_length"))
+    experts, shared = fields.positive(own("expert_count")), fields.whole(own("expert_shared_count"), 0)
+    return {
+        "moe_num_experts": experts,
+        "moe_k": fields.positive(own("expert_used_count")),
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": max(shared, 0),
+        "moe_layer_interval": fields.positive(own("interleave_moe_layer_step"), 1),
+        "moe_layer_start_index": max(fields.whole(own("leading_dense_block_count"), 0), 0),
+    }
+
+
+_LAYERS_OF_LLAMA4, _EXPERTS_OF_MAVERICK = 48, 128
+
+
+def _llama4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """What no key says is what llama.cpp takes: chunks of 8,192 tokens, each fourth layer without rotation, norms of q
+    and k in all but the model with 128 experts."""
+    own, experts = fields.own, fields.positive(fields.own("expert_count"))
+    is_maverick = experts == _EXPERTS_OF_MAVERICK and config["num_hidden_layers"] == _LAYERS_OF_LLAMA4
+    return {
+        **_experts(fields),
+        "intermediate_size": fields.positive(own("expert_feed_forward_length")),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": fields.positive(own("interleave_moe_layer_step")),
+        "attention_chunk_size": None if fields.whole(own("attention.sliding_window"), -1) == 0 else 8192,
+        "no_rope_layer_interval": 4,
+        "use_qk_norm": not is_maverick,
+    }
+
+
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
@@ -486,7 +593,10 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
     if growth := fields.real(fields.own("attention.temperature_scale"), 0.0):
         scaling["llama_4_scaling_beta"] = growth
     if mscale := fields.real(fields.own("rope.scaling.yarn_log_multiplier"), 0.0):
-        scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}  # llama.cpp takes the first for 1
+        if READERS[fields.architecture].latent:  # there the converter writes a tenth, and both are the same
+            scaling |= {"mscale": 10 * mscale, "mscale_all_dim": 10 * mscale}
+        else:
+            scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}  # llama.cpp takes the first for 1
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         scaling[name] = fields.real(fields.own(f"rope.scaling.{key}"), 0.0) or None
     return scaling
@@ -557,6 +667,11 @@ READERS: dict[str, Reader] = {
     "gpt2": Reader("GPT2LMHeadModel", _gpt2, layer_norm=True, fused=True),
     "starcoder": Reader("GPTBigCodeForCausalLM", _gpt2, "gpt_bigcode", layer_norm=True, fused=True),
     "gptneox": Reader("GPTNeoXForCausalLM", _gptneox, "gpt_neox", layer_norm=True, partial=True, fused=True),
+    "glm4moe": Reader("Glm4MoeForCausalLM", _glm4_moe, "glm4_moe", partial=True),
+    "dots1": Reader("Dots1ForCausalLM", _dots1),
+    "deepseek2": Reader("DeepseekV3ForCausalLM", _deepseek2, "deepseek_v3", latent=True),  # V2 and GLM-4.7-Flash, too
+    "ernie4_5-moe": Reader("Ernie4_5_MoeForCausalLM", _ernie_moe, "ernie4_5_moe"),
+    "llama4": Reader("Llama4ForCausalLM", _llama4, "llama4_text"),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""

@@ -78,6 +78,8 @@ pub(super) struct Sizes {
 #[derive(Debug, Default)]
 pub(super) struct Variant {
     pub window: Option<usize>,
+    /// The window is a chunk.
+    pub chunked: bool,
     pub segments: Vec<Segment>,
     pub queries: Vec<Query>,
     pub merges: Vec<Merge>,
@@ -120,6 +122,13 @@ impl Plan {
             records: Lines::default(),
             sharing: true,
         }
+    }
+
+    /// Windows are chunks of the text: a token sees its own chunk's tokens before it, and not the last so many.
+    #[must_use]
+    pub fn in_chunks(mut self) -> Self {
+        self.variants.iter_mut().for_each(|variant| variant.chunked = true);
+        self
     }
 
     /// Whether rows that share pages are looked for: for measurements. The results are the same.
@@ -178,9 +187,14 @@ impl Variant {
 
     fn query(&self, token: u32, position: u32) -> Query {
         let hi = position + 1;
-        let lo = self
-            .window
-            .map_or(0, |w| hi.saturating_sub(w.clamp(1, u32::MAX as usize) as u32));
+        let lo = self.window.map_or(0, |window| {
+            let window = window.clamp(1, u32::MAX as usize) as u32;
+            if self.chunked {
+                position / window * window
+            } else {
+                hi.saturating_sub(window)
+            }
+        });
         Query {
             token,
             lo,

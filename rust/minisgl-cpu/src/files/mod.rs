@@ -41,8 +41,9 @@ const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.", ""),
 ];
-const OTHER_HALF: [&str; 6] = [
+const OTHER_HALF: [&str; 7] = [
     "vision_tower.",
+    "vision_model.",
     "multi_modal_projector.",
     "visual.",
     "audio_tower.",

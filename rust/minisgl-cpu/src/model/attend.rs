@@ -214,7 +214,8 @@ impl Worker<'_, '_> {
             if of_layer.values_are_keys {
                 first_value.copy_from_nonoverlapping(first_key, keys);
             }
-            if config.qk_norm != HeadNorms::Rotated {
+            let behind = matches!(config.qk_norm, HeadNorms::Rotated | HeadNorms::Plain);
+            if !behind {
                 self.head_norms(layer, row, (dim, queries, keys));
             }
             if let Some((cos, sin)) = angles {
@@ -222,7 +223,7 @@ impl Worker<'_, '_> {
                     kernels.rotate(row.add(head * dim), cos, sin, half);
                 }
             }
-            if config.qk_norm == HeadNorms::Rotated {
+            if behind {
                 self.head_norms(layer, row, (dim, queries, keys));
             }
             if let Some(norm) = &layer.head_norms[2] {
@@ -231,9 +232,11 @@ impl Worker<'_, '_> {
                     norm.apply((&kernels, config), at, (0, dim), at);
                 }
             }
-            if let Some((beta, every)) = config.query_growth {
-                let turns = (shared.tokens.positions[token] / every) as f32;
-                let by = beta.mul_add(turns.ln_1p(), 1.0);
+            if let Some(growth) = config.query_growth
+                && !(growth.unrotated && angles.is_some())
+            {
+                let turns = ((shared.tokens.positions[token] + growth.first) / growth.every) as f32;
+                let by = growth.beta.mul_add(turns.ln_1p(), 1.0);
                 let queries = std::slice::from_raw_parts_mut(row, queries);
                 queries.iter_mut().for_each(|number| *number *= by);
             }

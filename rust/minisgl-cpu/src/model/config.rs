@@ -47,8 +47,8 @@ pub struct ModelConfig {
     pub inverse_frequencies: Vec<Vec<f32>>,
     /// By table: cosine and sine are multiplied by it (YaRN, longrope).
     pub rope_scales: Vec<f32>,
-    /// (beta, n): the query at position p is multiplied by 1 + beta ln(1 + floor(p / n)).
-    pub query_growth: Option<(f32, u32)>,
+    /// How queries grow with their position.
+    pub query_growth: Option<QueryGrowth>,
     /// The head is the table of embeddings.
     pub tie_word_embeddings: bool,
     /// Biases of the projections to queries, keys and values.
@@ -63,6 +63,8 @@ pub struct ModelConfig {
     pub learned_positions: usize,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
+    /// Windows are chunks of the text: a token attends to those of its own chunk before it.
+    pub chunked: bool,
     /// By layer: the table by which queries and keys are rotated; none: they are not.
     pub rotary: Vec<Option<usize>>,
     /// Each query head has a score that takes its part of the weights and gives no value.
@@ -187,6 +189,22 @@ pub enum HeadNorms {
     Whole,
     /// Over each head, behind rotation.
     Rotated,
+    /// The same without weights, in layers that rotate.
+    Plain,
+}
+
+/// The query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)).
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryGrowth {
+    /// How much.
+    pub beta: f32,
+    /// After how many positions.
+    pub every: u32,
+    /// The number of the first position.
+    pub first: u32,
+    /// In layers alone that rotate nothing.
+    pub unrotated: bool,
 }
 
 /// Routed experts.
@@ -221,6 +239,8 @@ pub struct MoeConfig {
     pub least_sum: f32,
     /// Weights are multiplied by it in the end.
     pub scale: f32,
+    /// What experts read is weighted, not what they give.
+    pub weighs_input: bool,
     /// The router has biases.
     pub router_bias: bool,
     /// Experts have biases.
@@ -302,7 +322,7 @@ impl ModelConfig {
                 "config.json: swiglu_limit: {limit}: must be above 0"
             )));
         }
-        if self.query_growth.is_some_and(|(_, every)| every == 0) {
+        if self.query_growth.is_some_and(|growth| growth.every == 0) {
             return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
         }
         if let Some(latent) = &self.latent {

@@ -38,9 +38,16 @@ impl Worker<'_, '_> {
         let own = experts.norms.as_ref().map(|norms| &norms.before).or(norm);
         each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
             let token = order.assignments[place] as usize / moe.experts_per_token;
-            // SAFETY: its piece: a row of `acts`.
+            // SAFETY: its piece: a row of `acts`; the choices were written before a barrier.
             unsafe {
-                let x = shared.normed(own, token, normed);
+                let mut x = shared.normed(own, token, normed);
+                if moe.weighs_input {
+                    let (_, weight) = *buffers.chosen[order.assignments[place] as usize].get();
+                    for i in 0..hidden {
+                        *normed.add(i) = *x.add(i) * weight;
+                    }
+                    x = normed;
+                }
                 order.kernels(shared, place).prepare(x, acts, place);
             }
         });
@@ -222,6 +229,7 @@ impl Worker<'_, '_> {
             for assignment in token * per_token..(token + 1) * per_token {
                 let place = order.places[assignment] as usize;
                 let (_, weight) = *buffers.chosen[assignment].get();
+                let weight = if moe.weighs_input { 1.0 } else { weight };
                 let out = std::slice::from_raw_parts(buffers.out.at(place, 0), hidden);
                 for (sum, number) in sum.iter_mut().zip(out) {
                     *sum = weight.mul_add(*number, *sum);

@@ -591,6 +591,10 @@ impl Loader<'_> {
             bias: None,
             eps: config.norm_eps,
         };
+        if config.qk_norm == HeadNorms::Plain {
+            let norms = || config.rotary[self.layer].map(|_| plain());
+            return Ok([norms(), norms(), config.value_norm.then(plain)]);
+        }
         Ok([
             there.then(|| of(Part::QNorm, config.num_heads)).transpose()?,
             (there && keys > 0).then(|| of(Part::KNorm, keys / dim)).transpose()?,
@@ -992,17 +996,12 @@ impl Loader<'_> {
 
 /// Rows become columns; blocks become the numbers that they stand for.
 fn turned(view: TensorView<'_>) -> Result<Matrix> {
-    let (rows, k) = (view.rows(), view.k());
-    let numbers = view.decode();
-    let data: Vec<u8> = (0..k)
-        .flat_map(|column| (0..rows).map(move |row| (row, column)))
-        .flat_map(|(row, column)| numbers[row * k + column].to_le_bytes())
-        .collect();
-    let held = view.kind().held();
-    let held = if held.is_quantized() { Kind::F32 } else { held };
-    let shape = [k, rows];
-    let view = TensorView::new(view.name(), Kind::F32, &shape, &data)?;
-    Matrix::pack(&[Piece::new(view)], false, Some(held))
+    if view.kind().block_len() == 1 {
+        return pack(&[Found::turned(view, true)?], false);
+    }
+    let data: Vec<u8> = view.decode().into_iter().flat_map(f32::to_le_bytes).collect();
+    let view = TensorView::new(view.name(), Kind::F32, view.shape(), &data)?;
+    pack(&[Found::turned(view, true)?], false)
 }
 
 /// Gate and up of a tensor that has the one behind the other, each of the shape `half`.

@@ -76,6 +76,7 @@ impl Attentions {
                 .map(|layer| config.windows[if sizes[layer] == *size { layer } else { first }])
                 .collect();
             let plan = attention.plan(kv, threads, &windows);
+            let plan = if config.chunked { plan.in_chunks() } else { plan };
             kinds.push((attention, plan));
             known.push(*size);
         }
