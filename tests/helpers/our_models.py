@@ -218,7 +218,7 @@ def main() -> None:
         old = figures[kind]
         figures[kind] = {name: old[name] for name in known if name in old}
         for name in known:
-            if name in old and not {name, "all"} & set(sys.argv[1:]):
+            if old.get(name) is not None and not {name, "all"} & set(sys.argv[1:]):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 os.environ[envs.CACHE] = folder

@@ -60,15 +60,22 @@ _OPENAI: dict[str, Any] = {
     "rope_parameters": {**YARN_ROPE, "rope_theta": 673.0, "truncate": False},
 }
 _ROUTED: dict[str, Any] = {
-    "intermediate_size": 128,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 256,
     "num_mtp_layers": 0,
     "n_group": 1,
     "topk_group": 1,
     "scoring_func": "sigmoid",
 }
-_LATENT: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
-_LATENT |= {"qk_rope_head_dim": 32}
+_LATENT: dict[str, Any] = {
+    **_ROUTED,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "routed_scaling_factor": 0.5,  # which experts are chosen hangs on roundings
+}
 
 
 class Row(NamedTuple):
@@ -171,34 +178,46 @@ ROWS = {
     "gpt2": Row("gpt2", said={"n_ctx": 256}),
     "starcoder": Row("gpt-bigcode", "starcoder"),
     "gpt-neox": Row("gpt-neox", said={"rotary_pct": 0.5, "model_type": "gpt_neox as published"}),
-    "glm4-moe": Row("glm4-moe", "glm4", {**_ROUTED, "head_dim": 32}),
+    "glm4-moe": Row("glm4-moe", "glm4", _ROUTED, decoded=True),
     "dots1": Row(
-        "dots1-window", "qwen2", {**_ROUTED, **_PLAIN, "head_dim": 32, "sliding_window": None, "num_key_value_heads": 4}
+        "dots1-window",
+        "qwen2",
+        {**_ROUTED, **_PLAIN, "sliding_window": None, "num_key_value_heads": 8},
+        decoded=True,
     ),
+    # llama.cpp knows the small one, whose queries have no latent, by its layers
     "deepseek2": Row(
         "deepseek2",
         "deepseek-llm",
-        {**_ROUTED, **_PLAIN, **_LATENT, "q_lora_rank": None, "scoring_func": "softmax", "num_hidden_layers": 27},
+        {**_LATENT, **_PLAIN, "q_lora_rank": None, "scoring_func": "softmax", "num_hidden_layers": 27},
+        decoded=True,
     ),
-    "deepseek3": Row("deepseek3-yarn", "deepseek-v3", {**_ROUTED, **_LATENT}),
-    "glm4-moe-lite": Row("glm4-moe-lite", "glm4", {**_ROUTED, **_PLAIN, **_LATENT}),
+    "deepseek3": Row("deepseek3-yarn", "deepseek-v3", _LATENT, decoded=True),
+    "glm4-moe-lite": Row("glm4-moe-lite", "glm4", {**_LATENT, **_PLAIN}, decoded=True),
+    # the converter takes the size of shared experts for that of the MLP by KV heads
     "ernie4.5-moe": Row(
         "ernie4.5-moe",
         SENTENCEPIECE,
         {
             **_PLAIN,
-            "head_dim": 32,
-            "moe_intermediate_size": 32,
+            "intermediate_size": 2048,
+            "moe_intermediate_size": 256,
             "moe_layer_end_index": 4,
             "moe_layer_interval": 1,
-            "intermediate_size": 128,
         },
+        decoded=True,
     ),
     "llama4": Row(
         "llama4",
         "llama4",
-        {**_PLAIN, "intermediate_size": 64, "intermediate_size_mlp": 128, "attention_chunk_size": 8192}
-        | {"floor_scale": 8192, "attn_scale": 0.1},
+        {
+            **_PLAIN,
+            "intermediate_size_mlp": 512,
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+        decoded=True,
     ),
     "hunyuan-dense": Row(
         "hunyuan-dense",
