@@ -131,7 +131,8 @@ fn names_of_both_versions_become_those_of_a_text_model() {
         ("vision_tower.ln_pre.weight", None),
         ("model.vision_tower.ln_pre.weight", None),
         ("model.multi_modal_projector.norm.weight", None),
-        ("model.audio_tower.norm.weight", Some("model.audio_tower.norm.weight")),
+        ("model.audio_tower.norm.weight", None),
+        ("model.other_tower.norm.weight", Some("model.other_tower.norm.weight")),
     ] {
         assert_eq!(own_name(stored).as_deref(), own, "{stored}");
     }
