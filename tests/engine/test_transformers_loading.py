@@ -30,7 +30,7 @@ from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compa
 
 pytestmark = pytest.mark.any_cpu
 
-OLMO = Case("Olmo2ForCausalLM")
+OLMO = Case("OlmoForCausalLM")
 # One of each kind of attention, positions and experts; the others in CI.
 QUICK = ("BioGpt", "DeepseekV3", "Gemma2", "Mixtral", "Phi")
 QUICK_AND_SLOW = [
@@ -77,7 +77,7 @@ def test_auto_takes_it_where_nothing_native_is(olmo: tuple[Path, Any]) -> None:
     assert engine.info.name == "torch"
     engine.close()
     lines = lines_of(EngineConfig(model=str(olmo[0]), num_pages=8))
-    assert any("Olmo2ForCausalLM: the layers are those of transformers" in line for line in lines)
+    assert any("OlmoForCausalLM: the layers are those of transformers" in line for line in lines)
 
 
 def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"engine": "cpu", "model_impl": "transformers"}, "--model-impl transformers: not with --engine cpu"),
-        ({"engine": "torch", "model_impl": "native"}, "Olmo2ForCausalLM is not supported: only LlamaForCausalLM"),
-        ({"engine": "cpu"}, "Olmo2ForCausalLM is not supported.*--model-impl transformers"),
+        ({"engine": "torch", "model_impl": "native"}, "OlmoForCausalLM is not supported: only LlamaForCausalLM"),
+        ({"engine": "cpu"}, "OlmoForCausalLM is not supported.*--model-impl transformers"),
         ({"engine": "torch", "tp": 2}, "--tp 2: .*transformers, which are not cut: .*--dp 2"),
         ({"engine": "torch", "max_seq_len": 300}, "--max-seq-len 300: the model's context is 256"),
         ({"engine": "torch", "attention_backend": "flashinfer"}, "--attention-backend flashinfer: .*CUDA"),
@@ -145,11 +145,11 @@ def test_weights_that_are_not_there_are_an_error(olmo: tuple[Path, Any], tmp_pat
 
 def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
     case = next(one for one in CASES if "longrope" in one.seen)
-    folder = save(tiny(case), tmp_path)
-    lines = lines_of(EngineConfig(model=str(folder), num_pages=8))
+    folder, impl = save(tiny(case), tmp_path), "transformers"
+    lines = lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8))
     assert "context: 128 tokens at most: rope_type longrope has other frequencies for longer texts" in lines
     with pytest.raises(ConfigError, match="--max-seq-len 200: the model's context is 128, because rope_type longrope"):
-        lines_of(EngineConfig(model=str(folder), num_pages=8, max_seq_len=200))
+        lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8, max_seq_len=200))
 
 
 def test_the_text_half_says_what_is_left_out(tmp_path: Path) -> None:

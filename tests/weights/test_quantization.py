@@ -55,7 +55,7 @@ def two_groups() -> dict[str, Any]:
     ("config", "reason"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method: 'bitsandbytes': only awq, gptq, compressed-tensors, fp8"),
-        ({"quant_method": "mxfp4"}, "quant_method: 'mxfp4': only"),
+        ({"quant_method": "quanto"}, "quant_method: 'quanto': only"),
         ({"bits": 4}, "quant_method: None: is missing"),
         ("awq", "quant_method: None: is missing"),
         (changed("awq", version="gemv"), "version: 'gemv': only gemm"),

@@ -55,7 +55,8 @@ const OTHER_HALF: [&str; 7] = [
 /// have. `python/minisgl/models/architectures.py` has the same rules.
 fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
-        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_HALF[2]];
+        // what sees is called so beside a text half whose names have no prefix (Qwen2-VL of transformers 4)
+        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_HALF[2], OTHER_HALF[3]];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     if source.architecture().is_some() || !source.names().iter().any(has_two) {
