@@ -63,9 +63,9 @@ WHOLE = (
 
 
 def _words() -> list[str]:
-    """Of our pages and our code."""
-    files = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "python" / "minisgl" / "scheduler").rglob("*.py"))]
-    return [piece for file in files for piece in re.findall(r"\s?\S+|\s+", file.read_text(encoding="utf-8"))]
+    """Of what does not change: a licence, and texts that were kept."""
+    known = [(ROOT / "LICENSE").read_text(encoding="utf-8"), *GOLDEN["texts"]]
+    return [piece for text in known for piece in re.findall(r"\s?\S+|\s+", text)]
 
 
 def texts(count: int, seed: int) -> list[str]:
@@ -149,7 +149,7 @@ def of_chars() -> Vocabulary:
 
 
 def of_words() -> Vocabulary:
-    """WordPiece as BERT's, trained on our pages."""
+    """WordPiece as BERT's."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     found.normalizer, found.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
@@ -163,7 +163,7 @@ def of_words() -> Vocabulary:
 
 
 def of_unigrams() -> Vocabulary:
-    """Sentencepiece's with its usual normal form, trained on our pages."""
+    """Sentencepiece's with its usual normal form."""
     words, model = _words(), io.BytesIO()
     lines = [" ".join(words[at : at + 12]) for at in range(0, len(words), 12)]
     sentencepiece.SentencePieceTrainer.train(
@@ -240,13 +240,20 @@ def _bert(text: str) -> bool:
     """Marks of all scripts are dropped and syllables taken apart, other spaces are spaces, Adlam has two cases, and
     punctuation is by another version of Unicode."""
     signs = "\u09fd\u0a76\u0c77\u0c84"
-    others = _any(text, lambda char, _: "\uac00" <= char <= "\ud7a3" or char >= "\U0001e900" or char in signs)
+    others = _any(
+        text,
+        lambda char, _: (
+            (char > "\u02ff" and len(unicodedata.normalize("NFD", char)) > 1) or char >= "\U0001e900" or char in signs
+        ),
+    )
     return others or _graphemes(text) or _spaces(text)
 
 
 def _unigrams(text: str) -> bool:
-    """And a run of digits may be cut in two ways that are as likely."""
-    return _graphemes(text) or re.search(r"\d\d", text) is not None
+    """And a run of digits may be cut in two ways that are as likely; parts of Korean syllables join there, too."""
+    korean = (("\u1100", "\u11ff"), ("\uac00", "\ud7a3"), ("\uffa0", "\uffdc"))
+    joins = _any(text, lambda char, _: any(first <= char <= last for first, last in korean))
+    return joins or _graphemes(text) or re.search(r"\d\d", text) is not None
 
 
 KNOWN: dict[str, Callable[[str], bool]] = {
