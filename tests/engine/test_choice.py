@@ -19,7 +19,7 @@ from minisgl.engine.choice import choose_engine, cuda_is_available
 from minisgl.engine.echo import EchoEngine
 from minisgl.llm import LLM
 from minisgl.runner import build
-from minisgl.runner.build import build_engine, control_plane_config
+from minisgl.runner.build import build_engine, choose_control_plane, control_plane_config
 
 
 @pytest.fixture(autouse=True)
@@ -253,3 +253,25 @@ print(*sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert {"torch", "transformers"}.isdisjoint(found.split())
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "settings", "says"),
+    [
+        (None, {"checkpoint_interval": 64}, "^--checkpoint-interval 64: the model's layers keep no states"),
+        (3, {"speculative": "ngram:2"}, "^--speculative ngram:2: not with a model that has states"),
+    ],
+)
+def test_what_a_model_with_or_without_states_cannot_have(
+    checkpoints: int | None, settings: dict[str, Any], says: str
+) -> None:
+    made = EchoEngine(num_pages=4, page_size=4, max_rows=2, max_seq_len=16, context_len=16, checkpoints=checkpoints)
+    with pytest.raises(ConfigError, match=says):
+        choose_control_plane(EngineConfig(engine="echo", **settings), made.info)
+
+
+def test_the_interval_of_checkpoints_is_whole_pages() -> None:
+    made = EchoEngine(num_pages=4, page_size=6, max_rows=2, max_seq_len=16, context_len=16, checkpoints=3)
+    for asked, interval in ((None, 258), (1, 6), (12, 12)):
+        settings = control_plane_config(EngineConfig(engine="echo", checkpoint_interval=asked), made.info)
+        assert (settings.checkpoint_interval, settings.num_checkpoints) == (interval, 3)

@@ -160,6 +160,8 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
     """Raises `ConfigError` for what a model with states cannot have."""
     interval = 0
+    if info.num_checkpoints is None and config.checkpoint_interval is not None:
+        raise ConfigError(f"--checkpoint-interval {config.checkpoint_interval}: the model's layers keep no states")
     if info.num_checkpoints is not None:
         interval = -(-(config.checkpoint_interval or CHECKPOINT_INTERVAL) // info.page_size) * info.page_size
         if config.max_draft_len:
@@ -192,11 +194,12 @@ def choose_control_plane(
     log level is debug. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
+    settings = control_plane_config(config, info)
     try:
-        chosen = choose(config.cpu_backend, control_plane_config(config, info))
+        chosen = choose(config.cpu_backend, settings)
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
-    plane = _wrapped(config, chosen, control_plane_config(config, info), say)
+    plane = _wrapped(config, chosen, settings, say)
     return replace(chosen, control_plane=_narrated(config, plane, narrate))
 
 
