@@ -26,7 +26,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 from gguf import GGMLQuantizationType
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from minisgl.bench import compare_llama_cpp
 from minisgl.bench.compare_variants import Child
@@ -38,7 +38,7 @@ from tests.helpers.seconds import WAIT_S
 
 FILES = "make file-environments"
 NUM_TOP = 20
-SENTENCEPIECE = "sentencepiece"
+SENTENCEPIECE, OF_TEXT = "sentencepiece", "BPE over plain text"
 _CONVERTER = """
 import enum, sys
 def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
@@ -108,8 +108,8 @@ class Step(NamedTuple):
 
 
 def put_tokenizer(folder: Path, kind: str) -> int:
-    """A tokenizer as transformers saves it, or sentencepiece's model; the size of its vocabulary. Tokens are ASCII: of
-    one that ends within a character llama.cpp tells no probabilities."""
+    """A tokenizer as transformers saves it, byte-level or `OF_TEXT`, or sentencepiece's model; the size of its
+    vocabulary. Tokens are ASCII: of one that ends within a character llama.cpp tells no probabilities."""
     if kind == SENTENCEPIECE:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([string.printable, _TEXT] * 9),
@@ -121,11 +121,14 @@ def put_tokenizer(folder: Path, kind: str) -> int:
         return 160
     import transformers
 
-    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+    letters = [chr(code) for code in range(33, 127)] + (["\u2581", "\n"] if kind == OF_TEXT else ["Ġ", "Ċ"])
     merges = [(one, other) for one in string.ascii_lowercase[:12] for other in string.ascii_lowercase[:12]]
     vocab = {token: at for at, token in enumerate([*letters, *map("".join, merges)])}
-    found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=kind == OF_TEXT))
+    if kind == OF_TEXT:
+        found.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
+    else:
+        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     # the converter asks GLM's for those behind the first
     found.add_special_tokens(["<|endoftext|>", "<|user|>", "[gMASK]", "<|observation|>"])
     transformers.PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>").save_pretrained(folder)

@@ -17,7 +17,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import load_config
+from minisgl.models.config import parse_config
 from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.weights.gguf_config import Fields, config_of
 from minisgl.weights.gguf_folder import gguf_file, gguf_folder
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
@@ -183,3 +185,53 @@ def test_what_cannot_be_is_refused_by_name(edit: Any, message: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=rf"m\.gguf: .*{message}"):
         gguf_folder(_write(tmp_path / "m.gguf", edit=edit))
     assert not any(path.is_dir() for path in (cache / "gguf-text").glob("*"))
+
+
+_OF_GEMMA4: dict[str, Any] = {
+    "general.architecture": "gemma4",
+    "tokenizer.ggml.eos_token_id": 1,
+    "gemma4.block_count": 3,
+    "gemma4.context_length": 64,
+    "gemma4.embedding_length": 32,
+    "gemma4.feed_forward_length": [48, 48, 96],
+    "gemma4.attention.head_count": 4,
+    "gemma4.attention.head_count_kv": [2, 1, 1],
+    "gemma4.attention.key_length": 16,
+    "gemma4.attention.key_length_swa": 8,
+    "gemma4.attention.layer_norm_rms_epsilon": 1e-6,
+    "gemma4.attention.sliding_window": 9,
+    "gemma4.attention.sliding_window_pattern": [True, False, False],
+    "gemma4.attention.shared_kv_layers": 1,
+}
+_TENSORS_OF_GEMMA4 = {"token_embd.weight": (9, 32), "blk.2.attn_norm.weight": (32,)}
+_TENSORS_OF_GEMMA4 |= {f"blk.{i}.attn_q.weight": (64 if i else 32, 32) for i in range(3)}
+_TENSORS_OF_GEMMA4 |= {f"blk.{i}.attn_k.weight": (16, 32) for i in range(2)}
+_TURNING = {"rope_freqs.weight": [1.0, 1.0, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30]}
+
+
+def test_layers_that_differ() -> None:
+    config = parse_config(config_of(Fields(_OF_GEMMA4), _TENSORS_OF_GEMMA4, _TURNING))
+    assert [(one.num_kv_heads, one.head_dim, one.kv_of, one.values_are_keys) for one in config.heads] == [
+        (2, 8, 0, False),
+        (1, 16, 1, True),
+        (1, 16, 1, True),
+    ]
+    assert config.inner_sizes == (48, 48, 96)
+    assert config.rope.turning_share == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors", "message"),
+    [
+        ({"block_count": 2**31}, {}, "tensor blk.2147483647.attn_norm.weight is missing"),
+        ({"attention.head_count_kv": [2, 1]}, {}, r"head_count_kv: \[2, 1\]: must be at least 1 for each of 3 layers"),
+        ({"attention.head_count_kv": 2}, {}, r"tensor blk.1.attn_k.weight is \[16, 32\], not \[32, 32\]"),
+        ({"feed_forward_length": [48, 96, 96]}, {}, "only layers without keys may differ"),
+        ({"attention.value_length_swa": 16}, {}, "value_length_swa: 16 is not imported: only the 8 of a head"),
+        ({}, {"rope_freqs.weight": [1.0, 1e30, 1.0]}, "only the first dimensions may turn"),
+    ],
+)
+def test_layers_that_cannot_be(changes: dict[str, Any], factors: dict[str, list[float]], message: str) -> None:
+    metadata = _OF_GEMMA4 | {f"gemma4.{key}": value for key, value in changes.items()}
+    with pytest.raises(ConfigError, match=message):
+        config_of(Fields(metadata), _TENSORS_OF_GEMMA4, factors)

@@ -20,6 +20,7 @@ from minisgl.weights.gguf_config import READERS, Fields
 from tests.helpers import our_models
 from tests.helpers.llama_cpp import (
     MIXTURES,
+    OF_TEXT,
     SENTENCEPIECE,
     assert_answers_alike,
     compared,
@@ -76,6 +77,9 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 32,
     "routed_scaling_factor": 0.5,  # which experts are chosen hangs on roundings
 }
+# the converter reads what Google's files call the heads of full layers, llama.cpp caps logits by 30 if no key says how
+_GEMMA4: dict[str, Any] = {"global_head_dim": 64, "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 244}
+_AS_PUBLISHED: dict[str, Any] = {"model_type": "gemma4 as published", "global_head_dim": 64}
 
 
 class Row(NamedTuple):
@@ -84,7 +88,7 @@ class Row(NamedTuple):
     variant: str
     """See `VARIANTS` of tests/helpers/models.py."""
     tokenizer: str = "gpt-2"
-    """What the converter writes as `tokenizer.ggml.pre`, or `SENTENCEPIECE`."""
+    """What the converter writes as `tokenizer.ggml.pre`, or `SENTENCEPIECE` or `OF_TEXT`."""
     changes: dict[str, Any] = {}  # noqa: RUF012
     norms_less: int = 0
     """What the model itself adds to the weights of its norms."""
@@ -171,6 +175,26 @@ ROWS = {
     "ministral3": Row("ministral3", "tekken"),
     "gpt-oss": Row("gpt-oss", "gpt-4o", _OPENAI, decoded=True),
     "gpt-oss-mxfp4": Row("gpt-oss", "gpt-4o", _OPENAI, packed=True, decoded=True),
+    # layers without keys attend to the last two that have some, the first of which must have a window
+    "gemma4": Row(
+        "gemma4",
+        OF_TEXT,
+        {**_GEMMA4, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 2},
+        said=_AS_PUBLISHED,
+    ),
+    "gemma4-large": Row(
+        "gemma4-large",
+        OF_TEXT,
+        {**_GEMMA4, "num_global_key_value_heads": 2},
+        said={**_AS_PUBLISHED, "num_global_key_value_heads": 2},
+    ),
+    "gemma4-moe": Row(
+        "gemma4-moe",
+        OF_TEXT,
+        {**_GEMMA4, "num_global_key_value_heads": 2, "moe_intermediate_size": 256, "top_k_experts": 6},
+        decoded=True,
+        said={**_AS_PUBLISHED, "num_global_key_value_heads": 2},
+    ),
     "nemotron": Row("nemotron", SENTENCEPIECE, {"attention_bias": False}, norms_less=1),
     "phi2": Row("phi", changes={"intermediate_size": 1024, "num_key_value_heads": 8}),
     "falcon-7b": Row("falcon-7b", "falcon", {"ffn_hidden_size": 1024, "num_kv_heads": 1}, without=("head_dim",)),

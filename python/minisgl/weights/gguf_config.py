@@ -23,6 +23,7 @@ _POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # by llam
 VISION = ("v.", "mm.")  # how the names of tensors begin that see, where a file has them, too
 _LAYERS_OF_GEMMA3_27B = 62
 _LAYERS_OF_GEMMA2_27B = 46
+_STILL = 1e30  # what the frequency of dimensions that do not turn is divided by
 _REQUIRED: Any = object()
 _WEIGHTY = {
     "attention.scale": 0.0,
@@ -77,6 +78,15 @@ class Fields:
             raise ConfigError(f"{key}: {found}: must be at least 1")
         return found
 
+    def by_layer(self, key: str, layers: int, default: int = _REQUIRED) -> list[int]:
+        """A number of at least 1 for each layer; a file may say one for all."""
+        if not isinstance(self._metadata.get(key), list):
+            return [self.positive(key, default)] * layers
+        found = self.wholes(key)
+        if len(found) != layers or min(found) < 1:
+            raise ConfigError(f"{key}: {found!s:.40}: must be at least 1 for each of {layers} layers")
+        return found
+
     def real(self, key: str, default: float = _REQUIRED) -> float:
         found = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
         return float(found)
@@ -127,9 +137,10 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
     LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
-    keys and values are made of latents, and sizes of heads are those of latents. `exact_yarn`: YaRN's border dimensions
-    are not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have
-    the two halves of each head of q and k in turns (llama.cpp: NORM)."""
+    keys and values are made of latents, and sizes of heads are those of latents. `mixed`: layers differ in their sizes,
+    which `own` reads. `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`: torch
+    imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
+    (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -141,6 +152,7 @@ class Reader:
     on_torch: bool = False
     interleaved: bool = False
     exact_yarn: bool = False
+    mixed: bool = False
 
 
 def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -159,7 +171,13 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         if found != head_dim:
             raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
     further = fields.whole(own("nextn_predict_layers"), 0)  # of the blocks the last ones predict further tokens
-    heads_kv, layers = fields.positive(own("attention.head_count_kv"), heads), fields.positive(own("block_count"))
+    layers = fields.positive(own("block_count"))
+    if reader.mixed:
+        _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
+    heads_kv, inner = (
+        fields.by_layer(own(key), layers, default)[0] if reader.mixed else fields.positive(own(key), default)
+        for key, default in (("attention.head_count_kv", heads), ("feed_forward_length", _REQUIRED))
+    )
     layers -= further
     vocab, last = shapes.get(TABLE, (0,))[0], f"blk.{layers - 1}"
     expected = {f"{last}.attn_q.weight": (heads * head_dim, hidden)}
@@ -168,7 +186,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
     if reader.latent:
         expected = {f"{last}.attn_kv_a_mqa.weight": (head_dim, hidden)}
-    _check_shapes(shapes, {TABLE: (vocab, hidden), **expected})
+    _check_shapes(shapes, {TABLE: (vocab, hidden), **({} if reader.mixed else expected)})
     epsilon = "attention.layer_norm_epsilon" if reader.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
         "architectures": [reader.named],
@@ -179,7 +197,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         "num_attention_heads": heads,
         "num_key_value_heads": heads_kv,
         "head_dim": head_dim,
-        "intermediate_size": fields.positive(own("feed_forward_length")),
+        "intermediate_size": inner,
         "vocab_size": vocab,
         "max_position_embeddings": fields.positive(own("context_length")),
         "layer_norm_eps" if reader.layer_norm else "rms_norm_eps": fields.real(own(epsilon)),
@@ -288,6 +306,57 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
         if is_27b
         else config["head_dim"],
+    }
+
+
+def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """Layers that attend to all tokens have heads of another size, perhaps fewer KV heads, and no values of their own;
+    the last layers have no keys either, and perhaps MLPs twice as wide."""
+    own, layers, hidden = fields.own, config["num_hidden_layers"], config["hidden_size"]
+    found, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if (other := fields.whole(own(key), size)) != size:
+            raise ConfigError(f"{own(key)}: {other} is not imported: only the {size} of a head")
+    full = [kind == "full_attention" for kind in found["layer_types"]]
+    heads_kv = fields.by_layer(own("attention.head_count_kv"), layers, config["num_attention_heads"])
+    heads = [(count, config["head_dim"] if one else size) for count, one in zip(heads_kv, full, strict=True)]
+    shared = max(fields.whole(own("attention.shared_kv_layers"), 0), 0)
+    inner, plain = fields.by_layer(own("feed_forward_length"), layers), config["intermediate_size"]
+    if inner != [plain] * (layers - shared) + [inner[-1]] * shared or inner[-1] not in (plain, 2 * plain):
+        raise ConfigError(
+            f"{own('feed_forward_length')}: {inner}: only layers without keys may differ, by a factor of 2"
+        )
+    for layer, (count, dim) in enumerate(heads):
+        expected = {f"blk.{layer}.attn_q.weight": (config["num_attention_heads"] * dim, hidden)}
+        if layer < layers - shared:
+            expected[f"blk.{layer}.attn_k.weight"] = (count * dim, hidden)
+        _check_shapes(shapes, expected)
+    embedding = "per_layer_token_embd.weight"
+    return {
+        **found,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": size,
+        "per_layer_config": {
+            str(layer): {"num_key_value_heads": count, "head_dim": dim} for layer, (count, dim) in enumerate(heads)
+        },
+        "attention_k_eq_v": any(
+            one and f"blk.{i}.attn_v.weight" not in shapes for i, one in enumerate(full[: layers - shared])
+        ),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": inner[-1] != plain,
+        "hidden_size_per_layer_input": fields.whole(own("embedding_length_per_layer_input"), 0),
+        "vocab_size_per_layer_input": shapes[embedding][0] if embedding in shapes else 0,
+        "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
+        "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
+        **(_gemma4_experts(fields) if "blk.0.ffn_gate_inp.weight" in shapes else {}),
+    }
+
+
+def _gemma4_experts(fields: Fields) -> dict[str, Any]:
+    return {
+        **_experts(fields),
+        "enable_moe_block": True,
+        "moe_intermediate_size": fields.positive(fields.own("expert_feed_forward_length")),
     }
 
 
@@ -568,6 +637,11 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
             "long_factor": list(tensors[LONG_FACTORS]),
             "attention_factor": fields.real(fields.own("rope.scaling.attn_factor"), 1.0),
         }
+    if factors is not None and max(factors, default=0.0) >= _STILL:
+        turning = [one for one in factors if one < _STILL]
+        if turning != list(factors[: len(turning)]) or set(turning) != {1.0} or kind not in ("none", ""):
+            raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may turn, at their own speed")
+        return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors)}
     if factors is not None:
         if kind not in ("none", "", "llama3"):
             raise ConfigError(f"{name}: {kind!r} together with {ROPE_FACTORS} is not imported")
@@ -641,6 +715,7 @@ READERS: dict[str, Reader] = {
     "qwen3vl": Reader("Qwen3ForCausalLM", _qwen3, "qwen3", on_torch=True),  # a text's positions are plain ones
     "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
     "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
+    "gemma4": Reader("Gemma4ForCausalLM", _gemma4, "gemma4_text", mixed=True),
     "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True, fused=True),
     "granite": Reader("GraniteForCausalLM", _granite),
     "granitemoe": Reader("GraniteMoeForCausalLM", _granite_moe),
