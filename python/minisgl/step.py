@@ -45,7 +45,8 @@ class Arrival:
     `tokens` holds prompt and generated ids, [num_prompt + num_generated] int32. `max_tokens` limits the generated
     ids, those in `tokens` included. Smaller `priority` goes first: each step of it is worth 64 arrivals. `stop_ids`
     always end the request; the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before
-    `min_tokens` generated ids.
+    `min_tokens` generated ids. The engine can load the pages from `stored_from` to `stored_to` of `tokens` instead of
+    computing them, until the request is retracted.
     """
 
     req_id: int
@@ -63,6 +64,8 @@ class Arrival:
     pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
     namespace: int = 0  # cached prefixes are found by requests of the same one only (an adapter's; 0: the model's own)
     no_drafts: bool = False  # each token is sampled by those before it, whatever the forward computes (penalties)
+    stored_from: int = 0
+    stored_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class StepPlan:
     num_evictable_pages: int = 0
     num_state_begins: int = 0
     num_state_saves: int = 0
+    num_page_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,7 @@ class RingEntry:
         "freed",
         "state_begins",
         "state_saves",
+        "page_loads",
     )
 
     def __init__(self, limits: StepLimits, max_padded_rows: int) -> None:
@@ -248,6 +253,8 @@ class RingEntry:
         # [num_state_saves] (row, tokens into the row after which its state is copied, to which checkpoint), in it
         self.state_begins = zeros(limits.max_rows, 2)
         self.state_saves = zeros(limits.num_checkpoints, 3)
+        # [num_page_loads] (req_slot, first column, count): pages whose KV is loaded before the forward, not computed
+        self.page_loads = zeros(limits.max_rows, 3)
 
 
 class StepBuffers:

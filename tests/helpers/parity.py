@@ -170,6 +170,7 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         tokens += tokens[-draw(1, 4) :] * 6
     tokens = tokens[: limit + 1]
     generated = draw(0, min(3, len(tokens) - 1)) if draw(0, 5) == 0 else 0
+    stored_from = draw(0, 3) if draw(0, 3) == 0 else 0
     return Arrival(
         req_id,
         np.array(tokens, np.int32),
@@ -185,6 +186,8 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
         background=draw(0, 3) == 0,
         namespace=draw(0, 2) if draw(0, 3) == 0 else 0,
         no_drafts=draw(0, 7) == 0,
+        stored_from=stored_from,
+        stored_to=draw(0, len(tokens)) if draw(0, 2) == 0 else 0,
     )
 
 

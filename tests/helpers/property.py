@@ -73,6 +73,20 @@ class Spec:
     pin: bool = False
     unpin_step: int = -1
     adapter: int = 0
+    stored: tuple[int, int] = (0, 0)  # pages of its prompt, from and to, that need not be computed
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All pages of a text."""
+
+    tokens: list[int]
+    adapter: int
+    page_size: int
+
+    def page(self, column: int) -> bytes:
+        kv = EchoModel.kv(self.tokens, self.adapter)[column * self.page_size : (column + 1) * self.page_size]
+        return np.array(kv, np.uint64).T.tobytes()
 
 
 @dataclass(slots=True)
@@ -140,6 +154,9 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
         config = replace(config, max_draft_len=0, checkpoint_interval=every, num_checkpoints=slots)
     budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40)) for _ in range(draw(0, 3))}
     broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
+    for spec in specs if draw(0, 1) else ():
+        most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite
+        spec.stored = (draw(0, 3) // 3, draw(0, most))
     return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, broken)
 
 
@@ -291,6 +308,8 @@ class Driver:
                     background=spec.background,
                     pin=spec.pin,
                     namespace=spec.adapter,
+                    stored_from=spec.stored[0],
+                    stored_to=spec.stored[1],
                 )
             )
         for req_id, seen in self.seen.items():
@@ -346,7 +365,9 @@ class Driver:
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed, adapter=spec.adapter)
-            found.append(SlotAssignment(int(entry.assigned[i, 0]), spec.req_id, sampling, tokens, len(tokens)))
+            stored = Stored(spec.prompt, spec.adapter, self.scenario.config.page_size)
+            slot = int(entry.assigned[i, 0])
+            found.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
         return found
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> bool:

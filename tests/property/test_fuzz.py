@@ -24,8 +24,12 @@ def runs(seeds: Iterable[int], control_plane: Factory, states: bool = False) -> 
 
 
 def test_seeded(control_plane: Factory) -> None:
-    retracted = sum(stats.num_retracted_total for stats in runs(range(NUM_SEEDS), control_plane))
+    retracted = loaded = 0
+    for stats in runs(range(NUM_SEEDS), control_plane):
+        retracted += stats.num_retracted_total
+        loaded += stats.num_loaded_pages_total
     assert retracted, "the pools of these scenarios are too large to test retraction"
+    assert loaded > 100, "these runs load too little"
 
 
 def test_states(control_plane: Factory) -> None:

@@ -54,7 +54,8 @@ class Scenario:
     One sampled token in `eos_every` ends a sequence. `background` and `pins`: so many of them (of those with a short
     prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
     the steps `clear_at` the cache is emptied; `budget_every` n: at each n-th step steps get another budget.
-    `num_namespaces`: each request is of one of so many."""
+    `num_namespaces`: each request is of one of so many. `stored`: of so many of them, in percent, some pages can be
+    loaded."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -71,6 +72,7 @@ class Scenario:
     pins: int = 0
     unpin_every: int = 0
     num_namespaces: int = 1
+    stored: int = 0
     clear_at: tuple[int, ...] = ()
     budget_every: int = 0
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
@@ -222,6 +224,31 @@ SCENARIOS: dict[str, Scenario] = {
         config={"num_pages": 120, "max_pinned_pages": 40, "checkpoint_interval": 16, "num_checkpoints": 16}
         | {"context_len": 300},
     ),
+    "stored-page4-lru": Scenario(
+        50,
+        (20, 200),
+        (1, 30),
+        burst=3,
+        gap=5,
+        follow_ups=30,
+        background=20,
+        told_every=9,
+        budget_every=4,
+        fail_at=(25,),
+        clear_at=(40,),
+        stored=60,
+        config={"num_pages": 160},
+    ),
+    "stored-page16-lfu": Scenario(
+        40,
+        (20, 300),
+        (1, 60),
+        burst=4,
+        gap=20,
+        stored=70,
+        overlap=False,
+        config={"page_size": 16, "cache": "lfu", "num_pages": 60},
+    ),
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 
@@ -249,6 +276,8 @@ def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> A
     tokens = start + [numbers.below(scenario.num_words) for _ in range(numbers.between(*scenario.prompt_len))]
     tokens = tokens[: scenario.control_plane_config().context_len - 1]
     prompts.append(tokens)
+    num_pages = len(tokens) // scenario.control_plane_config().page_size
+    stored_to = numbers.between(0, num_pages) if scenario.stored and numbers.below(100) < scenario.stored else 0
     return Arrival(
         len(prompts) - 1,
         np.array(tokens, np.int32),
@@ -261,6 +290,8 @@ def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> A
         background=scenario.background > 0 and numbers.below(100) < scenario.background,
         pin=scenario.pins > 0 and len(tokens) <= MAX_PINNED and numbers.below(100) < scenario.pins,
         namespace=numbers.below(scenario.num_namespaces) if scenario.num_namespaces > 1 else 0,
+        stored_from=numbers.between(0, stored_to) // 2 if stored_to else 0,
+        stored_to=stored_to,
     )
 
 

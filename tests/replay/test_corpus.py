@@ -73,6 +73,7 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         if "shared_prefix" in name:
             assert stats.num_cached_tokens_total > stats.num_prompt_tokens_total / 2, name
         assert (stats.num_drafted_total > stats.num_accepted_total > 20) == ("drafts" in name), name
+        assert (stats.num_loaded_pages_total > 80) == ("stored" in name), name
         if "naive" in name:
             assert stats.num_cached_tokens_total == 0
         if name.split("-")[0] in ("long", "bursty"):

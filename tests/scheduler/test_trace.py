@@ -82,6 +82,8 @@ def test_a_trace_from_before_drafts_is_one_without(tmp_path: Path) -> None:
             for event in frame[2]:
                 if event[0] == "arrival":
                     event.pop()
+                if event[0] == "stored":  # of a later version than drafts
+                    event[-3] = False
         packed = msgspec.msgpack.encode(frame)
         old += len(packed).to_bytes(4, "little") + packed
         at += 4 + size

@@ -39,11 +39,19 @@ class EngineInfo:
     num_checkpoints: int | None = None  # slots for the states of a model that has some, beside those of its rows
 
 
+class StoredPages(Protocol):
+    """Pages of a request's text that were computed before, and are at hand."""
+
+    def page(self, column: int) -> bytes:
+        """The KV of a page, as the engine gave it away."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotAssignment:
     """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
     first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None. `grammar`
-    is the request's own: the engine restarts it with what was generated, in forward order."""
+    is the request's own: the engine restarts it with what was generated, in forward order. `stored` has at least the
+    pages that plans load for the slot."""
 
     slot: int
     req_id: int
@@ -51,6 +59,7 @@ class SlotAssignment:
     tokens: Int32Array
     num_prompt: int
     grammar: Matcher | None = None
+    stored: StoredPages | None = None
 
     def generated(self) -> list[int]:
         """By the request so far; for its grammar."""

@@ -39,6 +39,7 @@ from minisgl.engine.api import (
     StepHandle,
     StepLogprobs,
     StepResult,
+    StoredPages,
 )
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, Matcher
@@ -138,6 +139,7 @@ class EchoEngine:
         self._seeds = np.zeros(max_rows + 1, np.uint64)
         self._adapters = np.zeros(max_rows + 1, np.uint64)
         self._states = None if checkpoints is None else States(max_rows, checkpoints)
+        self._stored: dict[int, StoredPages | None] = {}  # by slot
         self._grammars = GrammarSlots(vocab_size, eos_ids)
         self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
@@ -227,10 +229,21 @@ class EchoEngine:
                 self._scored[assignment.slot] = assignment
             self._seeds[assignment.slot] = (assignment.sampling.seed or 0) & MASK
             self._adapters[assignment.slot] = assignment.sampling.adapter
+            self._stored[assignment.slot] = assignment.stored
         at = 0
         for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
             self._page_table[slot, column : column + count] = entry.page_ids[at : at + count]
             at += count
+        for slot, column, count in entry.page_loads[: plan.num_page_loads].tolist():
+            if (stored := self._stored[slot]) is None:
+                raise EngineStepError(f"slot {slot}: there is nothing to load")
+            for one in range(column, column + count):
+                self._load(int(self._page_table[slot, one]), stored.page(one))
+
+    def _load(self, page: int, data: bytes) -> None:
+        at = slice(page * self._page_size, (page + 1) * self._page_size)
+        parts = np.frombuffer(data, np.uint64).reshape(3, self._page_size)
+        self._tokens[at], self._positions[at], self._hashes[at] = parts
 
     def _broken_rows(self, entry: RingEntry, row_of_token: Int64Array, out_loc: Int32Array) -> Int64Array:
         if not self.broken_adapters:

@@ -83,7 +83,7 @@ class Stats:
     num_held_pages: int
     num_retracted_total: int
     num_prompt_tokens_total: int  # of admitted requests, first admission only
-    num_cached_tokens_total: int  # of these, found in the cache
+    num_cached_tokens_total: int  # of these, found in the cache or loaded with the first chunk
     num_pinned_pages: int = 0  # of the protected ones, those that pins hold
     num_inserted_pages_total: int = 0  # into the tree
     num_evicted_pages_total: int = 0  # that have left the tree, for whatever reason
@@ -97,6 +97,7 @@ class Stats:
         0  # requests that found less at their first admission than was cached: without a checkpoint
     )
     num_computed_again_total: int = 0  # tokens that were cached, and computed for their states
+    num_loaded_pages_total: int = 0  # that the engine was told to load
 
     @property
     def num_live(self) -> int:

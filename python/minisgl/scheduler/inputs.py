@@ -125,6 +125,8 @@ def _check_arrival(index: int, arrival: Arrival) -> None:
     need(arrival.min_tokens >= 0, "min_tokens", "must be at least 0")
     need(-MAX_INT32 <= arrival.priority <= MAX_INT32, "priority", "must be a signed 32-bit integer")
     need(0 <= arrival.namespace <= MAX_INT32, "namespace", "must be an unsigned 31-bit integer")
+    need(arrival.stored_from >= 0, "stored_from", "must be at least 0")
+    need(0 <= arrival.stored_to <= len(tokens), "stored_to", "must be at least 0, and no more pages than tokens")
 
 
 def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPlaneConfig) -> None:

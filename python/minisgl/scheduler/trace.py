@@ -88,6 +88,13 @@ class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     no_drafts: bool = False
 
 
+class _StoredArrival(_Arrival, tag="stored", array_like=True):
+    """Of which pages can be loaded."""
+
+    stored_from: int = 0
+    stored_to: int = 0
+
+
 class _Finish(msgspec.Struct, tag="finish", array_like=True):
     req_id: int
 
@@ -113,7 +120,7 @@ class _TokenBudget(msgspec.Struct, tag="budget", array_like=True):
     prefill_only: int
 
 
-_Event = _Arrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget
+_Event = _Arrival | _StoredArrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget
 
 
 class _Schedule(msgspec.Struct, tag="schedule", array_like=True):
@@ -159,8 +166,9 @@ class RecordingControlPlane(WrappedControlPlane):
 def _packed(event: Event) -> _Event:
     match event:
         case Arrival():
-            fields = {name: getattr(event, name) for name in _Arrival.__struct_fields__ if name != "tokens"}
-            return _Arrival(tokens=event.tokens.tobytes(), **fields)
+            kind = _StoredArrival if event.stored_to else _Arrival
+            fields = {name: getattr(event, name) for name in kind.__struct_fields__ if name != "tokens"}
+            return kind(tokens=event.tokens.tobytes(), **fields)
         case Finish(req_id):
             return _Finish(req_id)
         case Abort(req_id):
@@ -178,7 +186,7 @@ def _packed(event: Event) -> _Event:
 def _unpacked(event: _Event) -> Event:
     match event:
         case _Arrival():
-            fields = {name: getattr(event, name) for name in _Arrival.__struct_fields__ if name != "tokens"}
+            fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "tokens"}
             return Arrival(tokens=np.frombuffer(event.tokens, np.int32), **fields)
         case _Finish(req_id):
             return Finish(req_id)

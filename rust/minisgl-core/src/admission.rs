@@ -22,9 +22,11 @@ pub(crate) const RATIO_MIN: usize = 102;
 pub(crate) const RATIO_MAX: usize = 1024;
 const RATIO_UP: usize = 256;
 const RATIO_DOWN: usize = 1;
+const LOADED_TOKENS: usize = 32; // as many that are loaded count as one that is computed
 
-/// What a prefill row could get now: `found`, then `num_tokens` computed, for which it takes `num_new_pages`. With 0
-/// tokens it gets nothing; `lacks_pages` says whether with more pages it would get more.
+/// What a prefill row could get now: `found`, then `num_loads` pages that are loaded, then `num_tokens` computed, for
+/// which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says
+/// whether with more pages it would get more.
 pub(crate) struct Chunk {
     pub found: Match,
     pub num_tokens: usize,
@@ -32,11 +34,13 @@ pub(crate) struct Chunk {
     pub lacks_pages: bool,
     pub num_found: usize, // pages that are cached, those of `found` and those that no checkpoint leads to
     pub num_covered: usize, // of the latter, those that the chunk computes again, into nothing
+    pub num_loads: usize,
+    pub cost: usize,
 }
 
 impl Chunk {
     pub fn num_page_changes(&self) -> usize {
-        self.found.pages.len() + self.num_covered + self.num_new_pages
+        self.found.pages.len() + self.num_covered + self.num_loads + self.num_new_pages
     }
 }
 
@@ -46,8 +50,11 @@ impl Chunk {
 /// what is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or
 /// evictable (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
 ///
+/// Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a
+/// page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+///
 /// Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-/// the state alone: the row has those pages, and writes nothing to them.
+/// the state alone: the row has those pages, and writes nothing to them. It loads nothing.
 pub(crate) fn size_chunk(
     requests: &Requests,
     index: Index,
@@ -70,12 +77,20 @@ pub(crate) fn size_chunk(
     if tree.checkpoints.is_some() {
         found = tree.beginning(start, found, step);
     }
-    let remaining = length - (num_pages + found.pages.len()) * size;
-    let available = tree.num_available() - found.num_unlocked;
-    let mut num_tokens = usize::try_from(budget).unwrap_or(0).min(remaining);
+    let mut available = tree.num_available() - found.num_unlocked;
+    let (at, budget) = (num_pages + found.pages.len(), usize::try_from(budget).unwrap_or(0));
+    let num_loadable = match cold.stored {
+        (first, end) if first <= at && tree.checkpoints.is_none() => end.min(max_match).saturating_sub(at),
+        _ => 0,
+    };
+    let num_loadable = if num_loadable < available { num_loadable } else { 0 };
+    let num_loads = num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size);
+    let remaining = length - (at + num_loads) * size;
+    let mut num_tokens = budget.min(if num_loads == num_loadable { remaining } else { size });
     if num_tokens < remaining {
         num_tokens -= num_tokens % size;
     }
+    available -= num_loads;
     let num_covered = (num_found - found.pages.len()).min(num_tokens / size);
     let mut num_new_pages = num_tokens.div_ceil(size) - num_covered;
     let lacks_pages = num_new_pages > available;
@@ -89,6 +104,8 @@ pub(crate) fn size_chunk(
         lacks_pages,
         num_found,
         num_covered,
+        num_loads,
+        cost: num_tokens + num_loads * size / LOADED_TOKENS,
     };
     if chunk.num_page_changes() > max_page_changes {
         (chunk.num_tokens, chunk.num_new_pages, chunk.lacks_pages) = (0, 0, false);
@@ -98,9 +115,9 @@ pub(crate) fn size_chunk(
 
 /// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
 ///
-/// They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
-/// its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
-/// stays with the request, as does a partial one.
+/// They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
+/// KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
+/// before it) stays with the request, as does a partial one.
 ///
 /// What the row saves on its way goes to `saves`, as tokens into the row and slot: the state at each border of
 /// `borders`, if there is a slot.
@@ -128,8 +145,8 @@ pub(crate) fn apply_chunk(
         sequence.pages.extend_from_slice(&covered.pages);
     }
     let at = sequence.pages.len();
-    let kv_len = first * size + chunk.num_tokens;
-    tree.take(chunk.num_new_pages, &mut sequence.pages)?;
+    let kv_len = (first + chunk.num_loads) * size + chunk.num_tokens;
+    tree.take(chunk.num_loads + chunk.num_new_pages, &mut sequence.pages)?;
     if uses_cache {
         cold.num_tree_pages = at;
         let full = kv_len / size;

@@ -88,6 +88,7 @@ pub struct Stats {
     pub num_saved_total: u64,
     pub num_cut_short_total: u64,
     pub num_computed_again_total: u64,
+    pub num_loaded_pages_total: u64,
 }
 
 /// An error of a call.

@@ -177,6 +177,13 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
     if !(0..=i64::from(i32::MAX)).contains(&arrival.namespace) {
         return Some(("namespace", "must be an unsigned 31-bit integer".into()));
     }
+    if arrival.stored_from < 0 {
+        return too_small("stored_from", 0);
+    }
+    if !usize::try_from(arrival.stored_to).is_ok_and(|pages| pages <= length) {
+        let reason = "must be at least 0, and no more pages than tokens".into();
+        return Some(("stored_to", reason));
+    }
     None
 }
 

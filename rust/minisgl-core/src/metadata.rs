@@ -20,6 +20,7 @@ pub(crate) struct PrefillRow {
     pub num_covered: usize, // of its tokens, the first ones whose KV is cached: it writes none for them
     pub begins: Option<i32>, // the checkpoint that its state begins with, -1: a clear one; none: it has its state
     pub saves: (usize, usize), // which of `DecidedStep::saves`
+    pub num_loads: usize,   // pages before its tokens that are loaded
 }
 
 /// What the pass decides, in request order. Freed and assigned slots take effect before the page-table updates.
@@ -105,6 +106,7 @@ pub(crate) fn write_step(
             samples.push(rows.len().to_u32());
         }
         writer.prefill_row(rows.len(), row, requests);
+        writer.loads(row, requests);
         rows.push(row.index);
     }
     for (at, &row) in samples.iter().enumerate() {
@@ -273,6 +275,22 @@ impl Writer<'_, '_> {
             entry.positions[row] = 0;
             entry.out_loc[row] = (limits.num_pages * limits.page_size).to_i32();
         }
+    }
+
+    fn loads(&mut self, row: &PrefillRow, requests: &Requests) {
+        if row.num_loads == 0 {
+            return;
+        }
+        let request = requests.get(row.index);
+        let end = (request.kv_len.to_usize() - row.num_tokens) / self.size.size().to_usize();
+        let load = [
+            request.slot.to_i32(),
+            (end - row.num_loads).to_i32(),
+            row.num_loads.to_i32(),
+        ];
+        let at = 3 * self.plan.num_page_loads;
+        self.entry.page_loads[at..at + 3].copy_from_slice(&load);
+        self.plan.num_page_loads += 1;
     }
 
     fn slots(&mut self, decided: &DecidedStep, requests: &Requests) {

@@ -70,6 +70,7 @@ pub(crate) struct ColdPart {
     pub stop_ids: Vec<i32>,
     pub drafter: Option<Box<Drafter>>, // of a request with drafts
     pub tail: Option<Tail>,
+    pub stored: (usize, usize), // from which page of its text to which it can be loaded
 }
 
 /// A checkpoint of a request's own, which enters the tree with its pages.
@@ -198,6 +199,7 @@ impl Requests {
         cold.num_admissions = 0;
         cold.num_found_pages = None;
         cold.tail = None;
+        cold.stored = (length(arrival.stored_from), length(arrival.stored_to));
         cold.stop_ids = arrival.stop_ids;
         cold.drafter = drafts.then(|| Box::new(Drafter::new(max_draft_len)));
         index
@@ -254,13 +256,14 @@ impl Requests {
         drafter.is_some_and(|drafter| !drafter.in_flight.is_empty())
     }
 
-    /// The request holds nothing any more, no draft either. Its slot is the scheduler's business, and must be taken
-    /// before.
+    /// The request holds nothing any more, no draft and nothing to be loaded either. Its slot is the scheduler's
+    /// business, and must be taken before.
     pub fn forget_pages(&mut self, index: Index) {
         let cold = self.cold_mut(index);
         cold.handle = None;
         cold.num_tree_pages = 0;
         cold.tail = None;
+        cold.stored = (0, 0);
         if let Some(drafter) = &mut cold.drafter {
             drafter.forget();
         }

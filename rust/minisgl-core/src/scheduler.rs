@@ -47,6 +47,7 @@ pub struct Scheduler {
     num_saved: u64,
     num_cut_short: u64,
     num_computed_again: u64,
+    num_loaded: u64,
     num_arrivals: [i64; 2], // ordinary ones, those in the background
     last_step: Option<i64>,
     ends: Vec<Entry>,
@@ -77,6 +78,7 @@ impl Scheduler {
             num_saved: 0,
             num_cut_short: 0,
             num_computed_again: 0,
+            num_loaded: 0,
             num_arrivals: [0; 2],
             last_step: None,
             ends: Vec::with_capacity(rows),
@@ -180,6 +182,7 @@ impl Scheduler {
             num_saved_total: self.num_saved,
             num_cut_short_total: self.num_cut_short,
             num_computed_again_total: self.num_computed_again,
+            num_loaded_pages_total: self.num_loaded,
         }
     }
 

@@ -22,6 +22,8 @@ pub struct Arrival {
     pub pin: bool,
     pub namespace: i64,
     pub no_drafts: bool,
+    pub stored_from: i64,
+    pub stored_to: i64,
 }
 
 /// Tokens of a step, within `max_prefill_length`. See `minisgl.step.TokenBudget`.
@@ -77,8 +79,8 @@ impl Limits {
     }
 }
 
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates` and
-/// `state_saves` are rows of 3, `assigned` and `state_begins` of 2.
+/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates`, `state_saves` and
+/// `page_loads` are rows of 3, `assigned` and `state_begins` of 2.
 #[allow(missing_docs)]
 pub struct RingEntry<'a> {
     pub input_ids: &'a mut [i32],
@@ -98,6 +100,7 @@ pub struct RingEntry<'a> {
     pub freed: &'a mut [i32],
     pub state_begins: &'a mut [i32],
     pub state_saves: &'a mut [i32],
+    pub page_loads: &'a mut [i32],
 }
 
 /// The header of a step; the same fields as `StepPlan` of the Python side.
@@ -120,6 +123,7 @@ pub struct Plan {
     pub num_evictable_pages: usize,
     pub num_state_begins: usize,
     pub num_state_saves: usize,
+    pub num_page_loads: usize,
 }
 
 /// In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache

@@ -70,7 +70,7 @@ struct Entry {
     assigned_ids: Array<i64>,
 }
 
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     "input_ids",
     "positions",
     "out_loc",
@@ -88,6 +88,7 @@ const NAMES: [&str; 17] = [
     "freed",
     "state_begins",
     "state_saves",
+    "page_loads",
 ];
 const ASSIGNED_IDS: usize = 13;
 
@@ -108,6 +109,7 @@ impl Ring {
             "page_ids" => limits.max_page_changes(),
             "assigned" | "state_begins" => 2 * limits.max_rows,
             "state_saves" => 3 * limits.num_checkpoints,
+            "page_loads" => 3 * limits.max_rows,
             "assigned_ids" | "freed" => limits.max_rows,
             _ => rows,
         };
@@ -174,6 +176,7 @@ impl Ring {
             freed,
             state_begins,
             state_saves,
+            page_loads,
         ] = entry.int32.as_mut_slice()
         else {
             return None;
@@ -196,6 +199,7 @@ impl Ring {
             freed: freed.as_mut(),
             state_begins: state_begins.as_mut(),
             state_saves: state_saves.as_mut(),
+            page_loads: page_loads.as_mut(),
         })
     }
 }

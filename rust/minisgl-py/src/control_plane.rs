@@ -149,6 +149,7 @@ impl ControlPlane {
             stats.num_saved_total.into_pyobject(py)?,
             stats.num_cut_short_total.into_pyobject(py)?,
             stats.num_computed_again_total.into_pyobject(py)?,
+            stats.num_loaded_pages_total.into_pyobject(py)?,
         ];
         kind.call1(PyTuple::new(py, counts)?)
     }

@@ -120,6 +120,8 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
         pin: flag(intern!(py, "pin"))?,
         namespace: number(intern!(py, "namespace"))?,
         no_drafts: flag(intern!(py, "no_drafts"))?,
+        stored_from: number(intern!(py, "stored_from"))?,
+        stored_to: number(intern!(py, "stored_to"))?,
     })
 }
 

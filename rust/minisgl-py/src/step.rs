@@ -26,6 +26,7 @@ pub(crate) struct StepPlan {
     num_evictable_pages: usize,
     num_state_begins: usize,
     num_state_saves: usize,
+    num_page_loads: usize,
 }
 
 impl From<Plan> for StepPlan {
@@ -47,6 +48,7 @@ impl From<Plan> for StepPlan {
             num_evictable_pages: plan.num_evictable_pages,
             num_state_begins: plan.num_state_begins,
             num_state_saves: plan.num_state_saves,
+            num_page_loads: plan.num_page_loads,
         }
     }
 }

@@ -19,12 +19,14 @@ MAX_OUTPUT_ESTIMATE = 4096  # tokens
 RATIO_BITS = 10  # the ratio is in 1/1024
 RATIO_START, RATIO_MIN, RATIO_MAX = 716, 102, 1024
 RATIO_UP, RATIO_DOWN = 256, 1
+LOADED_TOKENS = 32  # as many that are loaded count as one that is computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """What a prefill row could get now: `match`, then `num_tokens` computed, for which it takes `num_new_pages`.
-    With 0 tokens it gets nothing; `lacks_pages` says whether with more pages it would get more."""
+    """What a prefill row could get now: `match`, then `num_loads` pages that are loaded, then `num_tokens` computed,
+    for which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says
+    whether with more pages it would get more."""
 
     match: Match
     num_tokens: int
@@ -32,10 +34,12 @@ class Chunk:
     lacks_pages: bool = False
     num_found: int = 0  # pages that are cached, those of `match` and those that no checkpoint leads to
     num_covered: int = 0  # of the latter, those that the chunk computes again, into nothing
+    num_loads: int = 0
+    cost: int = 0
 
     @property
     def num_page_changes(self) -> int:
-        return len(self.match.pages) + self.num_covered + self.num_new_pages
+        return len(self.match.pages) + self.num_covered + self.num_loads + self.num_new_pages
 
 
 def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes: int, step: int = 0) -> Chunk:
@@ -46,8 +50,11 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     reaches the end, shrunk to the pages that are free or evictable (those matched are about to be protected).
     Nothing, if the page-table entries exceed `max_page_changes`.
 
+    Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a
+    page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+
     Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-    the state alone: the row has those pages, and writes nothing to them.
+    the state alone: the row has those pages, and writes nothing to them. It loads nothing.
     """
     size = tree.page_size
     length = request.prefill_len if request.handle is not None else len(request.tokens)
@@ -58,21 +65,32 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     num_found = len(match.pages)
     if tree.checkpoints is not None:
         match = tree.beginning(start, match, step)
-    remaining = length - (num_pages + len(match.pages)) * size
-    num_tokens = min(budget, remaining)
+    available = tree.num_available - match.num_unlocked
+    num_loadable = _num_loadable(request, tree, num_pages + len(match.pages), max_match, available)
+    num_loads = min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
+    remaining = length - (num_pages + len(match.pages) + num_loads) * size
+    num_tokens = min(budget, remaining if num_loads == num_loadable else size)
     if num_tokens < remaining:
         num_tokens -= num_tokens % size
     if num_tokens <= 0:
         return Chunk(match, 0, 0)
-    available = tree.num_available - match.num_unlocked
+    available -= num_loads
     num_covered = min(num_found - len(match.pages), num_tokens // size)
     num_new_pages = -(-num_tokens // size) - num_covered
     lacks_pages = num_new_pages > available
     if lacks_pages:
         num_new_pages, num_tokens = available, (num_covered + available) * size
-    if len(match.pages) + num_covered + num_new_pages > max_page_changes:
+    if len(match.pages) + num_covered + num_loads + num_new_pages > max_page_changes:
         return Chunk(match, 0, 0)
-    return Chunk(match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered)
+    cost = num_tokens + num_loads * size // LOADED_TOKENS
+    return Chunk(match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered, num_loads, cost)
+
+
+def _num_loadable(request: Request, tree: RadixTree, at: int, max_match: int, available: int) -> int:
+    """Pages of the request's text from page `at` on that can be loaded and leave a page to compute in."""
+    first, end = request.stored
+    count = min(end, max_match) - at if first <= at and tree.checkpoints is None else 0
+    return count if 0 < count < available else 0
 
 
 Saves = list[tuple[int, int]]
@@ -82,9 +100,9 @@ Saves = list[tuple[int, int]]
 def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int = 0, step: int = 0) -> Saves:
     """Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
 
-    They enter before they are computed. That is sound because forwards run in order and a forward stores the KV of all
-    its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped before it)
-    stays with the request, as does a partial one.
+    They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
+    KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
+    before it) stays with the request, as does a partial one.
 
     Returns what the row saves on its way: the state at each border of `_borders`, if there is a slot.
     """
@@ -94,13 +112,13 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int =
         handle = tree.descend(handle, chunk.match)
     request.pages += chunk.match.pages
     first, begin = len(request.pages), handle
-    request.kv_len = first * size + chunk.num_tokens
+    request.kv_len = (first + chunk.num_loads) * size + chunk.num_tokens
     if chunk.num_covered:
         covered = tree.match(handle, request.tokens, first, first + chunk.num_covered, request.namespace)
         handle = tree.descend(handle, covered)
         request.pages += covered.pages
     at = len(request.pages)
-    request.pages += tree.take(chunk.num_new_pages)
+    request.pages += tree.take(chunk.num_loads + chunk.num_new_pages)
     if request.uses_cache:
         request.num_tree_pages = at
         full = request.kv_len // size

@@ -26,6 +26,7 @@ class PrefillRow:
     num_covered: int  # of its tokens, the first ones whose KV is cached: it writes none for them
     begins: int | None  # the checkpoint that its state begins with, -1 for a clear one; None if it has its state
     saves: list[tuple[int, int]]  # tokens into the row, and to which checkpoint its state goes then
+    num_loads: int = 0  # pages before its tokens that are loaded
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +109,7 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
     _write_page_changes(plan, decided, entry, limits)
     _write_slots(decided, entry)
     _write_states(plan, decided, entry)
+    _write_loads(plan, decided, entry, limits)
     return plan
 
 
@@ -206,3 +208,14 @@ def _write_states(plan: StepPlan, decided: DecidedStep, entry: RingEntry) -> Non
     if saves:
         entry.state_saves[: len(saves)] = saves
     plan.num_state_begins, plan.num_state_saves = len(begins), len(saves)
+
+
+def _write_loads(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
+    loads = []
+    for row in decided.prefill_rows:
+        if row.num_loads:
+            end = (row.request.kv_len - row.num_tokens) // limits.page_size
+            loads.append((row.request.slot, end - row.num_loads, row.num_loads))
+    if loads:
+        entry.page_loads[: len(loads)] = loads
+    plan.num_page_loads = len(loads)

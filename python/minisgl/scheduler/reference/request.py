@@ -45,6 +45,7 @@ class Request:
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
     namespace: int  # whose prefixes it shares
     drafter: Drafter | None = None  # of a request with drafts
+    stored: tuple[int, int] = (0, 0)  # from which page of its text to which it can be loaded
     state: State = State.WAITING
     num_admissions: int = 0
     num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
@@ -112,6 +113,7 @@ def make_request(
         uses_cache=caches and not arrival.no_match,
         namespace=arrival.namespace,
         drafter=make_drafter(max_draft_len) if drafts else None,
+        stored=(arrival.stored_from, arrival.stored_to),
     )
 
 

@@ -86,12 +86,13 @@ def drop_path(request: Request, tree: RadixTree) -> None:
 
 
 def forget_pages(request: Request) -> None:
-    """The request holds nothing any more, no draft either. Its slot is the scheduler's business, and must be taken
-    before."""
+    """The request holds nothing any more, no draft and nothing to be loaded either. Its slot is the scheduler's
+    business, and must be taken before."""
     request.handle = None
     request.pages = []
     request.num_tree_pages = request.kv_len = request.prefill_len = 0
     request.slot = NO_SLOT
     request.tail, request.tail_len, request.tail_step = NO_CHECKPOINT, 0, NO_STEP
+    request.stored = (0, 0)
     if request.drafter is not None:
         request.drafter.draft, request.drafter.in_flight = [], []

@@ -197,7 +197,7 @@ impl Scheduler {
         }
     }
 
-    /// The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack
+    /// The next chunk of a started request; its cost in tokens, 0 if it gets nothing. Where pages lack
     /// altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
     /// background is where the chunk would only be shorter.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
@@ -208,7 +208,7 @@ impl Scheduler {
             }
             if chunk.num_tokens > 0 {
                 self.take_chunk(index, &chunk)?;
-                return Ok(chunk.num_tokens);
+                return Ok(chunk.cost);
             }
             if !(chunk.lacks_pages && self.retract_for(index)?) {
                 return Ok(0);
@@ -252,7 +252,9 @@ impl Scheduler {
             num_covered: chunk.num_covered * self.limits.page_size,
             begins,
             saves,
+            num_loads: chunk.num_loads,
         });
+        self.num_loaded += chunk.num_loads.to_u64();
         self.decided.num_prefill_page_changes += chunk.num_page_changes();
         Ok(())
     }
@@ -304,7 +306,7 @@ impl Scheduler {
                 break;
             }
             self.start(index, &chunk)?;
-            budget -= chunk.num_tokens.to_i64();
+            budget -= chunk.cost.to_i64();
             needed = Some(by_started + self.needed_by(index));
         }
         Ok(budget)
@@ -345,7 +347,8 @@ impl Scheduler {
         request.slot = slot;
         request.prefill_len = request.len;
         let length = u64::from(request.len);
-        let cached_len = chunk.found.pages.len() * self.limits.page_size;
+        let matched_len = chunk.found.pages.len() * self.limits.page_size;
+        let cached_len = matched_len + chunk.num_loads * self.limits.page_size;
         let cold = self.state.requests.cold_mut(index);
         cold.num_admissions += 1;
         cold.num_found_pages.get_or_insert(chunk.num_found);
@@ -355,8 +358,8 @@ impl Scheduler {
             self.num_hits += u64::from(cached_len > 0);
             self.num_misses += u64::from(cached_len == 0);
             let found_len = chunk.num_found * self.limits.page_size;
-            self.num_cut_short += u64::from(found_len > cached_len);
-            self.num_computed_again += (found_len - cached_len).to_u64();
+            self.num_cut_short += u64::from(found_len > matched_len);
+            self.num_computed_again += (found_len - matched_len).to_u64();
         }
         self.state.requests.reserve_pages(index, self.limits.page_size);
         self.decided.assigned.push((index, cached_len));

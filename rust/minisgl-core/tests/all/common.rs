@@ -13,6 +13,7 @@ struct Arrays {
     freed: Vec<i32>,
     state_begins: Vec<i32>,
     state_saves: Vec<i32>,
+    page_loads: Vec<i32>,
 }
 
 /// A scheduler, its arrays, and what its last commit said.
@@ -41,6 +42,7 @@ impl Bench {
                 freed: zeros(limits.max_rows),
                 state_begins: zeros(2 * limits.max_rows),
                 state_saves: zeros(3 * limits.num_checkpoints),
+                page_loads: zeros(3 * limits.max_rows),
             },
             entries: Vec::with_capacity(rows),
             tokens: zeros(rows),
@@ -77,6 +79,7 @@ impl Bench {
             freed: &mut a.freed,
             state_begins: &mut a.state_begins,
             state_saves: &mut a.state_saves,
+            page_loads: &mut a.page_loads,
         };
         let mut checked = CheckedEvents::default();
         for event in events {

@@ -150,6 +150,7 @@ class ReferenceControlPlane:
             num_saved_total=self.step_pass.num_saved,
             num_cut_short_total=self.step_pass.num_cut_short,
             num_computed_again_total=self.step_pass.num_computed_again,
+            num_loaded_pages_total=self.step_pass.num_loaded,
         )
 
     def tree_view(self, limit: int) -> TreeView:

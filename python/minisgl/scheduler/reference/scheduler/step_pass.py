@@ -32,6 +32,7 @@ class StepPass:
         self.num_saved = 0
         self.num_cut_short = 0
         self.num_computed_again = 0
+        self.num_loaded = 0
 
     def decide(self, step: int) -> DecidedStep:
         decided = DecidedStep(step)
@@ -149,7 +150,7 @@ class StepPass:
         return True
 
     def _prefill(self, request: Request, decided: DecidedStep, budget: int) -> int:
-        """The next chunk of a started request; the number of its tokens, 0 if it gets nothing. Where pages lack
+        """The next chunk of a started request; its cost in tokens, 0 if it gets nothing. Where pages lack
         altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
         background is where the chunk would only be shorter."""
         while True:
@@ -158,7 +159,7 @@ class StepPass:
                 continue
             if chunk.num_tokens:
                 self._take_chunk(request, chunk, decided)
-                return chunk.num_tokens
+                return chunk.cost
             if not (chunk.lacks_pages and self._retract_for(request, decided)):
                 return 0
 
@@ -181,8 +182,9 @@ class StepPass:
         request.last_step = decided.step
         covered = chunk.num_covered * self.limits.page_size
         decided.prefill_rows.append(
-            PrefillRow(request, chunk.num_tokens, first_column, samples, covered, begins, saves)
+            PrefillRow(request, chunk.num_tokens, first_column, samples, covered, begins, saves, chunk.num_loads)
         )
+        self.num_loaded += chunk.num_loads
         decided.num_prefill_page_changes += chunk.num_page_changes
 
     def _begin(self, request: Request, chunk: admission.Chunk) -> int | None:
@@ -222,7 +224,7 @@ class StepPass:
             if not chunk.num_tokens or not fits:
                 break
             self._start(request, chunk, decided)
-            budget -= chunk.num_tokens
+            budget -= chunk.cost
             needed += admission.needed_pages((request,), state.ratio, size)
         return budget
 
@@ -236,7 +238,8 @@ class StepPass:
         request.slot = self.state.slots.assign()
         request.prefill_len = len(request.tokens)
         request.num_admissions += 1
-        cached_len = len(chunk.match.pages) * self.state.tree.page_size
+        found_len = len(chunk.match.pages) * self.state.tree.page_size
+        cached_len = found_len + chunk.num_loads * self.state.tree.page_size
         if request.num_found_pages is None:
             request.num_found_pages = chunk.num_found
         if request.num_admissions == 1:
@@ -245,7 +248,7 @@ class StepPass:
             self.num_hits += cached_len > 0
             self.num_misses += cached_len == 0
             self.num_cut_short += chunk.num_found > len(chunk.match.pages)
-            self.num_computed_again += chunk.num_found * self.state.tree.page_size - cached_len
+            self.num_computed_again += chunk.num_found * self.state.tree.page_size - found_len
         decided.assigned.append((request, cached_len))
         self._take_chunk(request, chunk, decided)
         self.state.started.add(request)

@@ -1,0 +1,298 @@
+//! A folder with a file for each page.
+//!
+//! A file is written beside its place and renamed into it, so a process may be killed at any moment, and any number of
+//! them may share a folder without a lock: two that write one page write the same. Nothing is forced to the disk: after
+//! a loss of power pages of the last half minute may be missing or damaged, which their digests show.
+//!
+//! Invariants: a file is its page, whole and under its own key, or it is not taken and removed; a file that is read was
+//! used now, and what was not used for longest goes first; nobody but the owner reads any of it.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use crate::key::Key;
+
+const MAGIC: &[u8; 8] = b"msglkv1\n";
+const HEADER: usize = MAGIC.len() + 32 + 32; // with the key and the digest
+const TEMPORARY: &str = "writing-";
+const ABANDONED: Duration = Duration::from_secs(600); // a file that nobody writes any more
+const KEPT_PERCENT: u64 = 90; // of the limit, once it is passed
+
+/// What a folder holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Pages.
+    pub pages: u64,
+    /// Their files' bytes.
+    pub bytes: u64,
+    /// Files that were damaged.
+    pub damaged: u64,
+}
+
+/// A folder of pages. `limit` is in bytes; it is passed by a tenth at most, if one process writes.
+pub struct Folder {
+    root: PathBuf,
+    limit: u64,
+    bytes: AtomicU64,   // as far as this process knows
+    written: AtomicU64, // names temporary files
+}
+
+struct Entry {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl Folder {
+    /// Makes the folder if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made or read.
+    pub fn open(root: &Path, limit: u64) -> io::Result<Self> {
+        let folder = Self {
+            root: root.to_owned(),
+            limit,
+            bytes: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+        };
+        folder.make(root)?;
+        let bytes = folder.entries()?.iter().map(|entry| entry.bytes).sum();
+        folder.bytes.store(bytes, Ordering::Relaxed);
+        Ok(folder)
+    }
+
+    /// Bytes of its files, as far as this process knows.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a file of the page, whatever is in it.
+    pub fn has(&self, key: &Key) -> bool {
+        self.place(key).exists()
+    }
+
+    /// The page of `bytes` bytes, if it is there and whole; a file that is not is removed, and is an error.
+    ///
+    /// # Errors
+    /// The file is damaged, or cannot be read.
+    pub fn read(&self, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
+        let place = self.place(key);
+        let mut file = match File::open(&place) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let mut header = [0; HEADER];
+        let mut page = vec![0; bytes];
+        let whole = file.metadata()?.len() == (HEADER + bytes) as u64
+            && file.read_exact(&mut header).is_ok()
+            && file.read_exact(&mut page).is_ok()
+            && header == self::header(key, &page);
+        if !whole {
+            self.remove(&place, (HEADER + bytes) as u64);
+            return Err(io::Error::new(ErrorKind::InvalidData, "a damaged page"));
+        }
+        let _ = file.set_modified(SystemTime::now()); // in a folder that is not ours the age stays
+        Ok(Some(page))
+    }
+
+    /// Writes a page.
+    ///
+    /// # Errors
+    /// The disk is full, the folder is read-only...
+    pub fn write(&self, key: &Key, page: &[u8]) -> io::Result<()> {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let beside = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+        let place = self.place(key);
+        let done = self
+            .write_beside(&beside, &self::header(key, page), page)
+            .or_else(|error| match error.kind() {
+                // it was removed meanwhile
+                ErrorKind::NotFound => self
+                    .make(&self.root)
+                    .and_then(|()| self.write_beside(&beside, &self::header(key, page), page)),
+                _ => Err(error),
+            })
+            .and_then(|()| self.make(place.parent().unwrap_or(&self.root)))
+            .and_then(|()| fs::rename(&beside, &place));
+        if done.is_err() {
+            let _ = fs::remove_file(&beside);
+            return done;
+        }
+        let bytes = (HEADER + page.len()) as u64;
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.limit {
+            self.sweep()?;
+        }
+        Ok(())
+    }
+
+    /// Remove what was not used for longest until a part of the limit is free, and what killed processes left.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn sweep(&self) -> io::Result<()> {
+        let mut entries = self.entries()?;
+        entries.sort_by_key(|entry| entry.used);
+        let mut bytes: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        if bytes > self.limit {
+            for entry in entries {
+                if bytes <= self.limit / 100 * KEPT_PERCENT {
+                    break;
+                }
+                let _ = fs::remove_file(&entry.path);
+                bytes -= entry.bytes;
+            }
+        }
+        self.bytes.store(bytes, Ordering::Relaxed);
+        for file in self.files(&self.root)? {
+            let age = file.metadata().and_then(|data| data.modified()).map(|at| at.elapsed());
+            if matches!(age, Ok(Ok(age)) if age > ABANDONED) && is_temporary(&file.file_name()) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// Remove all pages.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a file not removed.
+    pub fn clear(&self) -> io::Result<Totals> {
+        let mut gone = Totals::default();
+        for entry in self.entries()? {
+            match fs::remove_file(&entry.path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => (gone.pages, gone.bytes) = (gone.pages + 1, gone.bytes + entry.bytes),
+            }
+        }
+        self.bytes.store(0, Ordering::Relaxed);
+        Ok(gone)
+    }
+
+    /// Read all pages, and remove those that are damaged.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn verify(&self) -> io::Result<Totals> {
+        let mut found = Totals::default();
+        for entry in self.entries()? {
+            let key = entry.path.file_name().and_then(OsStr::to_str).and_then(key_of);
+            let size = usize::try_from(entry.bytes).unwrap_or(0).checked_sub(HEADER);
+            match key.zip(size).map(|(key, size)| self.read(&key, size)) {
+                Some(Ok(Some(_))) => (found.pages, found.bytes) = (found.pages + 1, found.bytes + entry.bytes),
+                Some(Ok(None)) => (), // another process removed it
+                _ => {
+                    self.remove(&entry.path, entry.bytes);
+                    found.damaged += 1;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Pages and bytes, by the names and sizes of the files.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn totals(&self) -> io::Result<Totals> {
+        let entries = self.entries()?;
+        let bytes = entries.iter().map(|entry| entry.bytes).sum();
+        Ok(Totals {
+            pages: entries.len() as u64,
+            bytes,
+            damaged: 0,
+        })
+    }
+
+    fn remove(&self, place: &Path, bytes: u64) {
+        if fs::remove_file(place).is_ok() {
+            let left = |known: u64| Some(known.saturating_sub(bytes));
+            let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        }
+    }
+
+    fn make(&self, folder: &Path) -> io::Result<()> {
+        if folder.is_dir() {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    }
+
+    fn write_beside(&self, beside: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(beside)?;
+        file.write_all(header)?;
+        file.write_all(page)
+    }
+
+    fn place(&self, key: &Key) -> PathBuf {
+        let name = name_of(key);
+        self.root.join(&name[..2]).join(name)
+    }
+
+    /// Files of pages, those of other makers aside.
+    fn entries(&self) -> io::Result<Vec<Entry>> {
+        let mut found = Vec::new();
+        for folder in self.files(&self.root)? {
+            if folder.file_name().len() != 2 || !folder.path().is_dir() {
+                continue;
+            }
+            for file in self.files(&folder.path())? {
+                let named = file.file_name().to_str().and_then(key_of).is_some();
+                if let Ok(data) = file.metadata()
+                    && named
+                {
+                    found.push(Entry {
+                        path: file.path(),
+                        bytes: data.len(),
+                        used: data.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                    });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// What lies in a folder; nothing where another process has removed it.
+    fn files(&self, folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
+        match fs::read_dir(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            other => other?.collect(),
+        }
+    }
+}
+
+fn header(key: &Key, page: &[u8]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    let digest = blake3::keyed_hash(key, page);
+    header[..MAGIC.len()].copy_from_slice(MAGIC);
+    header[MAGIC.len()..][..32].copy_from_slice(key);
+    header[MAGIC.len() + 32..].copy_from_slice(digest.as_bytes());
+    header
+}
+
+fn is_temporary(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(TEMPORARY))
+}
+
+fn name_of(key: &Key) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key_of(name: &str) -> Option<Key> {
+    let mut key = [0; 32];
+    if name.len() != 64 || !name.is_ascii() {
+        return None;
+    }
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&name[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(key)
+}

@@ -1,0 +1,90 @@
+//! Which pages an engine's rows fill: a request slot's text, and the keys of its pages.
+//!
+//! Invariants: a page is given away once all its tokens are computed and part of the text: the row that a draft is
+//! guessed from counts, those of the draft do not.
+
+use std::sync::Arc;
+
+use crate::key::{Key, next_key};
+use crate::store::{Staged, Store};
+
+#[derive(Default)]
+struct Slot {
+    tokens: Vec<i32>,
+    keys: Vec<Key>,
+    keeps: bool,
+    staged: Option<Arc<Staged>>,
+}
+
+/// The slots of an engine, and where its pages go.
+pub struct Keeper {
+    store: Arc<Store>,
+    slots: Vec<Slot>,
+}
+
+impl Keeper {
+    /// For slots 0 .. `num_slots`.
+    #[must_use]
+    pub fn new(store: Arc<Store>, num_slots: usize) -> Self {
+        let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
+        Self { store, slots }
+    }
+
+    /// A slot's text so far; whether its pages are the store's kind; what was read of them.
+    pub fn bind(&mut self, slot: usize, tokens: &[i32], keeps: bool, staged: Option<Arc<Staged>>) {
+        self.slots[slot] = Slot {
+            tokens: tokens.to_vec(),
+            keys: Vec::new(),
+            keeps,
+            staged,
+        };
+    }
+
+    /// Nobody has the slot.
+    pub fn free(&mut self, slot: usize) {
+        self.slots[slot] = Slot::default();
+    }
+
+    /// What is to be loaded as page `column` of the slot's text.
+    #[must_use]
+    pub fn staged(&self, slot: usize, column: usize) -> Option<&[u8]> {
+        self.slots[slot].staged.as_ref()?.page(column)
+    }
+
+    /// The first row of a slot in a step has computed `ids` from position `first` on: pages that are full now are given
+    /// away. `page` copies that of a column.
+    pub fn computed(&mut self, slot: usize, first: usize, ids: &[u32], page: impl Fn(usize) -> Vec<u8>) {
+        let size = self.store.page_size();
+        let slot = &mut self.slots[slot];
+        let end = first + ids.len();
+        if slot
+            .staged
+            .as_ref()
+            .is_some_and(|staged| end >= staged.columns().1 * size)
+        {
+            slot.staged = None; // nothing of it will be asked for
+        }
+        if !slot.keeps {
+            return;
+        }
+        if slot.tokens.len() < first {
+            slot.keeps = false; // a text with a gap
+            return;
+        }
+        for (at, &id) in (first..).zip(ids) {
+            let id = i32::try_from(id).unwrap_or(i32::MAX);
+            match slot.tokens.get_mut(at) {
+                Some(token) => *token = id,
+                None => slot.tokens.push(id),
+            }
+        }
+        for column in first / size..end / size {
+            while slot.keys.len() <= column {
+                let at = slot.keys.len() * size;
+                let before = slot.keys.last().unwrap_or(self.store.first_key());
+                slot.keys.push(next_key(before, &slot.tokens[at..at + size]));
+            }
+            self.store.give(slot.keys[column], || page(column));
+        }
+    }
+}

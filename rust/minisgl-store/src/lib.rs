@@ -1,0 +1,13 @@
+//! Pages of KV on disk: a prefix that was computed once comes back after a restart, an eviction, in another process.
+//!
+//! Invariants: what is read is what was written under its key, or nothing; nobody who computes waits for the disk.
+
+mod folder;
+mod keeper;
+mod key;
+mod store;
+
+pub use folder::{Folder, Totals};
+pub use keeper::Keeper;
+pub use key::{Digest, Key, first_key, keys, next_key};
+pub use store::{Counts, Staged, Store};

@@ -1,0 +1,228 @@
+//! A folder of pages behind a running engine: what it computes is written behind, what a request begins with is read
+//! before the request comes to the scheduler.
+//!
+//! Invariants: giving a page away never waits: what the disk does not follow is dropped, and counted; whatever goes
+//! wrong with the disk is a counter.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use crate::folder::Folder;
+use crate::key::{Key, first_key, keys};
+
+const QUEUE_BYTES: usize = 256 << 20;
+const MAX_KNOWN: usize = 1 << 20;
+
+/// What has come of pages so far, and what this process knows of the folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Counts {
+    pub bytes: u64, // of the folder
+    pub written: u64,
+    pub loaded: u64,
+    pub dropped: u64, // the disk did not follow
+    pub failed: u64,  // could not be written or read
+    pub damaged: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    loaded: AtomicU64,
+    dropped: AtomicU64,
+    failed: AtomicU64,
+    damaged: AtomicU64,
+}
+
+impl Counters {
+    fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn error(&self, error: &io::Error) {
+        Self::add(match error.kind() {
+            io::ErrorKind::InvalidData => &self.damaged,
+            _ => &self.failed,
+        });
+    }
+}
+
+/// Pages `first ..` of a text, read.
+pub struct Staged {
+    first: usize,
+    pages: Vec<Vec<u8>>,
+}
+
+impl Staged {
+    /// The first one that there is, and the end.
+    #[must_use]
+    pub fn columns(&self) -> (usize, usize) {
+        (self.first, self.first + self.pages.len())
+    }
+
+    /// Page `column` of the text.
+    #[must_use]
+    pub fn page(&self, column: usize) -> Option<&[u8]> {
+        let at = column.checked_sub(self.first)?;
+        self.pages.get(at).map(Vec::as_slice)
+    }
+}
+
+impl std::fmt::Debug for Staged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "pages {:?}", self.columns())
+    }
+}
+
+struct Shared {
+    folder: Folder,
+    counters: Counters,
+    known: Mutex<HashSet<Key>>, // pages of which there is a file, or will be
+}
+
+impl Shared {
+    fn known(&self) -> std::sync::MutexGuard<'_, HashSet<Key>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, from: &Receiver<(Key, Vec<u8>)>) {
+        for (key, page) in from {
+            if self.folder.has(&key) {
+                continue;
+            }
+            match self.folder.write(&key, &page) {
+                Ok(()) => Counters::add(&self.counters.written),
+                Err(error) => {
+                    self.counters.error(&error);
+                    self.known().remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// Pages of one engine, of `page_size` tokens and `page_bytes` bytes.
+pub struct Store {
+    shared: Arc<Shared>,
+    first: Key,
+    page_size: usize,
+    page_bytes: usize,
+    queue: Option<SyncSender<(Key, Vec<u8>)>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// `limit` in bytes of the folder; `identity` says what computes, and how.
+    ///
+    /// # Errors
+    /// The folder cannot be made or read, or there is no thread.
+    pub fn open(root: &Path, limit: u64, identity: &[u8], page_size: usize, page_bytes: usize) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            folder: Folder::open(root, limit)?,
+            counters: Counters::default(),
+            known: Mutex::default(),
+        });
+        let (queue, from) = sync_channel((QUEUE_BYTES / page_bytes.max(1)).clamp(4, 65_536));
+        let of_writer = Arc::clone(&shared);
+        let writer = Builder::new()
+            .name("page-writer".into())
+            .spawn(move || of_writer.write(&from))?;
+        Ok(Self {
+            shared,
+            first: first_key(identity),
+            page_size,
+            page_bytes,
+            queue: Some(queue),
+            writer: Some(writer),
+        })
+    }
+
+    /// What stands before the first page of a text.
+    #[must_use]
+    pub fn first_key(&self) -> &Key {
+        &self.first
+    }
+
+    /// Tokens of a page.
+    #[must_use]
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// Have a page written behind. `page` makes the copy, if it is needed.
+    pub fn give(&self, key: Key, page: impl FnOnce() -> Vec<u8>) {
+        let Some(queue) = &self.queue else { return };
+        let mut known = self.shared.known();
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        if !known.insert(key) {
+            return;
+        }
+        drop(known);
+        match queue.try_send((key, page())) {
+            Ok(()) => (),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                Counters::add(&self.shared.counters.dropped);
+                self.shared.known().remove(&key);
+            }
+        }
+    }
+
+    /// Whether page `column` of `tokens` seems to be there. Quick.
+    #[must_use]
+    pub fn has(&self, tokens: &[i32], column: usize) -> bool {
+        let keys = keys(&self.first, tokens, self.page_size);
+        keys.get(column).is_some_and(|key| self.shared.folder.has(key))
+    }
+
+    /// Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them.
+    #[must_use]
+    pub fn stage(&self, tokens: &[i32], first: usize, most: usize) -> Staged {
+        let mut pages = Vec::new();
+        for key in keys(&self.first, tokens, self.page_size).iter().skip(first).take(most) {
+            match self.shared.folder.read(key, self.page_bytes) {
+                Ok(Some(page)) => pages.push(page),
+                Ok(None) => break,
+                Err(error) => {
+                    self.shared.counters.error(&error);
+                    self.shared.known().remove(key);
+                    break;
+                }
+            }
+            Counters::add(&self.shared.counters.loaded);
+            self.shared.known().insert(*key);
+        }
+        Staged { first, pages }
+    }
+
+    /// What has come of pages so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.counters;
+        Counts {
+            bytes: self.shared.folder.bytes(),
+            written: get(&counters.written),
+            loaded: get(&counters.loaded),
+            dropped: get(&counters.dropped),
+            failed: get(&counters.failed),
+            damaged: get(&counters.damaged),
+        }
+    }
+}
+
+impl Drop for Store {
+    /// What was given is written first.
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
