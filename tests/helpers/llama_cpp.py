@@ -47,9 +47,11 @@ def member(kind, name):  # the converter's newest classes want names that the gg
     if name in kind._member_map_ or kind.__name__ not in ("MODEL_ARCH", "MODEL_TENSOR"):
         return known(kind, name)
 known, enum.EnumType.__getattr__ = getattr(enum.EnumType, "__getattr__", object.__getattribute__), member
-import conversion.base, convert_hf_to_gguf
+import conversion.base, conversion.hunyuan, convert_hf_to_gguf
 pre = sys.argv.pop(1)
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
+# which wants the code of that model's own tokenizer
+conversion.hunyuan.HunYuanMoEModel.set_vocab = conversion.base.TextModel._set_vocab_gpt2
 convert_hf_to_gguf.main()
 """
 _QUANTIZER = """

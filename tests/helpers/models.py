@@ -193,6 +193,11 @@ _LATENT = {
     "qk_nope_head_dim": 20,
     "v_head_dim": 16,
 }
+_FACTORS = {  # of the 8 numbers of a head that are rotated
+    **{name: value for name, value in _LONGROPE.items() if name != "partial_rotary_factor"},
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 2.5, 3.0, 3.5],
+}
 _LLAMA4 = {
     **_NO_PAD,
     "head_dim": 16,
@@ -264,6 +269,10 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2-groups": ("DeepseekV2ForCausalLM", {**_LATENT, "topk_method": "group_limited_greedy", **_LESS}),
     "deepseek3-yarn": ("DeepseekV3ForCausalLM", {**_LATENT, "rope_parameters": _SHARPER}),
     "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", {**_LATENT, "rms_norm_eps": 1e-5}),
+    "minicpm3": (
+        "MiniCPM3ForCausalLM",
+        {**_LATENT, "scale_emb": 3, "scale_depth": 0.9, "dim_model_base": 40, "rope_parameters": _FACTORS},
+    ),
     "llama4": ("Llama4ForCausalLM", _LLAMA4),
     "llama4-no-norms": (
         "Llama4ForCausalLM",

@@ -103,6 +103,7 @@ MODELS: dict[str, Model] = {
         "DeepSeek V3 and R1", "the same, experts chosen by sigmoids with a bias, YaRN with its scales of attention"
     ),
     "glm4-moe-lite": Model("GLM-4.7-Flash", "the same"),
+    "minicpm3": Model("MiniCPM 3", "attention over latents, longrope, scales of embeddings, residuals and logits"),
     "llama4": Model(
         "Llama 4, by itself",
         "chunks, layers without positions whose queries grow, norms without weights behind rotation, experts that read "

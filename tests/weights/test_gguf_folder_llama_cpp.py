@@ -54,6 +54,13 @@ _LONGROPE = {
     "original_max_position_embeddings": 48,
 }
 
+_FACTORS = {  # llama.cpp takes the short ones for all of the context
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0 + i / 10 for i in range(16)],
+    "long_factor": [2.0 + i / 3 for i in range(16)],
+    "original_max_position_embeddings": 256,
+}
 _OPENAI: dict[str, Any] = {
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
@@ -218,6 +225,26 @@ ROWS = {
     ),
     "deepseek3": Row("deepseek3-yarn", "deepseek-v3", _LATENT, decoded=True),
     "glm4-moe-lite": Row("glm4-moe-lite", "glm4", {**_LATENT, **_PLAIN}, decoded=True),
+    # its scales are in no key
+    "minicpm3": Row(
+        "minicpm3",
+        SENTENCEPIECE,
+        {
+            **_LATENT,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+            "tie_word_embeddings": True,
+            "rope_parameters": _FACTORS,
+        },
+    ),
+    "hunyuan-moe": Row(
+        "hunyuan-moe",
+        "hunyuan",
+        {**_PLAIN, "moe_topk": 5},
+        decoded=True,
+        said={"moe_intermediate_size": [256] * 3, "moe_topk": [5] * 3, "num_shared_expert": [1] * 3},
+    ),
     # the converter takes the size of shared experts for that of the MLP by KV heads
     "ernie4.5-moe": Row(
         "ernie4.5-moe",

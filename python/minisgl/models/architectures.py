@@ -706,6 +706,21 @@ def _glm4_moe_lite(raw: Raw) -> dict[str, Any]:
     return {**_latent(raw), "moe": _grouped_moe(raw, layers=layers)}
 
 
+def _minicpm3(raw: Raw) -> dict[str, Any]:
+    """Latents with the scales of MiniCPM: of embeddings, of residuals by the number of layers, of logits."""
+    num_layers, size = int(raw["num_hidden_layers"]), int(raw["hidden_size"])
+    value_dim = int(raw.get("v_head_dim") or size // int(raw["num_attention_heads"]))
+    depth = raw.get("scale_depth", 1.4)
+    return {
+        **_latent({**raw, "v_head_dim": value_dim}),
+        "norm_eps": float(raw.get("rms_norm_eps", 1e-5)),
+        "embedding_scale": float(raw.get("scale_emb", 12)),
+        "residual_scale": 1.0 if depth is None else float(depth) / math.sqrt(num_layers),
+        "logits_scale": float(raw.get("dim_model_base", 256) or size) / size,
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
+    }
+
+
 def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
     """Every layer has experts, and one that every token goes through, as large as they are."""
     _none_of(raw, "use_cla", "moe_layer_num_skipped")
@@ -1009,6 +1024,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(_deepseek2, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
     "DeepseekV3ForCausalLM": Architecture(_deepseek3, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
     "Glm4MoeLiteForCausalLM": Architecture(_glm4_moe_lite, _SHARED_NAMES, interleaved=True, gguf_interleaved=True),
+    "MiniCPM3ForCausalLM": Architecture(_minicpm3),
     "Llama4ForCausalLM": Architecture(_llama4, _LLAMA4_NAMES, interleaved=True, gguf_interleaved=True),
     "Llama4ForConditionalGeneration": Architecture(_llama4, _LLAMA4_NAMES, interleaved=True, gguf_interleaved=True),
     "Dots1ForCausalLM": Architecture(_dots1, _SHARED_NAMES),

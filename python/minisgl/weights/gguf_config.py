@@ -137,9 +137,9 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
     LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
-    keys and values are made of latents, and sizes of heads are those of latents. `mixed`: layers differ in their sizes,
-    which `own` reads. `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`: torch
-    imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
+    keys and values are made of latents, and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in
+    which layers may differ. `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`:
+    torch imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
     (llama.cpp: NORM)."""
 
     named: str
@@ -607,6 +607,42 @@ def _ernie_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
     }
 
 
+def _hunyuan_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own = fields.own
+    size = fields.positive(own("expert_feed_forward_length"))
+    shared = fields.whole(own("expert_shared_feed_forward_length"), size) * fields.whole(own("expert_shared_count"), 1)
+    if not size == shared == config["intermediate_size"]:
+        raise ConfigError(
+            f"{own('expert_feed_forward_length')}: {size}, with {shared} of shared experts: only the "
+            f"{config['intermediate_size']} of feed_forward_length is imported for both"
+        )
+    experts = fields.positive(own("expert_count"))
+    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes}
+    return {"num_experts": experts, "moe_topk": fields.positive(own("expert_used_count")), **biases}
+
+
+def _minicpm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """What no key says is what llama.cpp takes: the scales of the one model there is, and values as large as a head
+    would be."""
+    own, last = fields.own, config["num_hidden_layers"] - 1
+    rank, rotated = fields.positive(own("attention.kv_lora_rank")), fields.positive(own("rope.dimension_count"))
+    plain, value = config["head_dim"] - rotated, config["hidden_size"] // config["num_attention_heads"]
+    rows = config["num_attention_heads"] * (plain + value)
+    latents = {f"blk.{last}.attn_kv_a_mqa.weight": (rank + rotated, config["hidden_size"])}
+    _check_shapes(shapes, {**latents, f"blk.{last}.attn_kv_b.weight": (rows, rank)})
+    return {
+        "kv_lora_rank": rank,
+        "q_lora_rank": max(fields.whole(own("attention.q_lora_rank"), 0), 0),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": plain,
+        "v_head_dim": value,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
 _LAYERS_OF_LLAMA4, _EXPERTS_OF_MAVERICK = 48, 128
 
 
@@ -747,6 +783,8 @@ READERS: dict[str, Reader] = {
     "deepseek2": Reader("DeepseekV3ForCausalLM", _deepseek2, "deepseek_v3", latent=True),  # V2 and GLM-4.7-Flash, too
     "ernie4_5-moe": Reader("Ernie4_5_MoeForCausalLM", _ernie_moe, "ernie4_5_moe"),
     "llama4": Reader("Llama4ForCausalLM", _llama4, "llama4_text"),
+    "minicpm3": Reader("MiniCPM3ForCausalLM", _minicpm3, latent=True, mixed=True),
+    "hunyuan-moe": Reader("HunYuanMoEV1ForCausalLM", _hunyuan_moe, "hunyuan_v1_moe"),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""
