@@ -8,11 +8,13 @@ its reason, in one process or in several.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -21,7 +23,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from tests.helpers.gateway import has_gateway
 from tests.helpers.panicking import panicking_extension
-from tests.helpers.seconds import Meter, Tally, longest_first, patiently, recorded
+from tests.helpers.seconds import WAIT_S, Meter, Tally, longest_first, patiently, recorded
 
 CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
@@ -136,6 +138,20 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
     if config.pluginmanager.hasplugin("dsession") and report.passed:
         return ("passed", "", "") if report.when == "call" else ("", "", "")
     return None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_no_process() -> Iterator[None]:
+    """A file leaves no process behind. One that has ended, but that nobody waited for, is a warning that names the
+    file."""
+    parent = psutil.Process()
+    before = parent.children()
+    yield
+    left = [child for child in parent.children() if child not in before]
+    gone, alive = psutil.wait_procs(left, timeout=WAIT_S)
+    assert not alive, f"left behind: {alive}"
+    if gone:
+        warnings.warn(f"nobody had waited for {gone}", stacklevel=1)
 
 
 @pytest.fixture(params=CONTROL_PLANES)

@@ -1,4 +1,4 @@
-"""Pictures of single ideas of the scheduler for docs/scheduler-explained.md, from real servers: few requests, in slow
+"""Pictures of single ideas of the scheduler for docs/scheduler-explained.md and state-layers.md, from real servers: few requests, in slow
 motion, on the echo engine, whose tokens are bytes.
 
 Invariants: a scene is made by what requests ask for, each sent when the ones before have their first token.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -33,6 +33,7 @@ class Scene:
     rounds: tuple[tuple[Ask, ...], ...]
     apart: bool = False
     tree: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def words(seed: int, length: int) -> str:
@@ -44,6 +45,9 @@ def words(seed: int, length: int) -> str:
 COMMON = "You are a helpful assistant. Answer in one sentence, and say so when you do not know. " + words(9, 180)
 QUESTIONS = ("What is a page?", "What is a radix tree?", "Who evicts?", "When is a step over?", "What is a chunk?")
 ECHO = ("--engine", "echo", "--page-size", "16")
+ECHO_STATES = {"MINISGL_ECHO_STATES": "16"}
+STATES = ("--num-pages", "512", "--checkpoint-interval", "4096", "--max-prefill-length", "64")
+VISITORS = tuple((Ask(COMMON + question, 6),) for question in QUESTIONS[:3])
 
 SCENES = (
     Scene(
@@ -68,6 +72,8 @@ SCENES = (
         (tuple(Ask(COMMON + question, 8) for question in QUESTIONS),),
         tree=True,
     ),
+    Scene("states-fork", (*ECHO, *STATES), VISITORS, apart=True, env=ECHO_STATES),
+    Scene("states-tree", (*ECHO, *STATES, "--log-prompts"), VISITORS, apart=True, tree=True, env=ECHO_STATES),
 )
 
 

@@ -77,7 +77,7 @@ def scene(chromium: Any, folder: Path, shown: Scene) -> None:
     """The card of the strip or of the tree alone, when the last step of the scene has come."""
     with (
         delay() as env,
-        serving(*shown.flags, env=env) as server,
+        serving(*shown.flags, env={**env, **shown.env}) as server,
         browser.tab(chromium, server.url, viewport=WIDE, color_scheme="light") as tab,
     ):
         page = tab.open("scheduler")

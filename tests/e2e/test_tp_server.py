@@ -217,21 +217,22 @@ def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> No
     folder = _model(tmp_path)
     prompts = [[5, 6, 7], list(range(3, 60)), [9]]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-    found = []
+    found, before = [], psutil.Process().children()
     for tp in (1, 2):
         with LLM(folder, engine="torch", load_format="dummy", num_pages=64, tp=tp, num_threads=1, device=device) as llm:
             found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params, progress=False)])
-            workers = psutil.Process().children()
-            assert len([w for w in workers if "minisgl.runner.worker" in " ".join(w.cmdline())]) == tp - 1
+            new = [child for child in psutil.Process().children() if child not in before]
+            assert ["minisgl.runner.worker" in child.cmdline() for child in new] == [True] * (tp - 1)
     assert found[0] == found[1]
-    assert not any("minisgl.runner.worker" in " ".join(w.cmdline()) for w in psutil.Process().children())
+    assert not [child for child in psutil.Process().children() if child not in before]
 
 
 def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    before = psutil.Process().children()
     with pytest.raises(ConfigError, match=r"--tp 3: config.json: num_attention_heads: 4 .* choose --tp 1, 2, 4"):
         LLM(_model(tmp_path), load_format="dummy", tp=3)
     with pytest.raises(ConfigError, match=r"--tp 2: a simulated engine has no ranks"):
         LLM("smollm2", engine="sim", tp=2)
     with pytest.raises(ConfigError, match="tp: 0: must be at least 1"):
         LLM("smollm2", engine="echo", tp=0)
-    assert not psutil.Process().children()
+    assert not [child for child in psutil.Process().children() if child not in before]

@@ -61,7 +61,7 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._ready.wait(start_timeout_s) or not self.url:
-            self.process.kill()
+            self.kill()
             raise RuntimeError("the server did not start:\n" + "\n".join(self.lines))
 
     def _read(self) -> None:

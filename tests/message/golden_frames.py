@@ -187,7 +187,7 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
     "prefix_changed": [PrefixChanged(3, "ready"), PrefixChanged(2**40, "refused", "no room", True)],
     "cleared": [CacheCleared(70000)],
     "adapter_changed": [AdapterChanged(3, "loaded"), AdapterChanged(70000, "refused", "no such folder")],
-    "watched": [Watched(70000, [STEP_VIEW], TreeView(2, 48, [(1, 0, 32, 32, 2, 0, 1, True, [5, 70000])]))],
+    "watched": [Watched(70000, [STEP_VIEW], TreeView(2, 48, [(1, 0, 32, 32, 2, 0, 1, True, False, [5, 70000])]))],
     "says": [EngineSays(1, encode([STATS])[2:])],
     "engine_state": [EngineState(0, "ready"), EngineState(63, "dead", "exit code -9")],
     "failed": [EngineFailed("out of memory: set --num-pages")],

@@ -142,9 +142,9 @@ def test_the_tree_is_told_once_each_time(control_plane: Make, clock: list[float]
     run.loop.step([Watch(steps, True)])
     (found,) = [one.tree for one in run.watched if one.tree is not None]
     assert (found.num_nodes, found.num_tokens) == (1, 16)
-    ((number, parent, tokens, depth, locks, age, children, pinned, begins),) = found.nodes
+    ((number, parent, tokens, depth, locks, age, children, pinned, saved, begins),) = found.nodes
     assert (parent, tokens, depth, locks, children, pinned) == (0, 16, 16, 0, 0, False)
-    assert number > 0 and age >= 0 and begins == list(range(16))
+    assert number > 0 and not saved and age >= 0 and begins == list(range(16))
     run.loop.step([])
     assert len([one for one in run.watched if one.tree is not None]) == 1
     run.loop.step([Watch(False, True), add(2, 30, 1)])

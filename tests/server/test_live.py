@@ -21,7 +21,7 @@ from tests.helpers.server import STATS, Frontend, check_error, frontend
 STEP = StepView(
     7, 1.5e12, (0.5, 2.0, 0.25, 1.0), [(3, False, 16, 32, 48), (2**40, True, 1, 0, 9)], [(3, 32)], [], 0, [], 1, 40, 0
 )
-TREE = TreeView(3, 64, [(1, 0, 32, 32, 2, 0, 1, True, [104, 105])])
+TREE = TreeView(3, 64, [(1, 0, 32, 32, 2, 0, 1, True, False, [104, 105])])
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def test_steps_and_trees_are_asked_for_and_told(server: Frontend, http: httpx.Cl
         assert step["rows"] == [[3, "prefill", 16, 32, 48], [2**40, "decode", 1, 0, 9]]
         assert step["phases"] == [0.5, 2.0, 0.25, 1.0] and step["admitted"] == [[3, 32]] and step["free"] == 40
         tree = next_of(found, "tree")
-        names = {"id": 1, "parent": 0, "tokens": 32, "depth": 32, "locks": 2, "age": 0, "children": 1, "pinned": True}
+        names = {"id": 1, "parent": 0, "tokens": 32, "depth": 32, "locks": 2, "age": 0, "children": 1, "pinned": True, "saved": False}
         assert (tree["num_nodes"], tree["num_tokens"], tree["left_out"], tree["nodes"]) == (3, 64, 2, [names])
         server.engine.wait_for(lambda all_: len([one for one in all_ if isinstance(one, Watch)]) > before + 1)
     server.wait_until(lambda: server.client.on_watched is None)

@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -305,7 +305,7 @@ class StepView(msgspec.Struct, frozen=True, array_like=True):
     num_rows_left_out: int
 
 
-TreeNode = tuple[int, int, int, int, int, int, int, bool, list[int]]  # see scheduler.api
+TreeNode = tuple[int, int, int, int, int, int, int, bool, bool, list[int]]  # see scheduler.api
 
 
 class TreeView(msgspec.Struct, frozen=True, array_like=True):

@@ -104,9 +104,10 @@ class Stats:
         return self.num_waiting + self.num_running
 
 
-TreeNode = tuple[int, int, int, int, int, int, int, bool, list[int]]
+TreeNode = tuple[int, int, int, int, int, int, int, bool, bool, list[int]]
 """A node of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end,
-locks, age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, its first tokens."""
+locks, age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, whether the state
+at its end is kept (of a model that has states), its first tokens."""
 TreeView = tuple[int, int, list[TreeNode]]
 """Nodes and tokens of the whole tree, and of its nodes those with the most tokens, of as many those with lower ids."""
 

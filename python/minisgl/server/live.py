@@ -235,7 +235,7 @@ def _step(view: StepView) -> dict[str, Any]:
 
 
 def _tree(tree: TreeView, text: Callable[[list[int]], str] | None) -> dict[str, Any]:
-    names = ("id", "parent", "tokens", "depth", "locks", "age", "children", "pinned")
+    names = ("id", "parent", "tokens", "depth", "locks", "age", "children", "pinned", "saved")
     nodes = []
     for *numbers, begins in tree.nodes:
         node: dict[str, Any] = dict(zip(names, numbers, strict=True))

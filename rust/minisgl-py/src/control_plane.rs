@@ -24,8 +24,8 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
     &[]
 };
 
-/// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, first tokens.
-type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, Vec<i32>);
+/// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, whether its state is kept, first tokens.
+type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
 
 /// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.rust_hotpath`, which checks the configuration.
 #[pyclass(module = "minisgl._rust")]
@@ -167,6 +167,7 @@ impl ControlPlane {
                 node.age,
                 node.num_children,
                 node.is_pinned,
+                node.has_state,
                 node.begins,
             )
         });

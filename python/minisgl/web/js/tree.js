@@ -8,7 +8,7 @@ const SHOWN = 48;
 const NOTHING = "Nothing is cached.";
 const HEADS = ["Prefix", "Tokens", "From the start", "Held by", "Branches", "Idle"];
 
-/** @typedef {{id: number, parent: number, tokens: number, depth: number, locks: number, age: number, children: number, pinned: boolean, text?: string}} Node */
+/** @typedef {{id: number, parent: number, tokens: number, depth: number, locks: number, age: number, children: number, pinned: boolean, saved: boolean, text?: string}} Node */
 
 /**
  * Parents before their children, the largest first; with how deep each is indented.
@@ -71,7 +71,7 @@ export class Tree {
 
 /** @param {Node} node @param {number} level @param {number} most */
 function row(node, level, most) {
-  const bar = h("span", { class: `edge${node.locks ? " held" : ""}${node.pinned ? " pinned" : ""}` });
+  const bar = h("span", { class: `edge${node.locks ? " held" : ""}${node.pinned ? " pinned" : ""}${node.saved ? " saved" : ""}`, title: node.saved && "The state at its end is kept." });
   bar.style.width = `${Math.max(2, (160 * node.tokens) / most)}px`;
   const cell = h("td", {}, bar, node.text && h("span", { class: "edge-text" }, node.text));
   cell.style.paddingLeft = `${0.5 + Math.min(level, 12)}rem`;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::nodes::{NodeId, ROOT};
+use super::nodes::{NO_CHECKPOINT, NodeId, ROOT};
 use super::tree::RadixTree;
 
 /// How many of its first tokens a node shows.
@@ -29,6 +29,8 @@ pub struct TreeNode {
     pub num_children: u32,
     /// Whether a pin holds it.
     pub is_pinned: bool,
+    /// Whether the state at its end is kept.
+    pub has_state: bool,
     /// The first tokens of the edge.
     pub begins: Vec<i32>,
 }
@@ -77,6 +79,7 @@ impl RadixTree {
             age: if node.lock == 0 { self.clock - node.stamp } else { 0 },
             num_children: node.num_children,
             is_pinned,
+            has_state: node.checkpoint != NO_CHECKPOINT,
             begins: node.tokens.iter().take(SHOWN_TOKENS).copied().collect(),
         }
     }

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Collection
 
 from minisgl.scheduler.api import TreeNode, TreeView
-from minisgl.scheduler.reference.radix.nodes import Node
+from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node
 from minisgl.scheduler.reference.radix.tree import RadixTree
 
 SHOWN_TOKENS = 16  # of an edge
@@ -34,4 +34,4 @@ def _shown(node: Node, clock: int, is_pinned: bool) -> TreeNode:
     age = 0 if node.lock else clock - node.stamp
     begins = node.tokens[:SHOWN_TOKENS]
     numbers = _number(node), _number(node.parent), len(node.tokens), depth, node.lock, age, len(node.children)
-    return (*numbers, is_pinned, begins)
+    return (*numbers, is_pinned, node.checkpoint != NO_CHECKPOINT, begins)
