@@ -83,7 +83,8 @@ def test_steps_and_trees_are_asked_for_and_told(server: Frontend, http: httpx.Cl
         assert step["rows"] == [[3, "prefill", 16, 32, 48], [2**40, "decode", 1, 0, 9]]
         assert step["phases"] == [0.5, 2.0, 0.25, 1.0] and step["admitted"] == [[3, 32]] and step["free"] == 40
         tree = next_of(found, "tree")
-        names = {"id": 1, "parent": 0, "tokens": 32, "depth": 32, "locks": 2, "age": 0, "children": 1, "pinned": True, "saved": False}
+        names = {"id": 1, "parent": 0, "tokens": 32, "depth": 32, "locks": 2, "age": 0, "children": 1}
+        names |= {"pinned": True, "saved": False}
         assert (tree["num_nodes"], tree["num_tokens"], tree["left_out"], tree["nodes"]) == (3, 64, 2, [names])
         server.engine.wait_for(lambda all_: len([one for one in all_ if isinstance(one, Watch)]) > before + 1)
     server.wait_until(lambda: server.client.on_watched is None)
