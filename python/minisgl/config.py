@@ -94,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
     checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
+    state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
     own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
@@ -131,7 +132,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
-            if value is not None and value > _MOST and name != "num_pages":  # the memory is its limit
+            if (
+                value is not None and value > _MOST and name not in ("num_pages", "state_memory")
+            ):  # the memory is their limit
                 raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
 
         if not self.model.strip():
@@ -153,6 +156,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cache_token_budget", 1)
         at_least("cache_max_prompt", 1)
         at_least("checkpoint_interval", 1)
+        at_least("state_memory", 0)
         at_least("echo_states", 0, self.debug)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
@@ -214,7 +218,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_cpu_only(self) -> Iterator[str]:
         """Flags, as they are set, that only the CPU engine has something for."""
-        for name, plain in (("activations", "exact"), ("kv_dtype", "f16"), ("quantization", None)):
+        plains = {"activations": "exact", "kv_dtype": "f16", "quantization": None, "state_memory": None}
+        for name, plain in plains.items():
             if (value := getattr(self, name)) != plain:
                 yield f"--{name.replace('_', '-')} {value}"
 

@@ -259,6 +259,7 @@ print(*sys.modules)
     ("checkpoints", "settings", "says"),
     [
         (None, {"checkpoint_interval": 64}, "^--checkpoint-interval 64: the model's layers keep no states"),
+        (None, {"state_memory": 10**9}, "^--state-memory 1000000000: the model's layers keep no states"),
         (3, {"speculative": "ngram:2"}, "^--speculative ngram:2: not with a model that has states"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "gemma4",
         "gemma4-moe",
         "llama4",
+        "lfm2",
+        "lfm2-bias",
+        "lfm2-moe",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -64,20 +67,23 @@ class Driver:
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self._assignments: list[SlotAssignment] = []
+        self._begins: list[tuple[int, int]] = []
+        self._has_states = self.engine.info.num_checkpoints is not None
 
-    def bind(
-        self, slot: int, tokens: list[int], sampling: SamplingParams = GREEDY, *, share: int | None = None
-    ) -> None:
-        """`share`: the first whole pages are those of that slot."""
+    def bind(self, slot: int, tokens: list[int], *, share: int | None = None, checkpoint: int = -1) -> None:
+        """`share`: the first whole pages are those of that slot. `checkpoint`: what a state begins with."""
+        self._begins.append((slot, checkpoint))
         needed = -(-(len(tokens) + 40) // self._page_size)
         first = [] if share is None else self.tables[share][: len(tokens) // 2 // self._page_size]
         self.tables[slot] = first + [self._free.pop() for _ in range(needed - len(first))]
         self.lengths[slot] = len(first) * self._page_size
         self._assignments.append(SlotAssignment(slot, 100 + slot, GREEDY, np.array(tokens, np.int32), len(tokens)))
 
-    def step(self, parts: dict[int, list[int] | None]) -> tuple[dict[int, int], dict[int, tuple[float, ...]]]:
-        """`parts`: slot -> the tokens that it computes, None: the one it sampled. Decode rows first. Returns tokens and
-        their log probabilities by slot."""
+    def step(
+        self, parts: dict[int, list[int] | None], saves: Sequence[tuple[int, int, int]] = ()
+    ) -> tuple[dict[int, int], dict[int, tuple[float, ...]]]:
+        """`parts`: slot -> the tokens that it computes, None: the one it sampled. Decode rows first. `saves` of states:
+        slot, tokens, checkpoint. Returns tokens and their log probabilities by slot."""
         assignments, self._assignments = self._assignments, []
         order = sorted(parts, key=lambda slot: parts[slot] is not None)
         ids, positions, out_loc, pages, updates = [], [], [], [], []
@@ -110,7 +116,10 @@ class Driver:
             )
         ]
         num_decode, freed = sum(parts[slot] is None for slot in order), np.zeros(0, np.int32)
-        tokens, logprobs, *_ = self.engine.rust.step(*array, num_decode, assignments, freed)
+        begins, self._begins = self._begins, []
+        states = [begins, [(order.index(slot), *rest) for slot, *rest in saves]] if self._has_states else [[], []]
+        flat = [np.array(one, np.int32).reshape(-1) for one in states]
+        tokens, logprobs, *_ = self.engine.rust.step(*array, num_decode, assignments, freed, *flat)
         assert logprobs is not None
         rows, own_logprobs, _, top = logprobs
         found = {order[row]: (own, *best) for row, own, best in zip(rows, own_logprobs, top, strict=True)}
@@ -157,17 +166,39 @@ def test_chunks_and_shared_prefixes_change_no_bit(folder: Path) -> None:
     tokens = np.random.default_rng(2).integers(3, VOCAB, 70).tolist()
     driver = Driver(folder, page_size=4)
     driver.bind(0, tokens)
-    whole = driver.step({0: tokens})
+    whole = driver.step({0: tokens}, [(0, 32, 7), (0, 5, 6), (0, 70, 5)])
     driver.bind(1, tokens)
     for start, end in ((0, 1), (1, 30), (30, 31), (31, 70)):
         chunked = driver.step({1: tokens[start:end]})
-    driver.bind(2, tokens, share=0)
+    driver.bind(2, tokens, share=0, checkpoint=7)
     shared = driver.step({2: tokens[driver.lengths[2] :]})
     assert driver.lengths[2] == 70 and whole[1][0] == chunked[1][1] == shared[1][2]
     together = [driver.step({0: None, 1: None, 2: None}) for _ in range(5)]
     for _, logprobs in together:
         assert logprobs[0] == logprobs[1] == logprobs[2]
     driver.engine.close()
+
+
+def test_states_are_wiped_with_the_pages(tmp_path: Path) -> None:
+    driver = Driver(save(tiny_model("lfm2"), tmp_path))
+    tokens = [9, 8, 7, 6, 5]
+    driver.bind(0, tokens)
+    cold = driver.step({0: tokens}, [(0, 3, 1)])
+    driver.bind(1, tokens, checkpoint=1)
+    assert driver.step({1: tokens})[1][1] != cold[1][0], "it begins with a state that is not its own"
+    with pytest.raises(RuntimeError, match="input_ids"):
+        driver.step({1: [VOCAB]})
+    for slot, checkpoint in ((2, 1), (3, -1)):
+        driver.bind(slot, tokens, checkpoint=checkpoint)
+        assert driver.step({slot: tokens})[1][slot] == cold[1][0]
+    driver.engine.close()
+
+
+def test_steps_with_states_for_a_model_without_are_refused(driver: Driver) -> None:
+    driver.bind(0, [5])
+    driver._has_states = True
+    with pytest.raises(RuntimeError, match="no layer keeps a state"):
+        driver.step({0: [5]})
 
 
 @pytest.fixture
@@ -197,7 +228,7 @@ def test_a_step_that_points_out_of_bounds_is_refused(driver: Driver, index: int,
     good = [[5], [1], [1], [0], [2], [1], [0], [], []]
     arrays = [np.array(values if at == index else one, np.int32) for at, one in enumerate(good)]
     with pytest.raises(RuntimeError, match=named):
-        driver.engine.rust.step(*arrays, 0, [], np.zeros(0, np.int32))
+        driver.engine.rust.step(*arrays, 0, [], *[np.zeros(0, np.int32)] * 3)
     driver.bind(1, [7, 8])
     assert driver.step({1: [7, 8]})[0][1] >= 0, "the engine goes on"
 

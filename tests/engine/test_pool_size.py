@@ -11,7 +11,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import cpu_engine, pool_size
 from minisgl.engine.cpu_engine import load_cpu_engine
 from minisgl.engine.loading import load_engine
-from minisgl.engine.pool_size import cpu_num_pages
+from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.utils.memory import Free
 from tests.helpers.gguf import quiet, write_gguf, written_model
 from tests.helpers.models import save
@@ -41,6 +41,42 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_pages(free: list[int], settings: dict[str, object], taken: int, pages: int) -> None:
     config = EngineConfig.of(settings)
     assert cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken) == pages
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "pool", "count"),
+    [
+        ({}, 100, 40, 50),  # an eighth of the pool
+        ({}, PAGE, 40, 8),  # few at least
+        ({"num_pages": 10}, 30 * PAGE, 10, 1),  # of what is left
+        ({"state_memory": 3099}, PAGE, 40, 3),
+        ({"state_memory": 0}, PAGE, 40, 0),
+        ({"state_memory": 58 * PAGE}, PAGE, 40, 58),
+    ],
+)
+def test_checkpoints(free: list[int], settings: dict[str, object], state: int, pool: int, count: int) -> None:
+    config = EngineConfig.of({"max_running_requests": 1, **settings})
+    assert cpu_num_checkpoints(config, state, pool * PAGE, 0) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"state_memory": 59 * PAGE}, "--state-memory 59000: .*: lower it, or --num-pages"),
+        ({"max_running_requests": 100}, "--max-running-requests 100: .*: at most 99 fit"),
+    ],
+)
+def test_states_that_do_not_fit(free: list[int], settings: dict[str, object], said: str) -> None:
+    config = EngineConfig.of({"max_running_requests": 1, **settings})
+    with pytest.raises(ConfigError, match=said):
+        cpu_num_checkpoints(config, PAGE, 40 * PAGE, 0)
+
+
+def test_the_states_of_rows_are_counted(free: list[int]) -> None:
+    config = EngineConfig.of({"max_running_requests": 19})
+    assert cpu_num_pages(config, PAGE, 10**6, state=PAGE) == 40
+    with pytest.raises(ConfigError, match=r"--max-running-requests 19: .* at most 9 fit"):
+        cpu_num_pages(config, PAGE, 10**6, state=10 * PAGE)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +121,8 @@ def test_before_anything_is_read(
     def read(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(cpu_engine, "RustEngine", type("Engine", (), {
-        "__init__": read, "page_bytes": staticmethod(cpu_engine.RustEngine.page_bytes)
-    }))  # fmt: skip
+    sizes_of = {name: staticmethod(getattr(cpu_engine.RustEngine, name)) for name in ("page_bytes", "state_bytes")}
+    monkeypatch.setattr(cpu_engine, "RustEngine", type("Engine", (), {"__init__": read, **sizes_of}))
     monkeypatch.setattr("minisgl.engine.loading.load_weights", read)
     monkeypatch.setattr("minisgl.engine.loading.free_memory", pool_size.free_memory)
     load = load_cpu_engine if engine == "cpu" else load_engine

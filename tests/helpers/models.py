@@ -166,6 +166,13 @@ _GEMMA4 = {
     "use_double_wide_mlp": True,
     **_NO_PAD,
 }
+_LFM2 = {
+    "num_key_value_heads": 2,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+    **_NO_PAD,
+}
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
@@ -324,6 +331,29 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
             "attention_k_eq_v": True,
             "final_logit_softcapping": 3.0,
+        },
+    ),
+    "lfm2": ("Lfm2ForCausalLM", _LFM2),
+    "lfm2-bias": (
+        "Lfm2ForCausalLM",
+        {
+            **_LFM2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            **_LFM2,
+            **_MOE,
+            "num_dense_layers": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "nemotron": ("NemotronForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5, **_NO_PAD}),

@@ -144,6 +144,8 @@ MODELS: dict[str, Model] = {
         "Pythia, GPT-NeoX 20B",
         "projections fused by head, partial rotary, attention beside MLP with a norm each, or before it",
     ),
+    "lfm2": Model("LFM2, LFM2.5", "short convolutions, whose states are kept and found as pages are; norms of q and k"),
+    "lfm2-moe": Model("LFM2-8B-A1B", "the same, experts chosen by sigmoids with a bias, dense layers"),
     "qwen2-vl": Model("Qwen2-VL", "its language model"),
     "qwen2.5-vl": Model("Qwen2.5-VL", "its language model"),
     "qwen3-vl": Model("Qwen3-VL", "its language model"),

@@ -278,6 +278,8 @@ ROWS = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
         },
     ),
+    "lfm2": Row("lfm2", "lfm2", {**_PLAIN, "block_multiple_of": 256}),
+    "lfm2-moe": Row("lfm2-moe", "lfm2", {**_PLAIN, "moe_intermediate_size": 256, "num_dense_layers": 2}, decoded=True),
     "mistral3": Row("mistral3", "tekken", _PLAIN),
     "ministral3-that-sees": Row("ministral3-that-sees", "tekken"),
     "qwen2-vl": Row("qwen2-vl", "qwen2", {"rope_parameters": _MROPE}),

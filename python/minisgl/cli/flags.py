@@ -335,6 +335,13 @@ STEPS = (
         "(default: 256)",
     ),
     setting(
+        "--state-memory",
+        type=int,
+        metavar="BYTES",
+        shown=False,
+        help="of such a model on the CPU engine: memory for saved states (default: an eighth of the KV pool's)",
+    ),
+    setting(
         "--speculative",
         metavar="ngram:K",
         help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "

@@ -36,7 +36,7 @@ from minisgl.engine.api import (
     StepLogprobs,
     StepResult,
 )
-from minisgl.engine.pool_size import cpu_num_pages
+from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.architectures import find_architecture, has_text_half
 from minisgl.models.config import ModelConfig, adapter_places, load_config, tensor_names
@@ -108,6 +108,8 @@ class CpuEngine:
                 plan.num_decode_rows,
                 assignments,
                 entry.freed[: plan.num_freed],
+                entry.state_begins[: plan.num_state_begins].reshape(-1),
+                entry.state_saves[: plan.num_state_saves].reshape(-1),
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
@@ -176,8 +178,12 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         _refused(partial(RustEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
         for dtype in (config.kv_dtype, "q8")
     )
+    state = _refused(lambda: RustEngine.state_bytes(_json(settings)))
     taken = _weight_bytes(config, gguf or folder)
-    num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=in_q8 if in_q8 < page else None)
+    smaller = in_q8 if in_q8 < page else None
+    num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
+    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
+    settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
     if config.load_format != "dummy":
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
@@ -187,6 +193,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     took = time.monotonic() - began
     say(f"loaded {found.name}: {model.architecture}, {kinds}, {took:.1f} s")
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
+    if checkpoints is not None:
+        say(f"states: {state / 2**20:.2f} MiB a sequence, {checkpoints} kept at most for later ones")
     if settings["max_seq_len"] < context_len:
         say(
             f"requests of at most {settings['max_seq_len']} tokens, of {context_len} that the model takes: the KV pool "
@@ -203,6 +211,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         device="cpu",
         dtype=about["kinds"][0][0],
         details=_details(config, about["isa"], about["threads"]),
+        num_checkpoints=checkpoints,
     )
     return CpuEngine(rust, info, model, _json(settings))
 
@@ -260,6 +269,7 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
         "page_size": config.page_size,
         "max_rows": config.rows_on("cpu"),
         "max_seq_len": context_len,
+        "num_checkpoints": 0,
         "timed": False,
     }
 
@@ -283,6 +293,9 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
             }
             for one in model.layer_heads
         ],
+        "attends": model.layer_attends,
+        "state": None if model.state is None else {model.state.kind: asdict(model.state)},
+        "state_layers": model.layer_has_state,
         "value_norm": model.value_norm,
         "intermediate_sizes": model.layer_inner_sizes,
         "layer_scales": model.layer_scales,

@@ -1,6 +1,6 @@
 """Whether a model fits the memory, and how many pages a KV pool in a CPU's memory gets: as many as asked for, if they
 fit; else a share of what is free, but no more than all rows at full context could use, and no fewer than the context
-that was asked for needs."""
+that was asked for needs. And how many checkpoints a model with states gets beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.utils.memory import Free, free_memory
 
 MEMORY_RATIO = 0.5  # without --memory-ratio
+STATE_SHARE = 1 / 8  # of what the KV pool takes, for checkpoints
+LEAST_CHECKPOINTS = 8
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
 
 
@@ -24,11 +26,18 @@ def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
 
 
 def cpu_num_pages(
-    config: EngineConfig, one: int, context_len: int, *, ranks: int = 1, taken: int = 0, one_in_q8: int | None = None
+    config: EngineConfig,
+    one: int,
+    context_len: int,
+    *,
+    ranks: int = 1,
+    taken: int = 0,
+    one_in_q8: int | None = None,
+    state: int = 0,
 ) -> int:
     """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
-    bytes of what is free will go to the weights. Raises `ConfigError`."""
-    left = check_weights(config, taken, free_memory())
+    bytes of what is free will go to the weights, and `state` to the state of each row. Raises `ConfigError`."""
+    left = _check_states(config, state, check_weights(config, taken, free_memory()))
     free = left.num_bytes // ranks
     asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
@@ -50,6 +59,33 @@ def cpu_num_pages(
             "raise it, or set --num-pages"
         )
     return num_pages
+
+
+def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
+    """What the states of all rows leave, each of so many bytes. Raises `ConfigError`."""
+    rows = config.rows_on("cpu")
+    if state * (rows + 1) > free.num_bytes:
+        raise ConfigError(
+            f"--max-running-requests {rows}: the states of so many take {_mib(state * (rows + 1))} of "
+            f"{_mib(free.num_bytes)} that are free {free.whose}: at most {max(0, free.num_bytes // state - 1)} fit"
+        )
+    return replace(free, num_bytes=free.num_bytes - state * (rows + 1))
+
+
+def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int) -> int:
+    """How many states of so many bytes are kept beside those of rows, a KV pool of `pool` bytes and weights of `taken`:
+    as many as asked for; else `STATE_SHARE` of what the pool takes, but a few at least, if they fit. Raises
+    `ConfigError`."""
+    left = _check_states(config, state, check_weights(config, taken, free_memory()))
+    fit = max(0, left.num_bytes - pool) // state
+    if config.state_memory is None:
+        return min(max(int(pool * STATE_SHARE) // state, LEAST_CHECKPOINTS), fit)
+    if (found := config.state_memory // state) > fit:
+        raise ConfigError(
+            f"--state-memory {config.state_memory}: of {_mib(left.num_bytes)} that are free {left.whose} the KV pool "
+            f"leaves {_mib(fit * state)}: lower it, or --num-pages"
+        )
+    return found
 
 
 def _too_long(

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from minisgl.config import ConfigError, Unsupported
 from minisgl.models.names import PREFIX, Names
@@ -61,6 +61,19 @@ class Heads:
     head_dim: int
     kv_of: int
     values_are_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """The state is the last inputs of a convolution of so many tokens, channel by channel, between two gates."""
+
+    kind: ClassVar[str] = "short_conv"
+    length: int
+    bias: bool
+
+
+StateKind = ShortConv
+"""What a layer keeps of a sequence. `kind` is its name in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -877,6 +890,57 @@ def _llama4(raw: Raw) -> dict[str, Any]:
     }
 
 
+def _lfm2(raw: Raw) -> dict[str, Any]:
+    """Layers are attention or a short convolution. The size of the MLP is given before it is made smaller."""
+    num_layers = int(raw["num_hidden_layers"])
+    full = raw.get("full_attn_idxs")
+    attends = tuple(full is None or i in full for i in range(num_layers))
+    if (types := raw.get("layer_types")) is not None:
+        if len(types) != num_layers or not set(types) <= {"full_attention", "conv"}:
+            raise ConfigError("config.json: layer_types: must be full_attention or conv for each layer")
+        attends = tuple(kind == "full_attention" for kind in types)
+    length = int(raw.get("conv_L_cache", 3))
+    if length < 2:
+        raise ConfigError(f"config.json: conv_L_cache: {length}: must be at least 2")
+    return {
+        "attends": attends,
+        "state": ShortConv(length, bool(raw.get("conv_bias", False))),
+        "state_layers": tuple(not one for one in attends),
+        "windows": (None,) * num_layers,
+        "intermediate_size": _lfm2_inner(raw),
+        "norm_eps": float(raw.get("norm_eps", 1e-5)),
+        "qk_norm": "head",
+        "rope": parse_rope(raw, theta=1_000_000.0),
+        "tie_word_embeddings": bool(raw.get("tie_embedding", raw.get("tie_word_embeddings", True))),
+    }
+
+
+def _lfm2_moe(raw: Raw) -> dict[str, Any]:
+    """Scores are sigmoids, perhaps with a bias for the choice; the first layers are dense, of a size as it is given."""
+    first, num_layers = int(raw.get("num_dense_layers", 2)), int(raw["num_hidden_layers"])
+    return {
+        **_lfm2({**raw, "block_ff_dim": raw["intermediate_size"], "block_auto_adjust_ff_dim": False}),
+        "moe": _moe(
+            raw,
+            layers=frozenset(range(first, num_layers)),
+            score="sigmoid",
+            choice_bias=bool(raw.get("use_expert_bias", True)),
+            norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
+            scale=float(raw.get("routed_scaling_factor", 1.0)),
+            least_sum=1e-6,
+        ),
+    }
+
+
+def _lfm2_inner(raw: Raw) -> int:
+    size = int(raw.get("block_ff_dim", raw.get("intermediate_size", 12_288)))
+    if not raw.get("block_auto_adjust_ff_dim", True):
+        return size
+    factor, unit = raw.get("block_ffn_dim_multiplier", 1.0), int(raw.get("block_multiple_of", 256))
+    size = int((1.0 if factor is None else float(factor)) * int(2 * size / 3))
+    return -(-size // unit) * unit
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _GEMMA4_NAMES: Names = {
     **_GEMMA_NAMES,
@@ -981,6 +1045,36 @@ _LLAMA4_NAMES: Names = {
     "experts_gate_up_transposed": f"{_FEED}.experts.gate_up_proj",
     "experts_down_transposed": f"{_FEED}.experts.down_proj",
 }
+_LFM2_NAMES: Names = {
+    "norm": "model.embedding_norm",
+    "attention_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "q_norm": "self_attn.q_layernorm",
+    "k_norm": "self_attn.k_layernorm",
+    "out": "self_attn.out_proj",
+    "mix_in": "conv.in_proj",
+    "convolution": "conv.conv",
+    "mix_out": "conv.out_proj",
+    "gate": f"{_FEED}.w1",
+    "up": f"{_FEED}.w3",
+    "down": f"{_FEED}.w2",
+}
+_LFM2_GGUF: Names = {
+    "norm": ("token_embd_norm", "output_norm"),
+    "mix_in": "shortconv.in_proj",
+    "convolution": "shortconv.conv",
+    "mix_out": "shortconv.out_proj",
+}
+_LFM2_MOE_NAMES: Names = {
+    **_LFM2_NAMES,
+    "router": f"{_FEED}.gate",
+    "choice_bias": f"{_FEED}.expert_bias",
+    "expert_gate": f"{_FEED}.experts.{{expert}}.w1",
+    "expert_up": f"{_FEED}.experts.{{expert}}.w3",
+    "expert_down": f"{_FEED}.experts.{{expert}}.w2",
+    "experts_gate_up": f"{_FEED}.experts.gate_up_proj",
+    "experts_down": f"{_FEED}.experts.down_proj",
+}
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -1035,6 +1129,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma4ForCausalLM": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),
     "Gemma4ForConditionalGeneration": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),  # its text half
     "NemotronForCausalLM": Architecture(_nemotron),
+    "Lfm2ForCausalLM": Architecture(_lfm2, _LFM2_NAMES, _LFM2_GGUF),
+    "Lfm2MoeForCausalLM": Architecture(_lfm2_moe, _LFM2_MOE_NAMES, _LFM2_GGUF),
     "PhiForCausalLM": Architecture(_phi, _PHI_NAMES),
     "FalconForCausalLM": Architecture(
         _falcon,

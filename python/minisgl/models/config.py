@@ -22,6 +22,7 @@ from minisgl.models.architectures import (
     MoeConfig,
     PerLayer,
     QueryGrowth,
+    StateKind,
     check_activation,
     find_architecture,
     has_text_half,
@@ -69,7 +70,10 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     heads: tuple[Heads, ...] = ()  # by layer, if layers differ; `num_kv_heads` and `head_dim` are then of most
     value_norm: bool = False  # of each head, without weights
-    inner_sizes: tuple[int, ...] = ()  # in place of `intermediate_size`, by layer, if layers differ
+    inner_sizes: tuple[int, ...] = ()  # in place of `intermediate_size`, by layer, if layers differ; 0: it has no MLP
+    attends: tuple[bool, ...] = ()  # by layer: whether it has attention, if not all have
+    state: StateKind | None = None  # what layers keep of each sequence in place of keys and values, or beside them
+    state_layers: tuple[bool, ...] = ()  # by layer: whether it does
     layer_scales: bool = False  # all that a layer gives is multiplied by a number of its own
     per_layer: PerLayer | None = None
     local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
@@ -127,6 +131,14 @@ class ModelConfig:
     @property
     def layer_heads(self) -> tuple[Heads, ...]:
         return self.heads or tuple(Heads(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_layers))
+
+    @property
+    def layer_attends(self) -> tuple[bool, ...]:
+        return self.attends or (True,) * self.num_layers
+
+    @property
+    def layer_has_state(self) -> tuple[bool, ...]:
+        return self.state_layers or (False,) * self.num_layers
 
     @property
     def layer_inner_sizes(self) -> tuple[int, ...]:
@@ -270,6 +282,10 @@ def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
         mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
         heads = config.layer_heads[layer]
         missing = {"k", "v"} if heads.kv_of != layer else {"v"} if heads.values_are_keys else set()
+        if not config.layer_attends[layer]:
+            missing = set(attention)
+        if config.layer_inner_sizes[layer] == 0:
+            missing = missing | set(mlp)
         for part in (*attention, *(mlp if dense else ())):
             if part in names and part not in missing:
                 found[names[part][0].format(layer=layer)] = layer, part
@@ -296,4 +312,6 @@ def why_not(config: ModelConfig, name: str) -> str:
         return "adapters of attention over latents are not computed"
     if name.endswith(("embed_tokens", "lm_head")):
         return "adapters of embeddings and of the head are not computed"
+    if config.state is not None and (".conv." in name or ".mamba." in name or ".linear_attn." in name):
+        return "adapters of layers that keep a state are not computed"
     return "the model has no such linear layer"

@@ -160,8 +160,10 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
     """Raises `ConfigError` for what a model with states cannot have."""
     interval = 0
-    if info.num_checkpoints is None and config.checkpoint_interval is not None:
-        raise ConfigError(f"--checkpoint-interval {config.checkpoint_interval}: the model's layers keep no states")
+    asked = {"--checkpoint-interval": config.checkpoint_interval, "--state-memory": config.state_memory}
+    for flag, value in asked.items():
+        if info.num_checkpoints is None and value is not None:
+            raise ConfigError(f"{flag} {value}: the model's layers keep no states")
     if info.num_checkpoints is not None:
         interval = -(-(config.checkpoint_interval or CHECKPOINT_INTERVAL) // info.page_size) * info.page_size
         if config.max_draft_len:

@@ -87,6 +87,13 @@ class Fields:
             raise ConfigError(f"{key}: {found!s:.40}: must be at least 1 for each of {layers} layers")
         return found
 
+    def heads_or_none(self, key: str, layers: int) -> list[int]:
+        """By layer one and the same number, or 0."""
+        found = self.wholes(key)
+        if len(found) != layers or min(found) < 0 or len({*found} - {0}) != 1:
+            raise ConfigError(f"{key}: {found!s:.40}: must be 0, or one number above it, for each of {layers} layers")
+        return found
+
     def real(self, key: str, default: float = _REQUIRED) -> float:
         found = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
         return float(found)
@@ -138,9 +145,9 @@ class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
     LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
     keys and values are made of latents, and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in
-    which layers may differ. `exact_yarn`: YaRN's border dimensions are not rounded, which no key says. `on_torch`:
-    torch imports such files. `interleaved`: of those, the files have the two halves of each head of q and k in turns
-    (llama.cpp: NORM)."""
+    which layers may differ. `states`: layers without KV heads keep states. `exact_yarn`: YaRN's border dimensions are
+    not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the
+    two halves of each head of q and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -149,6 +156,7 @@ class Reader:
     partial: bool = False
     fused: bool = False
     latent: bool = False
+    states: bool = False
     on_torch: bool = False
     interleaved: bool = False
     exact_yarn: bool = False
@@ -172,14 +180,20 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
             raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
     further = fields.whole(own("nextn_predict_layers"), 0)  # of the blocks the last ones predict further tokens
     layers = fields.positive(own("block_count"))
+    last = f"blk.{layers - further - 1}"
     if reader.mixed:
         _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
-    heads_kv, inner = (
-        fields.by_layer(own(key), layers, default)[0] if reader.mixed else fields.positive(own(key), default)
-        for key, default in (("attention.head_count_kv", heads), ("feed_forward_length", _REQUIRED))
-    )
+    if reader.states:
+        counts = fields.heads_or_none(own("attention.head_count_kv"), layers)
+        heads_kv, inner = max(counts), fields.positive(own("feed_forward_length"))
+        last = f"blk.{max(layer for layer, count in enumerate(counts) if count)}"
+    else:
+        heads_kv, inner = (
+            fields.by_layer(own(key), layers, default)[0] if reader.mixed else fields.positive(own(key), default)
+            for key, default in (("attention.head_count_kv", heads), ("feed_forward_length", _REQUIRED))
+        )
     layers -= further
-    vocab, last = shapes.get(TABLE, (0,))[0], f"blk.{layers - 1}"
+    vocab = shapes.get(TABLE, (0,))[0]
     expected = {f"{last}.attn_q.weight": (heads * head_dim, hidden)}
     expected[f"{last}.attn_k.weight"] = (heads_kv * head_dim, hidden)
     if reader.fused:
@@ -662,6 +676,39 @@ def _llama4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+def _lfm2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own, layers = fields.own, config["num_hidden_layers"]
+    kv_heads = fields.heads_or_none(own("attention.head_count_kv"), layers)
+    length, hidden = fields.positive(own("shortconv.l_cache")), config["hidden_size"]
+    for layer in (layer for layer, count in enumerate(kv_heads) if not count):
+        _check_shapes(shapes, {f"blk.{layer}.shortconv.conv.weight": (hidden, length)})
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in kv_heads],
+        "conv_L_cache": length,
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in shapes),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
+def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """llama.cpp makes the weights of a token's experts sum up to 1."""
+    _only_sigmoid(fields)
+    own, size = fields.own, fields.positive(fields.own("expert_feed_forward_length"))
+    experts = fields.positive(own("expert_count"))
+    _check_shapes(shapes, _experts_of_last(config, experts, size))
+    return {
+        **_lfm2(fields, shapes, config),
+        "num_experts": experts,
+        "num_experts_per_tok": fields.positive(own("expert_used_count")),
+        "moe_intermediate_size": size,
+        "num_dense_layers": max(fields.whole(own("leading_dense_block_count"), 0), 0),
+        "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in shapes),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": fields.real(own("expert_weights_scale"), 1.0) or 1.0,
+    }
+
+
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
@@ -785,6 +832,8 @@ READERS: dict[str, Reader] = {
     "llama4": Reader("Llama4ForCausalLM", _llama4, "llama4_text"),
     "minicpm3": Reader("MiniCPM3ForCausalLM", _minicpm3, latent=True, mixed=True),
     "hunyuan-moe": Reader("HunYuanMoEV1ForCausalLM", _hunyuan_moe, "hunyuan_v1_moe"),
+    "lfm2": Reader("Lfm2ForCausalLM", _lfm2, states=True),
+    "lfm2moe": Reader("Lfm2MoeForCausalLM", _lfm2_moe, "lfm2_moe", states=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""

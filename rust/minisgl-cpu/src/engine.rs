@@ -2,7 +2,7 @@
 //!
 //! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
 //! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
-//! that goes on, with its KV pool wiped; a row that is not finite has no token, and no other row reads what it stored:
+//! that goes on, with its KV pool and its states wiped; a row that is not finite has no token, and no other row reads what it stored:
 //! attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
 
 use std::collections::BTreeSet;
@@ -16,6 +16,7 @@ use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::pooling::Pools;
 use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::states::States;
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
@@ -29,6 +30,7 @@ pub struct Engine {
     decoder: Decoder,
     pool: Pool,
     kv: KvPool,
+    states: Option<States>,
     memory: Memory,
     sizes: Sizes,
     page_table: Vec<u32>,
@@ -49,6 +51,9 @@ impl Engine {
         let kv = KvPool::new(choices.kv)?;
         let memory = decoder.memory(pool.threads(), &kv, choices.timed)?;
         let columns = sizes.max_seq_len.div_ceil(sizes.page_size);
+        let states = config
+            .state
+            .map(|_| States::new(&config.state_sizes(), sizes.max_rows + 1, sizes.num_checkpoints));
         Ok(Self {
             page_table: vec![sizes.num_pages as u32; columns * (sizes.max_rows + 1)],
             columns,
@@ -62,6 +67,7 @@ impl Engine {
             decoder,
             pool,
             kv,
+            states: states.transpose()?,
             memory,
             sizes,
         })
@@ -109,6 +115,7 @@ impl Engine {
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(self.kv.shape().clone())?;
+            self.states = self.states.as_ref().map(States::wiped).transpose()?;
             self.spoiled.clear();
         }
         done
@@ -133,6 +140,7 @@ impl Engine {
             extend_lens: vec![count as i32],
             page_table_updates: vec![[slot, 0, pages]],
             page_ids: (0..pages).collect(),
+            state_begins: self.states.iter().map(|_| [slot, -1]).collect(),
             ..Step::default()
         };
         self.step(&step, Vec::new())?;
@@ -202,6 +210,11 @@ impl Engine {
         {
             return Err(Error::step("step: extend_lens: they are not those of its tokens"));
         }
+        match &self.states {
+            Some(states) => states.check(step)?,
+            None if step.state_begins.is_empty() && step.state_saves.is_empty() => {}
+            None => return Err(Error::step("step: state_begins: no layer keeps a state")),
+        }
         let vocabulary = self.decoder.config.vocab_size;
         step.input_ids
             .iter()
@@ -233,9 +246,14 @@ impl Engine {
             columns: self.columns,
             slots: &slots,
         };
+        let saves = match &mut self.states {
+            Some(states) => states.begin(step),
+            None => Vec::new(),
+        };
         let runs = self.adapters.runs(step, &starts)?;
         let tokens = Tokens {
             runs: &runs,
+            states: self.states.as_ref().map(|states| states.passing(&saves)),
             ids,
             positions: &positions,
             slots: &locations,

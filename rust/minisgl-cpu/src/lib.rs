@@ -26,6 +26,7 @@ pub mod model;
 mod openmp;
 mod pooling;
 pub mod sampling;
+pub mod states;
 pub mod step;
 pub mod threads;
 pub mod weights;

@@ -12,6 +12,7 @@ use crate::files::{self, Kind};
 use crate::kernels::{Isa, Kernels, Mode};
 use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
 use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
+use crate::states::States;
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
 
@@ -47,6 +48,8 @@ pub struct Settings {
     pub max_rows: usize,
     /// Tokens of a sequence.
     pub max_seq_len: usize,
+    /// States that are kept.
+    pub num_checkpoints: usize,
     /// Measure the parts of forwards.
     pub timed: bool,
 }
@@ -63,6 +66,11 @@ impl Settings {
     /// Bytes of one page in all layers.
     pub fn page_bytes(&self) -> Result<usize> {
         Ok(KvPool::page_bytes(&self.kv_shape()?))
+    }
+
+    /// Bytes of the state of one sequence; 0: no layer keeps any.
+    pub fn state_bytes(&self) -> usize {
+        States::bytes_of(&self.model.state_sizes())
     }
 
     fn kv_shape(&self) -> Result<KvShape> {
@@ -125,6 +133,7 @@ pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Engine> {
         page_size: settings.page_size,
         max_rows: settings.max_rows,
         max_seq_len: settings.max_seq_len,
+        num_checkpoints: settings.num_checkpoints,
     };
     let choices = Choices {
         kv: shape,

@@ -16,6 +16,8 @@ pub struct Sizes {
     pub max_rows: usize,
     /// Tokens of a sequence.
     pub max_seq_len: usize,
+    /// States that are kept, beside those of the slots; only for layers that keep some.
+    pub num_checkpoints: usize,
 }
 
 /// The arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
@@ -43,6 +45,10 @@ pub struct Step {
     pub num_decode_rows: usize,
     /// Slots whose requests have ended.
     pub freed: Vec<i32>,
+    /// (slot, the checkpoint that its state begins with; -1: with nothing), before the forward.
+    pub state_begins: Vec<[i32; 2]>,
+    /// (row, after how many of its tokens its state is copied, the checkpoint that it is copied to).
+    pub state_saves: Vec<[i32; 3]>,
 }
 
 /// Log probabilities of sampled tokens.

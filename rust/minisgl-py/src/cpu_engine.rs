@@ -116,6 +116,13 @@ impl CpuEngine {
             .map_err(|error| to_python(&error))
     }
 
+    /// Bytes of the state of one sequence; 0: the model's layers keep none.
+    #[staticmethod]
+    fn state_bytes(settings: &str) -> PyResult<usize> {
+        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        Ok(settings.state_bytes())
+    }
+
     /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes.
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
@@ -162,11 +169,12 @@ impl CpuEngine {
         }
     }
 
-    /// Run a step: its arrays without padding rows, `page_table_updates` flat, bindings of slots, slots that are free.
+    /// Run a step: its arrays without padding rows, those of several numbers a row flat, bindings of slots, free slots.
     /// Gives (tokens by row, log probabilities or None, list of prompts', list of prompts' embeddings as bytes, what
     /// failed by row).
     #[pyo3(signature = (input_ids, positions, out_loc, req_slots, seq_lens, extend_lens, sample_rows,
-                        page_table_updates, page_ids, num_decode_rows, bindings, freed))]
+                        page_table_updates, page_ids, num_decode_rows, bindings, freed,
+                        state_begins, state_saves))]
     #[allow(clippy::too_many_arguments)] // a step has as many
     fn step<'py>(
         &self,
@@ -183,6 +191,8 @@ impl CpuEngine {
         num_decode_rows: usize,
         bindings: Vec<Bound<'py, PyAny>>,
         freed: Int32s<'py>,
+        state_begins: Int32s<'py>,
+        state_saves: Int32s<'py>,
     ) -> PyResult<Told<'py>> {
         let step = Step {
             input_ids: input_ids.as_slice().to_vec(),
@@ -192,14 +202,12 @@ impl CpuEngine {
             seq_lens: seq_lens.as_slice().to_vec(),
             extend_lens: extend_lens.as_slice().to_vec(),
             sample_rows: sample_rows.as_slice().to_vec(),
-            page_table_updates: page_table_updates
-                .as_slice()
-                .chunks_exact(3)
-                .map(|one| [one[0], one[1], one[2]])
-                .collect(),
+            page_table_updates: page_table_updates.as_slice().as_chunks().0.to_vec(),
             page_ids: page_ids.as_slice().to_vec(),
             num_decode_rows,
             freed: freed.as_slice().to_vec(),
+            state_begins: state_begins.as_slice().as_chunks().0.to_vec(),
+            state_saves: state_saves.as_slice().as_chunks().0.to_vec(),
         };
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| {

@@ -13,16 +13,19 @@ use crate::model::buffers::Phase;
 use crate::model::config::HeadNorms;
 use crate::model::grid::Grid;
 use crate::model::products::To;
-use crate::model::weights::{Latent, Layer, Norm};
+use crate::model::weights::{Attending, Latent, Layer, Norm};
 use crate::model::worker::{FEW, Worker, each};
 use crate::weights::Matrix;
 
 impl Worker<'_, '_> {
-    pub(super) fn attend(&mut self, index: usize, layer: &Layer) {
+    pub(super) fn attend(&mut self, index: usize, layer: &Layer, attending: &Attending) {
         let shared = self.shared;
         let (config, buffers) = (shared.config, shared.buffers);
         // one preparation serves all parts
-        let whole = layer.qkv.iter().all(|(_, part)| shared.mode.with(part) == shared.mode);
+        let whole = attending
+            .qkv
+            .iter()
+            .all(|(_, part)| shared.mode.with(part) == shared.mode);
         let mode = if whole { shared.mode } else { Mode::Exact };
         self.lower(
             index,
@@ -39,18 +42,18 @@ impl Worker<'_, '_> {
             config.hidden_size,
             mode,
         );
-        self.project_all(index, (Phase::Qkv, Some(Site::Qkv)), &layer.qkv, acts, &buffers.qkv);
+        self.project_all(index, (Phase::Qkv, Some(Site::Qkv)), &attending.qkv, acts, &buffers.qkv);
         self.barrier.wait();
         self.lap(1);
-        let (queries, attended) = match &layer.latent {
+        let (queries, attended) = match &attending.latent {
             None => (&buffers.qkv, &buffers.attended),
             Some(_) => (&buffers.latents[1], &buffers.latents[2]),
         };
-        if let Some(latent) = &layer.latent {
+        if let Some(latent) = &attending.latent {
             self.fit_queries(index, latent);
         } else {
             each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
-                self.rotate_and_store(index, layer, token);
+                self.rotate_and_store(index, attending, token);
             });
         }
         self.barrier.wait();
@@ -64,7 +67,7 @@ impl Worker<'_, '_> {
             query_stride: queries.stride(),
             out: attended.at(0, 0),
             out_stride: attended.stride(),
-            sinks: layer.sinks.as_deref(),
+            sinks: attending.sinks.as_deref(),
         };
         let (attention, plan) = shared.attention.of(index);
         while let Some(unit) = shared.counter(index, Phase::Attend).take(plan.units(index)) {
@@ -79,7 +82,7 @@ impl Worker<'_, '_> {
             }
             self.barrier.wait();
         }
-        if let Some(latent) = &layer.latent {
+        if let Some(latent) = &attending.latent {
             self.each_head(index, Phase::OfLatents, |worker, head, rows, kernels| {
                 let matrix = &latent.values[head];
                 let from = (&buffers.latents[2], head * matrix.k());
@@ -98,17 +101,27 @@ impl Worker<'_, '_> {
             &buffers.attended,
             None,
             width,
-            shared.mode.with(&layer.out.weight),
+            shared.mode.with(&attending.out.weight),
         );
-        let to = if config.is_parallel() {
+        let to = if layer.mixer.is_some() {
+            To::Aside // that is to see the hidden numbers as they are
+        } else {
+            self.way_out(layer)
+        };
+        self.add_product(index, (Phase::Out, Some(Site::Out)), &attending.out, acts, to);
+        self.lap(4);
+    }
+
+    /// Where goes what the first half of a layer gives.
+    pub(super) fn way_out<'l>(&self, layer: &'l Layer) -> To<'l> {
+        let config = self.shared.config;
+        if config.is_parallel() {
             To::Aside // the MLP is to see the hidden numbers as they are
         } else if config.has_behind() {
             To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut, 1.0)
         } else {
             To::Hidden
-        };
-        self.add_product(index, (Phase::Out, Some(Site::Out)), &layer.out, acts, to);
-        self.lap(4);
+        }
     }
 
     /// Queries made fit for latents, and each token's latent into its page.
@@ -197,7 +210,7 @@ impl Worker<'_, '_> {
     }
 
     /// Biases, head norms and rotation of one token, then its keys and values go into their page.
-    fn rotate_and_store(&self, index: usize, layer: &Layer, token: usize) {
+    fn rotate_and_store(&self, index: usize, layer: &Attending, token: usize) {
         let shared = self.shared;
         let (config, buffers, kernels) = (shared.config, shared.buffers, shared.kernels);
         let of_layer = config.heads[index];
@@ -252,7 +265,7 @@ impl Worker<'_, '_> {
     ///
     /// # Safety
     /// The row is this thread's.
-    unsafe fn head_norms(&self, layer: &Layer, row: *mut f32, (dim, queries, keys): (usize, usize, usize)) {
+    unsafe fn head_norms(&self, layer: &Attending, row: *mut f32, (dim, queries, keys): (usize, usize, usize)) {
         let (config, kernels) = (self.shared.config, &self.shared.kernels);
         let all = |norm: &Norm, at: *mut f32, heads: usize| {
             let (count, size, step) = match config.qk_norm {

@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 
 use crate::kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};
-use crate::model::config::{ModelConfig, MoeConfig};
+use crate::model::config::{ModelConfig, MoeConfig, StateKind};
 use crate::model::grid::Grid;
 use crate::threads::Counter;
 
@@ -42,6 +42,11 @@ pub(super) enum Phase {
     Queries,
     ToLatents,
     OfLatents,
+    PrepareMix,
+    MixIn,
+    Mix,
+    PrepareMixOut,
+    MixOut,
     PrepareGate,
     PerLayerGate,
     PerLayer,
@@ -62,9 +67,9 @@ pub(super) const TOKENS: usize = 128;
 pub struct Buffers {
     /// Hidden numbers of each token.
     pub x: Grid,
-    /// Queries, keys, values.
+    /// Queries, keys, values; or what else a layer's first products give.
     pub qkv: Grid,
-    /// What attention read.
+    /// What attention read, or what a layer made of its state.
     pub attended: Grid,
     /// Where pages hold latents: queries as they are made of their own latent, queries made fit for latents, and the
     /// latents that attention read.
@@ -110,9 +115,12 @@ pub struct Own {
 impl Buffers {
     /// For steps of no tokens yet.
     pub fn new(config: &ModelConfig, mode: Mode) -> Self {
-        let layers = 0..config.num_layers;
+        let layers = (0..config.num_layers).filter(|layer| config.attends[*layer]);
         let attended = layers.clone().map(|layer| config.attended(layer)).max().unwrap_or(0);
         let projected = layers.map(|layer| config.projected(layer)).max().unwrap_or(0);
+        let of_state = |size: fn(&StateKind, &ModelConfig) -> usize| config.state.map_or(0, |kind| size(&kind, config));
+        let attended = attended.max(of_state(StateKind::mixed));
+        let projected = projected.max(of_state(StateKind::projected));
         let latents = config.latent.as_ref().map_or([0; 3], |latent| {
             let heads = config.num_heads;
             let own = if latent.query_rank > 0 {
@@ -175,7 +183,7 @@ impl Buffers {
         }
         let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0 || moe.beside);
         let added = config.layer_scales || config.per_layer.is_some();
-        if config.has_behind() || config.is_parallel() || shared || added {
+        if config.has_behind() || config.is_parallel() || config.has_both() || shared || added {
             self.behind.reserve(tokens);
         }
         self.acts = Acts::new(tokens, self.widest, self.mode);

@@ -10,6 +10,7 @@ use crate::weights::PANEL;
 /// Sizes beyond these are no model of today, but a damaged file.
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
+const MAX_STATE: usize = 1 << 28;
 const MAX_HEAD_DIM: usize = crate::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here.
@@ -24,9 +25,15 @@ pub struct ModelConfig {
     pub num_heads: usize,
     /// The rest of attention's sizes, by layer.
     pub heads: Vec<Heads>,
+    /// By layer: whether it has attention, and with it keys and values.
+    pub attends: Vec<bool>,
+    /// What layers keep of each sequence in place of keys and values, or beside them.
+    pub state: Option<StateKind>,
+    /// By layer: whether it keeps that.
+    pub state_layers: Vec<bool>,
     /// Values are normalised over each head, without weights.
     pub value_norm: bool,
-    /// Numbers between the two halves of a dense MLP, by layer.
+    /// Numbers between the two halves of a dense MLP, by layer; 0: there is none.
     pub intermediate_sizes: Vec<usize>,
     /// Ids.
     pub vocab_size: usize,
@@ -112,6 +119,24 @@ pub struct LatentConfig {
     pub value_dim: usize,
     /// Of the norms of latents.
     pub norm_eps: f32,
+}
+
+/// What a layer keeps of a sequence: of one size, whatever its length, and true behind one of its tokens.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum StateKind {
+    /// The last inputs of a short convolution.
+    ShortConv(ShortConv),
+}
+
+/// A convolution over the last tokens, channel by channel, between two gates (LFM2).
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct ShortConv {
+    /// Tokens that it sees, its own included.
+    pub length: usize,
+    /// All its parts have biases.
+    pub bias: bool,
 }
 
 /// Sizes of one layer's attention.
@@ -279,15 +304,21 @@ impl ModelConfig {
             Ok(())
         };
         sizes.into_iter().try_for_each(within)?;
-        let by_layer = [self.heads.len(), self.intermediate_sizes.len()];
+        let by_layer = [
+            self.heads.len(),
+            self.intermediate_sizes.len(),
+            self.attends.len(),
+            self.state_layers.len(),
+        ];
         if by_layer.iter().any(|count| *count != self.num_layers) || self.num_layers == 0 {
             return Err(unsupported("num_hidden_layers", self.num_layers, "sizes of each layer"));
         }
         for (layer, heads) in self.heads.iter().enumerate() {
             within(("num_key_value_heads", heads.kv_heads, MAX_LAYERS))?;
             within(("head_dim", heads.head_dim, MAX_HEAD_DIM))?;
-            within(("intermediate_size", self.intermediate_sizes[layer], MAX_SIZE))?;
+            within(("intermediate_size", self.intermediate_sizes[layer].max(1), MAX_SIZE))?;
             self.check_heads(layer, heads)?;
+            self.check_states(layer)?;
         }
         if let Some(per_layer) = self.per_layer {
             within((
@@ -363,6 +394,7 @@ impl ModelConfig {
         }
         let alike = |other: &Heads| (other.kv_heads, other.head_dim) == (heads.kv_heads, heads.head_dim);
         let owner = self.heads.get(heads.kv_of).filter(|owner| owner.kv_of == heads.kv_of);
+        let owner = owner.filter(|_| self.attends[heads.kv_of] || !self.attends[layer]);
         if heads.kv_of > layer || !owner.is_some_and(alike) {
             return Err(unsupported(
                 "num_kv_shared_layers",
@@ -373,12 +405,39 @@ impl ModelConfig {
         Ok(())
     }
 
+    fn check_states(&self, layer: usize) -> Result<()> {
+        if !self.state_layers[layer] {
+            return Ok(());
+        }
+        let both = self.attends[layer] && (self.has_behind() || self.is_parallel());
+        let size = self.state.map_or(0, |kind| kind.size(self));
+        if size == 0 || size > MAX_STATE || both {
+            return Err(unsupported("layer_types", layer, "a state that no layer can have"));
+        }
+        Ok(())
+    }
+
     /// The layers that have keys and values of their own.
     pub fn kv_owners(&self) -> impl Iterator<Item = (usize, &Heads)> {
-        self.heads
+        let attending = self.heads.iter().enumerate().filter(|(layer, _)| self.attends[*layer]);
+        attending.filter(|(layer, heads)| heads.kv_of == *layer)
+    }
+
+    /// Numbers of the state of each layer.
+    pub fn state_sizes(&self) -> Vec<usize> {
+        let size = self.state.map_or(0, |kind| kind.size(self));
+        self.state_layers
             .iter()
-            .enumerate()
-            .filter(|(layer, heads)| heads.kv_of == *layer)
+            .map(|there| if *there { size } else { 0 })
+            .collect()
+    }
+
+    /// Whether some layer has a state beside attention.
+    pub fn has_both(&self) -> bool {
+        self.attends
+            .iter()
+            .zip(&self.state_layers)
+            .any(|both| both == (&true, &true))
     }
 
     /// How many numbers of each head a layer rotates.
@@ -466,6 +525,29 @@ impl ModelConfig {
     /// Whether a layer's MLP is made of experts.
     pub fn experts_of(&self, layer: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(&layer))
+    }
+}
+
+impl StateKind {
+    /// Numbers of a layer's state.
+    pub fn size(&self, config: &ModelConfig) -> usize {
+        match self {
+            Self::ShortConv(conv) => conv.length.saturating_sub(1).saturating_mul(config.hidden_size),
+        }
+    }
+
+    /// Numbers of a token that a layer's first products give.
+    pub fn projected(&self, config: &ModelConfig) -> usize {
+        match self {
+            Self::ShortConv(_) => 3 * config.hidden_size,
+        }
+    }
+
+    /// Numbers of a token that go into its way out.
+    pub fn mixed(&self, config: &ModelConfig) -> usize {
+        match self {
+            Self::ShortConv(_) => config.hidden_size,
+        }
     }
 }
 

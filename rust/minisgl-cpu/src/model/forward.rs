@@ -43,8 +43,14 @@ impl Forward<'_> {
             worker.embed_per_layer(tables);
         }
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            worker.attend(index, layer);
+            if let Some(attending) = &layer.attention {
+                worker.attend(index, layer, attending);
+            }
+            if let Some(mixer) = &layer.mixer {
+                worker.mix(index, layer, mixer);
+            }
             match &layer.feed_forward {
+                FeedForward::None => {}
                 FeedForward::Dense(mlp) => worker.dense(index, layer, mlp),
                 FeedForward::Experts(experts) => worker.experts(index, layer, experts),
             }

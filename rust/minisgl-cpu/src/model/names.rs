@@ -66,6 +66,12 @@ pub enum Part {
     LatentValues,
     /// Out of attention.
     Out,
+    /// Into what keeps a state.
+    MixIn,
+    /// The convolution of it.
+    Convolution,
+    /// Out of it.
+    MixOut,
     /// By query head: a score beside those of keys.
     Sinks,
     /// The norm before the MLP.

@@ -198,7 +198,7 @@ impl Tensors {
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
                     // a row of its own or a vector: files differ
-                    if inner(view.shape()) == inner(shape) {
+                    if lie_alike(view.shape(), shape) {
                         return Ok(Found::Owned {
                             name: name.to_owned(),
                             kind: view.kind(),
@@ -248,10 +248,10 @@ impl Tensors {
     }
 }
 
-/// A shape without the dimensions of one that it begins with.
-fn inner(shape: &[usize]) -> &[usize] {
-    let ones = shape.iter().take_while(|&&size| size == 1).count();
-    &shape[ones..]
+/// Whether numbers lie alike in both shapes, which dimensions of one do not change.
+fn lie_alike(one: &[usize], other: &[usize]) -> bool {
+    let of = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
+    of(one) == of(other)
 }
 
 /// A matrix with its rows as columns.

@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::{Kernels, Mode, plain};
-use crate::model::config::{HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms};
+use crate::model::config::{HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms, ShortConv, StateKind};
+use crate::model::convolution::Convolution;
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
@@ -162,6 +163,8 @@ pub struct PerLayerTables {
 
 /// What follows attention.
 pub enum FeedForward {
+    /// Nothing.
+    None,
     /// One for all tokens.
     Dense(Mlp),
     /// Each token's own choice.
@@ -191,10 +194,39 @@ impl Latent {
     }
 }
 
-/// One layer.
-pub struct Layer {
-    /// Before attention.
-    pub attention_norm: Option<Norm>,
+/// What keeps a state in a layer.
+pub struct Mixer {
+    /// From hidden numbers, at their columns.
+    pub into: Projections,
+    /// What is in between.
+    pub kind: Mixing,
+    /// Back to hidden numbers.
+    pub out: Linear,
+}
+
+/// What is between both products.
+pub enum Mixing {
+    /// A short convolution.
+    Convolving(Convolving),
+}
+
+/// A convolution, and the bias of what goes in: by columns of the gate of numbers, the gate behind, the numbers.
+pub struct Convolving {
+    /// Of the gated numbers.
+    pub convolution: Convolution,
+    /// Padded.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Mixer {
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let into = self.into.iter().map(|(_, matrix)| matrix);
+        into.chain([&self.out.weight])
+    }
+}
+
+/// Attention of a layer.
+pub struct Attending {
     /// One matrix if all are held alike, else up to three.
     pub qkv: Projections,
     /// The biases of all three, in the order of the columns.
@@ -207,6 +239,24 @@ pub struct Layer {
     pub latent: Option<Latent>,
     /// Out of attention.
     pub out: Linear,
+}
+
+impl Attending {
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let qkv = self.qkv.iter().map(|(_, part)| part);
+        let latent = self.latent.iter().flat_map(Latent::matrices);
+        qkv.chain(latent).chain([&self.out.weight])
+    }
+}
+
+/// One layer.
+pub struct Layer {
+    /// Before attention, and before what keeps a state.
+    pub attention_norm: Option<Norm>,
+    /// Attention, if it has any.
+    pub attention: Option<Attending>,
+    /// What keeps a state, if anything does.
+    pub mixer: Option<Mixer>,
     /// Before the MLP; none if attention's serves both, or there is none.
     pub mlp_norm: Option<Norm>,
     /// Behind attention and behind the MLP.
@@ -220,6 +270,21 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Those of routers aside.
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let per_layer = self.per_layer.iter();
+        let (mlps, shared) = match &self.feed_forward {
+            FeedForward::None => (&[][..], &None),
+            FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
+            FeedForward::Experts(all) => (all.experts.as_slice(), &all.shared),
+        };
+        let attention = self.attention.iter().flat_map(Attending::matrices);
+        attention
+            .chain(self.mixer.iter().flat_map(Mixer::matrices))
+            .chain(per_layer.flat_map(|part| [&part.gate.1, &part.out.weight]))
+            .chain(mlps.iter().chain(shared).flat_map(Mlp::matrices))
+    }
+
     /// What is multiplied with what the MLP leaves.
     pub fn scale_behind_mlp(&self) -> f32 {
         if self.per_layer.is_some() { 1.0 } else { self.scale }
@@ -337,28 +402,12 @@ impl Weights {
 
     /// Bytes of all matrices.
     pub fn bytes(&self) -> usize {
-        let of_mlp = |mlp: &Mlp| mlp.matrices().map(Matrix::bytes).sum::<usize>();
         let of_layer = |layer: &Layer| {
-            layer.qkv.iter().map(|(_, part)| part.bytes()).sum::<usize>()
-                + layer
-                    .latent
-                    .iter()
-                    .flat_map(Latent::matrices)
-                    .map(Matrix::bytes)
-                    .sum::<usize>()
-                + layer.out.weight.bytes()
-                + layer
-                    .per_layer
-                    .iter()
-                    .map(|part| part.gate.1.bytes() + part.out.weight.bytes())
-                    .sum::<usize>()
-                + match &layer.feed_forward {
-                    FeedForward::Dense(mlp) => of_mlp(mlp),
-                    FeedForward::Experts(all) => {
-                        let mlps = all.experts.iter().chain(&all.shared);
-                        all.router.bytes() + mlps.map(of_mlp).sum::<usize>()
-                    }
-                }
+            let router = match &layer.feed_forward {
+                FeedForward::Experts(all) => all.router.bytes(),
+                _ => 0,
+            };
+            router + layer.matrices().map(Matrix::bytes).sum::<usize>()
         };
         self.layers.iter().map(of_layer).sum::<usize>() + self.tables().map(Matrix::bytes).sum::<usize>()
     }
@@ -371,20 +420,7 @@ impl Weights {
             None => found.push((matrix.kind(), matrix.bytes())),
         };
         self.tables().for_each(&mut add);
-        for layer in &self.layers {
-            layer.qkv.iter().for_each(|(_, part)| add(part));
-            layer.latent.iter().flat_map(Latent::matrices).for_each(&mut add);
-            add(&layer.out.weight);
-            layer.per_layer.iter().for_each(|part| {
-                add(&part.gate.1);
-                add(&part.out.weight);
-            });
-            let (mlps, shared) = match &layer.feed_forward {
-                FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
-                FeedForward::Experts(all) => (all.experts.as_slice(), &all.shared),
-            };
-            mlps.iter().chain(shared).flat_map(Mlp::matrices).for_each(&mut add);
-        }
+        self.layers.iter().flat_map(Layer::matrices).for_each(&mut add);
         found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         found
     }
@@ -494,8 +530,10 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     pub fn load(&self) -> Result<Layer> {
         let config = self.config;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_sizes[self.layer]);
-        let attended = config.attended(self.layer);
+        let inner = config.intermediate_sizes[self.layer];
+        let experts = config.experts_of(self.layer);
+        let (attends, has_mlp) = (config.attends[self.layer], inner > 0 || experts.is_some());
+        let state = config.state.filter(|_| config.state_layers[self.layer]);
         let before = config.norms != Norms::Behind;
         let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both) {
             Some((self.norm(Part::AttentionNormBehind)?, self.norm(Part::MlpNormBehind)?))
@@ -503,21 +541,17 @@ impl Loader<'_> {
             None
         };
         Ok(Layer {
-            attention_norm: before.then(|| self.norm(Part::AttentionNorm)).transpose()?,
-            qkv: self.projections()?,
-            qkv_bias: self.qkv_bias()?,
-            head_norms: self.head_norms()?,
-            sinks: self.sinks()?,
-            latent: config.latent.as_ref().map(|latent| self.latent(latent)).transpose()?,
-            out: Linear {
-                weight: pack(&[self.part(Part::Out, [hidden, attended])?], false)?,
-                bias: self.bias(config.out_bias, Part::Out, hidden)?,
-            },
-            mlp_norm: (before && config.norms != Norms::Parallel)
+            attention_norm: (before && (attends || state.is_some()))
+                .then(|| self.norm(Part::AttentionNorm))
+                .transpose()?,
+            attention: attends.then(|| self.attention()).transpose()?,
+            mixer: state.map(|kind| self.mixer(kind)).transpose()?,
+            mlp_norm: (before && has_mlp && config.norms != Norms::Parallel)
                 .then(|| self.norm(Part::MlpNorm))
                 .transpose()?,
             norms_behind,
-            feed_forward: match config.experts_of(self.layer) {
+            feed_forward: match experts {
+                None if inner == 0 => FeedForward::None,
                 None => FeedForward::Dense(self.dense([Part::Gate, Part::Up, Part::Down], inner)?),
                 Some(moe) => FeedForward::Experts(self.experts(moe)?),
             },
@@ -527,6 +561,59 @@ impl Loader<'_> {
             } else {
                 1.0
             },
+        })
+    }
+
+    fn attention(&self) -> Result<Attending> {
+        let config = self.config;
+        Ok(Attending {
+            qkv: self.projections()?,
+            qkv_bias: self.qkv_bias()?,
+            head_norms: self.head_norms()?,
+            sinks: self.sinks()?,
+            latent: config.latent.as_ref().map(|latent| self.latent(latent)).transpose()?,
+            out: self.linear(
+                Part::Out,
+                [config.hidden_size, config.attended(self.layer)],
+                config.out_bias,
+            )?,
+        })
+    }
+
+    fn mixer(&self, kind: StateKind) -> Result<Mixer> {
+        match kind {
+            StateKind::ShortConv(conv) => self.convolving(conv),
+        }
+    }
+
+    fn convolving(&self, conv: ShortConv) -> Result<Mixer> {
+        let hidden = self.config.hidden_size;
+        let into = self.linear(Part::MixIn, [3 * hidden, hidden], conv.bias)?;
+        let convolution = self.convolution((conv.length, hidden), conv.bias)?;
+        Ok(Mixer {
+            into: vec![(0, into.weight)],
+            kind: Mixing::Convolving(Convolving {
+                convolution,
+                bias: into.bias,
+            }),
+            out: self.linear(Part::MixOut, [hidden, hidden], conv.bias)?,
+        })
+    }
+
+    /// Of so many tokens and channels.
+    fn convolution(&self, (length, channels): (usize, usize), bias: bool) -> Result<Convolution> {
+        let found = self
+            .tensors
+            .part(Part::Convolution, self.at(), &[channels, 1, length])?;
+        let bias = self.bias(bias, Part::Convolution, channels)?;
+        Ok(Convolution::new(&found.view()?.decode(), bias, (length, channels)))
+    }
+
+    /// A matrix of its own.
+    fn linear(&self, part: Part, shape: [usize; 2], bias: bool) -> Result<Linear> {
+        Ok(Linear {
+            weight: pack(&[self.part(part, shape)?], false)?,
+            bias: self.bias(bias, part, shape[0])?,
         })
     }
 
@@ -540,10 +627,7 @@ impl Loader<'_> {
                 0,
                 pack(&[self.part(Part::PerLayerGate, [per_layer.size, hidden])?], false)?,
             ),
-            out: Linear {
-                weight: pack(&[self.part(Part::PerLayerOut, [hidden, per_layer.size])?], false)?,
-                bias: None,
-            },
+            out: self.linear(Part::PerLayerOut, [hidden, per_layer.size], false)?,
             norm: self.norm(Part::PerLayerNormBehind)?,
         }))
     }

@@ -12,6 +12,7 @@ use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own, PHASES, Phase, TOKENS};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Norm, Weights};
+use crate::states::Passing;
 use crate::threads::{Barrier, Counter};
 
 /// Tokens of a piece of work that goes token by token.
@@ -43,6 +44,8 @@ pub struct Tokens<'a> {
     pub decode: usize,
     /// Those that have an adapter, in order; a run is of rows that decode or of others.
     pub runs: &'a [Run<'a>],
+    /// States of their rows, if layers keep some.
+    pub states: Option<Passing<'a>>,
 }
 
 /// Attention of each kind of layers: those that have the same heads.
@@ -61,7 +64,7 @@ impl Attentions {
         let mut known: Vec<(usize, usize)> = Vec::new();
         let mut kinds = Vec::new();
         for (first, size) in sizes.iter().enumerate() {
-            if known.contains(size) {
+            if known.contains(size) || !config.attends[first] {
                 continue;
             }
             let ((kv_heads, head_dim), heads) = (*size, config.num_heads);

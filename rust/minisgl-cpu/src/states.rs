@@ -1,0 +1,266 @@
+//! States: what layers keep of each sequence in place of keys and values, in blocks of one size.
+//!
+//! Slots of requests come first: their states are those that forwards advance. Checkpoints are copies of them at some
+//! token, from which others begin. A layer's part of a block is its own business.
+//!
+//! Memory is mapped at once and touched as it is used.
+//!
+//! Invariants: no two rows of a step have one state, and nothing is copied to one checkpoint twice in a step.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::kv::Zeroed;
+use crate::step::Step;
+
+/// Numbers of a cache line.
+const LINE: usize = 16;
+
+/// States of sequences.
+pub struct States {
+    sizes: Vec<usize>,
+    offsets: Vec<usize>,
+    size: usize,
+    slots: usize,
+    checkpoints: usize,
+    memory: Zeroed,
+}
+
+/// A copy that a step makes: behind so many tokens of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Save {
+    row: usize,
+    tokens: usize,
+    checkpoint: usize,
+}
+
+/// States while a forward passes through its layers, and what it saves, by row and token.
+#[derive(Clone, Copy)]
+pub struct Passing<'a> {
+    states: &'a States,
+    saves: &'a [Save],
+}
+
+impl States {
+    /// For layers of these sizes, 0: without. They take no memory until they are written.
+    pub fn new(sizes: &[usize], slots: usize, checkpoints: usize) -> Result<Self> {
+        let mut offsets = Vec::with_capacity(sizes.len());
+        let size = sizes.iter().fold(0, |at, size| {
+            offsets.push(at);
+            at + size.next_multiple_of(LINE)
+        });
+        let bytes = (slots.checked_add(checkpoints)).and_then(|count| count.checked_mul(4 * size));
+        let memory = bytes.filter(|bytes| *bytes > 0).and_then(Zeroed::new).ok_or_else(|| {
+            Error::setting(format!(
+                "{slots} states and {checkpoints} checkpoints of {} bytes do not fit into memory",
+                4 * size
+            ))
+        })?;
+        Ok(Self {
+            sizes: sizes.to_vec(),
+            offsets,
+            size,
+            slots,
+            checkpoints,
+            memory,
+        })
+    }
+
+    /// Bytes of one state.
+    pub fn bytes_of(sizes: &[usize]) -> usize {
+        sizes.iter().map(|size| 4 * size.next_multiple_of(LINE)).sum()
+    }
+
+    /// As many of them, as they were at first.
+    pub fn wiped(&self) -> Result<Self> {
+        Self::new(&self.sizes, self.slots, self.checkpoints)
+    }
+
+    /// Raises where a step points out of bounds, or twice to one place.
+    pub fn check(&self, step: &Step) -> Result<()> {
+        let within = |value: i32, end: usize| value >= 0 && (value as usize) < end;
+        let begins = step.state_begins.iter();
+        if let Some(one) = begins
+            .clone()
+            .find(|[slot, from]| !within(*slot, self.slots) || !(*from == -1 || within(*from, self.checkpoints)))
+        {
+            return Err(Error::step(format!("step: state_begins: {one:?}: out of bounds")));
+        }
+        if let Some(one) = step.state_saves.iter().find(|[row, tokens, to]| {
+            let of_row = usize::try_from(*row).ok().and_then(|row| step.extend_lens.get(row));
+            !of_row.is_some_and(|count| (1..=*count).contains(tokens)) || !within(*to, self.checkpoints)
+        }) {
+            return Err(Error::step(format!("step: state_saves: {one:?}: out of bounds")));
+        }
+        let distinct = |count: usize, all: BTreeSet<i32>| all.len() == count;
+        if !distinct(step.req_slots.len(), step.req_slots.iter().copied().collect())
+            || !distinct(
+                step.state_saves.len(),
+                step.state_saves.iter().map(|one| one[2]).collect(),
+            )
+        {
+            return Err(Error::step("step: req_slots, state_saves: one place twice"));
+        }
+        Ok(())
+    }
+
+    /// Carry out the begins of a step that `check` let pass. Returns its saves.
+    pub fn begin(&mut self, step: &Step) -> Vec<Save> {
+        for [slot, from] in &step.state_begins {
+            let to = self.block(*slot as usize);
+            // SAFETY: whole blocks within the mapping, and nobody else has it.
+            unsafe {
+                if *from < 0 {
+                    to.write_bytes(0, self.size);
+                } else {
+                    to.copy_from_nonoverlapping(self.block(self.slots + *from as usize), self.size);
+                }
+            }
+        }
+        let saves = step.state_saves.iter().map(|one| one.map(|number| number as usize));
+        let mut saves: Vec<Save> = saves
+            .map(|[row, tokens, checkpoint]| Save {
+                row,
+                tokens,
+                checkpoint,
+            })
+            .collect();
+        saves.sort_unstable();
+        saves
+    }
+
+    /// For a forward that makes these copies, in their order.
+    pub fn passing<'a>(&'a self, saves: &'a [Save]) -> Passing<'a> {
+        Passing { states: self, saves }
+    }
+
+    /// The start of a block; checkpoints come behind the slots.
+    fn block(&self, index: usize) -> *mut f32 {
+        assert!(index < self.slots + self.checkpoints, "state {index}");
+        // SAFETY: within the mapping.
+        unsafe { self.memory.as_ptr().cast::<f32>().add(index * self.size) }
+    }
+}
+
+impl Passing<'_> {
+    /// Take a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. The
+    /// `own` of the part, which alone `work` may touch, are copied where that is to be saved.
+    ///
+    /// # Safety
+    /// Nobody else touches these numbers of the row's state meanwhile.
+    pub unsafe fn advance(
+        &self,
+        layer: usize,
+        (row, slot): (usize, usize),
+        tokens: Range<usize>,
+        own: &[Range<usize>],
+        mut work: impl FnMut(*mut f32, usize),
+    ) {
+        let states = self.states;
+        let begin = self.saves.partition_point(|save| save.row < row);
+        let mut saves = self.saves[begin..].iter().take_while(|save| save.row == row).peekable();
+        assert!(own.iter().all(|part| part.end <= states.sizes[layer]), "a state's part");
+        let at = states.offsets[layer];
+        // SAFETY: the layer's part lies within a block; the rest is the caller's.
+        unsafe {
+            let state = states.block(slot).add(at);
+            for (count, token) in tokens.enumerate() {
+                work(state, token);
+                while let Some(save) = saves.next_if(|save| save.tokens == count + 1) {
+                    let to = states.block(states.slots + save.checkpoint).add(at);
+                    for part in own {
+                        let from = state.add(part.start);
+                        to.add(part.start).copy_from_nonoverlapping(from, part.len());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: [usize; 3] = [3, 0, 20];
+
+    fn advance(states: &mut States, step: &Step, add: f32) {
+        states.check(step).unwrap();
+        let saves = states.begin(step);
+        let passing = states.passing(&saves);
+        let mut first = 0;
+        for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
+            for (layer, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size > 0) {
+                let (tokens, whole) = (first..first + *count as usize, 0..size);
+                let own = std::slice::from_ref(&whole);
+                // SAFETY: one thread.
+                unsafe {
+                    passing.advance(layer, (row, *slot as usize), tokens, own, |state, token| {
+                        for i in 0..size {
+                            *state.add(i) = *state.add(i) * 3.0 + token as f32 + add + i as f32;
+                        }
+                    });
+                }
+            }
+            first += *count as usize;
+        }
+    }
+
+    fn of(states: &States, index: usize) -> Vec<f32> {
+        let at = states.block(index);
+        // SAFETY: a block.
+        unsafe { std::slice::from_raw_parts(at, states.size) }.to_vec()
+    }
+
+    fn step(slots: &[i32], counts: &[i32], begins: &[[i32; 2]], saves: &[[i32; 3]]) -> Step {
+        Step {
+            req_slots: slots.to_vec(),
+            extend_lens: counts.to_vec(),
+            state_begins: begins.to_vec(),
+            state_saves: saves.to_vec(),
+            ..Step::default()
+        }
+    }
+
+    #[test]
+    fn a_state_goes_on_from_where_it_was_saved() {
+        let mut states = States::new(&SIZES, 3, 2).unwrap();
+        assert_eq!(states.size * 4, States::bytes_of(&SIZES));
+        advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1], [0, 4, 0]]), 0.0);
+        assert_eq!(of(&states, 1), of(&states, 3), "the last was saved to checkpoint 0");
+        let (whole, half) = (of(&states, 1), of(&states, 4));
+        assert_ne!(whole, half);
+        // the other two tokens behind it, in another slot; the first begins with nothing at once
+        advance(&mut states, &step(&[0, 2], &[2, 2], &[[0, -1], [2, 1]], &[]), 0.0);
+        assert_eq!(of(&states, 2), whole);
+        assert_eq!(of(&states, 0), half);
+        assert_eq!(of(&states.wiped().unwrap(), 2), vec![0.0; states.size]);
+    }
+
+    #[test]
+    fn what_points_out_of_bounds_is_refused() {
+        let states = States::new(&SIZES, 3, 2).unwrap();
+        for (begins, saves) in [
+            (vec![[3, -1]], vec![]),
+            (vec![[0, 2]], vec![]),
+            (vec![[0, -2]], vec![]),
+            (vec![], vec![[1, 1, 0]]),
+            (vec![], vec![[0, 0, 0]]),
+            (vec![], vec![[0, 5, 0]]),
+            (vec![], vec![[0, 1, 2]]),
+            (vec![], vec![[0, 1, 1], [0, 2, 1]]),
+        ] {
+            let error = states.check(&step(&[0], &[4], &begins, &saves)).unwrap_err();
+            assert!(error.to_string().contains("step: "), "{error}");
+        }
+        assert!(
+            states.check(&step(&[0, 0], &[1, 1], &[], &[])).is_err(),
+            "one state for two rows"
+        );
+        assert!(States::new(&[0], 3, 2).is_err());
+        assert!(States::new(&[usize::MAX / 8], 3, 2).is_err());
+    }
+}
