@@ -44,6 +44,8 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "lfm2",
         "lfm2-bias",
         "lfm2-moe",
+        "qwen3-next",
+        "qwen3.5",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -228,6 +228,8 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "falcon-7b",
         "gemma4",
         "llama4",
+        "qwen3-next",
+        "qwen3.5-moe",
     ],
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

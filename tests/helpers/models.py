@@ -173,6 +173,24 @@ _LFM2 = {
     "tie_word_embeddings": True,
     **_NO_PAD,
 }
+_DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+    "rms_norm_eps": 1e-2,  # what is read of a state may all but cancel, and its norm makes that large
+    "initializer_range": 0.1,
+    **_NO_PAD,
+}
+_HALF_MROPE = {
+    "rope_type": "default",
+    "rope_theta": 500.0,
+    "mrope_section": [2, 1, 1],
+    "partial_rotary_factor": 0.5,
+}
+_DELTA_EXPERTS = {**_MOE, **_DELTA, "shared_expert_intermediate_size": 48}
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
@@ -356,6 +374,22 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "qwen3-next": ("Qwen3NextForCausalLM", {**_DELTA_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-next-at-first": (
+        "Qwen3NextForCausalLM",
+        {
+            **_DELTA_EXPERTS,
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_conv_kernel_dim": 2,
+            "num_experts_per_tok": 6,
+            "norm_topk_prob": False,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5ForCausalLM", {**_DELTA, "linear_value_head_dim": 40, "tie_word_embeddings": True}),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeForCausalLM",
+        {**_DELTA_EXPERTS, "linear_num_value_heads": 6, "rope_parameters": {**YARN_ROPE, "partial_rotary_factor": 0.5}},
+    ),
     "nemotron": ("NemotronForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5, **_NO_PAD}),
     "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, **_NO_PAD}),
     "falcon-7b": ("FalconForCausalLM", {**_FALCON, "hidden_size": 72, "num_attention_heads": 18}),
@@ -462,7 +496,7 @@ def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
     vision |= {"hidden_size": text["hidden_size"], "embed_dim": 32} if name == "Qwen2VL" else {}
     vision |= {"out_hidden_size": text["hidden_size"]}
-    vision |= {"deepstack_visual_indexes": []} if "3" in name else {}
+    vision |= {"deepstack_visual_indexes": []} if name == "Qwen3VL" else {}
     config = kind.config_class(text_config=text, vision_config=vision, tie_word_embeddings=tied)
     return randomised(kind(config))
 
@@ -488,6 +522,8 @@ THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
     "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
     "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
+    "qwen3.5-that-sees": partial(_tiny_qwen_that_sees, "Qwen3_5", **_DELTA, rope_parameters=_HALF_MROPE),
+    "qwen3.5-moe-that-sees": partial(_tiny_qwen_that_sees, "Qwen3_5Moe", **_DELTA_EXPERTS, rope_parameters=_HALF_MROPE),
     "llama4-that-sees": _tiny_llama4_that_sees,
 }
 

@@ -149,6 +149,11 @@ MODELS: dict[str, Model] = {
     "qwen2-vl": Model("Qwen2-VL", "its language model"),
     "qwen2.5-vl": Model("Qwen2.5-VL", "its language model"),
     "qwen3-vl": Model("Qwen3-VL", "its language model"),
+    "qwen3.5": Model("Qwen3.5-0.8B to 27B, their text models", "gated delta nets with states, gated attention"),
+    "qwen3.5-that-sees": Model("Qwen3.5-0.8B to 27B", "their language models"),
+    "qwen3.5-moe": Model("Qwen3.5-35B-A3B to 397B-A17B, their text models", "the same, experts"),
+    "qwen3.5-moe-that-sees": Model("Qwen3.5-35B-A3B to 397B-A17B", "their language models"),
+    "qwen3-next": Model("Qwen3-Next-80B-A3B", "the same, projections by head of keys"),
 }
 
 

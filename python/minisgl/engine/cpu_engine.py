@@ -296,6 +296,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "attends": model.layer_attends,
         "state": None if model.state is None else {model.state.kind: asdict(model.state)},
         "state_layers": model.layer_has_state,
+        "attention_gates": model.attention_gates,
         "value_norm": model.value_norm,
         "intermediate_sizes": model.layer_inner_sizes,
         "layer_scales": model.layer_scales,
@@ -342,8 +343,13 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
 def _names(model: ModelConfig) -> dict[str, Any]:
     known, names = find_architecture(model.architecture), tensor_names(model)
     of = {"checkpoint": known.interleaved, "gguf": known.gguf_interleaved}
-    as_written = {"grouped": known.grouped, "transposed": known.transposed, "buffers": known.buffers}
-    as_converted = {"grouped": False, "transposed": False, "buffers": ()}
+    as_written = {
+        "grouped": known.grouped,
+        "transposed": known.transposed,
+        "buffers": known.buffers,
+        "tiled": False,
+    }
+    as_converted = {"grouped": False, "transposed": False, "buffers": (), "tiled": known.gguf_tiled}
     return {
         kind: {
             "names": names[kind],

@@ -35,8 +35,8 @@ class Architecture:
     of what is rotated in turns. `gate_up_in_turns`: whether those of an expert's gate and up are, where one tensor has
     both. `on_torch`: the native layers for torch compute it, too. `fields`: what its config
     calls differently. `layers`: what the names of a layer's tensors may begin with. `grouped`: a tensor of q, k and v
-    has them by KV head. `transposed`: matrices of layers have their inputs first. `buffers`: how the names of tensors
-    end that are no weights."""
+    has them by KV head. `transposed`: matrices of layers have their inputs first. `gguf_tiled`: heads of
+    values that share one of keys are not neighbours. `buffers`: how the names of tensors end that are no weights."""
 
     describe: Callable[[Raw], dict[str, Any]]
     names: Names = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Architecture:
     layers: tuple[str, ...] = ("model.layers.{layer}",)
     grouped: bool = False
     transposed: bool = False
+    gguf_tiled: bool = False
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 
@@ -72,7 +73,20 @@ class ShortConv:
     bias: bool
 
 
-StateKind = ShortConv
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A gated delta net (arXiv 2412.06464): the state is the last inputs of a convolution of `length` tokens, and a
+    matrix [key_dim, value_dim] of each head of values. Each head of keys serves as many of values."""
+
+    kind: ClassVar[str] = "delta_net"
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    length: int
+
+
+StateKind = ShortConv | DeltaNet
 """What a layer keeps of a sequence. `kind` is its name in Rust."""
 
 
@@ -932,6 +946,59 @@ def _lfm2_moe(raw: Raw) -> dict[str, Any]:
     }
 
 
+def _delta_net(raw: Raw) -> dict[str, Any]:
+    """Layers are a gated delta net or attention whose output is gated, each fourth if nothing else is said."""
+    _none_of(raw, "attention_bias")
+    num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("full_attention_interval") or 4)
+    types = raw.get("layer_types")
+    types = types or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+    if len(types) != num_layers or not set(types) <= {"linear_attention", "full_attention"}:
+        raise ConfigError("config.json: layer_types: must be linear_attention or full_attention for each layer")
+    net = DeltaNet(
+        key_heads=int(raw.get("linear_num_key_heads", 16)),
+        value_heads=int(raw.get("linear_num_value_heads", 32)),
+        key_dim=int(raw.get("linear_key_head_dim", 128)),
+        value_dim=int(raw.get("linear_value_head_dim", 128)),
+        length=int(raw.get("linear_conv_kernel_dim", 4)),
+    )
+    if net.length < 2:
+        raise ConfigError(f"config.json: linear_conv_kernel_dim: {net.length}: must be at least 2")
+    if min(net.key_heads, net.value_heads) < 1 or net.value_heads % net.key_heads:
+        raise ConfigError(
+            f"config.json: linear_num_value_heads: {net.value_heads}: must be a multiple of linear_num_key_heads "
+            f"{net.key_heads}"
+        )
+    for name, size in (("linear_key_head_dim", net.key_dim), ("linear_value_head_dim", net.value_dim)):
+        if not 1 <= size <= 128:
+            raise ConfigError(f"config.json: {name}: {size}: must be between 1 and 128")
+    attends = tuple(kind == "full_attention" for kind in types)
+    return {
+        **_partial(raw, 0.25),
+        "norm_offset": 1.0,
+        "qk_norm": "head",
+        "head_dim": int(raw.get("head_dim") or 256),
+        "attention_gates": True,
+        "windows": (None,) * num_layers,
+        "attends": attends,
+        "state": net,
+        "state_layers": tuple(not one for one in attends),
+        "left_out": ("mtp.", *_mtp(raw)),
+    }
+
+
+def _qwen3_next(raw: Raw) -> dict[str, Any]:
+    shared = int(raw.get("shared_expert_intermediate_size", 512))
+    moe = _moe({"norm_topk_prob": True, **raw}, shared_size=shared, shared_gated=True)
+    return {**_delta_net(raw), "moe": moe}
+
+
+def _qwen3_5_moe(raw: Raw) -> dict[str, Any]:
+    """Each layer has experts, whose weights always sum up to 1."""
+    plain = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    size = int(raw.get("moe_intermediate_size", 512))
+    return {**_qwen3_next({**raw, **plain}), "intermediate_size": size}
+
+
 def _lfm2_inner(raw: Raw) -> int:
     size = int(raw.get("block_ff_dim", raw.get("intermediate_size", 12_288)))
     if not raw.get("block_auto_adjust_ff_dim", True):
@@ -1075,6 +1142,38 @@ _LFM2_MOE_NAMES: Names = {
     "experts_gate_up": f"{_FEED}.experts.gate_up_proj",
     "experts_down": f"{_FEED}.experts.down_proj",
 }
+_DELTA = "linear_attn"
+_DELTA_NAMES: Names = {
+    "convolution": f"{_DELTA}.conv1d",
+    "fading": f"{_DELTA}.A_log",
+    "step_bias": f"{_DELTA}.dt_bias",
+    "mix_norm": f"{_DELTA}.norm",
+    "mix_out": f"{_DELTA}.out_proj",
+}
+_QWEN3_NEXT_NAMES: Names = {
+    **_DELTA_NAMES,
+    "mix_all": f"{_DELTA}.in_proj_qkvz",
+    "mix_rates": f"{_DELTA}.in_proj_ba",
+}
+_QWEN3_5_NAMES: Names = {
+    **_DELTA_NAMES,
+    "mix_in": f"{_DELTA}.in_proj_qkv",
+    "mix_gate": f"{_DELTA}.in_proj_z",
+    "mix_rate": f"{_DELTA}.in_proj_b",
+    "mix_step": f"{_DELTA}.in_proj_a",
+}
+_DELTA_GGUF: Names = {
+    "mlp_norm": ("post_attention_norm", "ffn_norm"),
+    "convolution": "ssm_conv1d",
+    "fading": "ssm_a",
+    "step_bias": "ssm_dt.bias",
+    "mix_norm": "ssm_norm",
+    "mix_out": "ssm_out",
+    "mix_in": "attn_qkv",
+    "mix_gate": "attn_gate",
+}
+_QWEN3_NEXT_GGUF: Names = {**_DELTA_GGUF, "mix_rates": "ssm_ba"}
+_QWEN3_5_GGUF: Names = {**_DELTA_GGUF, "mix_rate": "ssm_beta", "mix_step": "ssm_alpha"}
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -1131,6 +1230,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "NemotronForCausalLM": Architecture(_nemotron),
     "Lfm2ForCausalLM": Architecture(_lfm2, _LFM2_NAMES, _LFM2_GGUF),
     "Lfm2MoeForCausalLM": Architecture(_lfm2_moe, _LFM2_MOE_NAMES, _LFM2_GGUF),
+    "Qwen3NextForCausalLM": Architecture(_qwen3_next, _QWEN3_NEXT_NAMES, _QWEN3_NEXT_GGUF),
+    "Qwen3_5ForCausalLM": Architecture(_delta_net, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
+    "Qwen3_5MoeForCausalLM": Architecture(_qwen3_5_moe, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
+    # their text halves
+    "Qwen3_5ForConditionalGeneration": Architecture(_delta_net, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
+    "Qwen3_5MoeForConditionalGeneration": Architecture(_qwen3_5_moe, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
     "PhiForCausalLM": Architecture(_phi, _PHI_NAMES),
     "FalconForCausalLM": Architecture(
         _falcon,
@@ -1162,14 +1267,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-_STATES = "layers that keep a state of their own (linear attention), which no KV page holds"
 _STREAMS = (
     "hidden numbers in several streams (AltUp), which no engine here has; the nearest that runs is Gemma 4 E2B or E4B"
 )
 _NOWHERE = {
     "Gemma3nForCausalLM": _STREAMS,
     "Gemma3nForConditionalGeneration": _STREAMS,
-    "Qwen3NextForCausalLM": _STATES,
 }  # whom transformers' code cannot serve either
 
 
@@ -1195,6 +1298,8 @@ _TEXT_TYPES = {
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
     "Llama4ForConditionalGeneration": ("llama4_text",),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {  # transformers' defaults, which Google's files leave out

@@ -69,6 +69,7 @@ class ModelConfig:
     dtype: str
     eos_ids: tuple[int, ...]
     heads: tuple[Heads, ...] = ()  # by layer, if layers differ; `num_kv_heads` and `head_dim` are then of most
+    attention_gates: bool = False  # of what attention gives, projected with the queries
     value_norm: bool = False  # of each head, without weights
     inner_sizes: tuple[int, ...] = ()  # in place of `intermediate_size`, by layer, if layers differ; 0: it has no MLP
     attends: tuple[bool, ...] = ()  # by layer: whether it has attention, if not all have
@@ -276,7 +277,8 @@ def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
     "model.layers.0.self_attn.q_proj": attention that is not over latents, and MLPs that are not routed experts."""
     names = tensor_names(config)["checkpoint"]
     found: dict[str, tuple[int, str]] = {}
-    attention = ("q", "k", "v", "qkv", "out") if config.latent is None else ()
+    as_is = config.latent is None and not config.attention_gates
+    attention = ("q", "k", "v", "qkv", "out") if as_is else ()
     for layer in range(config.num_layers):
         dense = config.moe is None or layer not in config.moe.layers
         mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
@@ -310,6 +312,8 @@ def why_not(config: ModelConfig, name: str) -> str:
         return "adapters of routed experts and of their router are not computed"
     if config.latent is not None and ".self_attn." in name:
         return "adapters of attention over latents are not computed"
+    if config.attention_gates and ".self_attn." in name:
+        return "adapters of attention with gates are not computed"
     if name.endswith(("embed_tokens", "lm_head")):
         return "adapters of embeddings and of the head are not computed"
     if config.state is not None and (".conv." in name or ".mamba." in name or ".linear_attn." in name):

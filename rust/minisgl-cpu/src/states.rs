@@ -154,29 +154,52 @@ impl Passing<'_> {
     pub unsafe fn advance(
         &self,
         layer: usize,
-        (row, slot): (usize, usize),
+        row_and_slot: (usize, usize),
         tokens: Range<usize>,
         own: &[Range<usize>],
         mut work: impl FnMut(*mut f32, usize),
     ) {
+        let each = |state, tokens: Range<usize>| tokens.for_each(|token| work(state, token));
+        // SAFETY: the caller's.
+        unsafe { self.runs(layer, row_and_slot, tokens, own, each) };
+    }
+
+    /// The same with all tokens at once between those that something is saved behind.
+    ///
+    /// # Safety
+    /// As of `advance`.
+    pub unsafe fn runs(
+        &self,
+        layer: usize,
+        (row, slot): (usize, usize),
+        tokens: Range<usize>,
+        own: &[Range<usize>],
+        mut work: impl FnMut(*mut f32, Range<usize>),
+    ) {
         let states = self.states;
         let begin = self.saves.partition_point(|save| save.row < row);
-        let mut saves = self.saves[begin..].iter().take_while(|save| save.row == row).peekable();
+        let saves = self.saves[begin..].iter().take_while(|save| save.row == row);
         assert!(own.iter().all(|part| part.end <= states.sizes[layer]), "a state's part");
         let at = states.offsets[layer];
         // SAFETY: the layer's part lies within a block; the rest is the caller's.
         unsafe {
             let state = states.block(slot).add(at);
-            for (count, token) in tokens.enumerate() {
-                work(state, token);
-                while let Some(save) = saves.next_if(|save| save.tokens == count + 1) {
-                    let to = states.block(states.slots + save.checkpoint).add(at);
-                    for part in own {
-                        let from = state.add(part.start);
-                        to.add(part.start).copy_from_nonoverlapping(from, part.len());
-                    }
+            let mut done = tokens.start;
+            let mut until = |end: usize| {
+                if done < end {
+                    work(state, done..end);
+                }
+                done = end;
+            };
+            for save in saves {
+                until(tokens.start + save.tokens);
+                let to = states.block(states.slots + save.checkpoint).add(at);
+                for part in own {
+                    let from = state.add(part.start);
+                    to.add(part.start).copy_from_nonoverlapping(from, part.len());
                 }
             }
+            until(tokens.end);
         }
     }
 }

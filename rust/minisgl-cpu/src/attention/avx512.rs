@@ -5,32 +5,20 @@
 use std::arch::x86_64::*;
 
 use super::avx2;
-use super::lanes::{Lanes, ROUNDER};
-use super::plan::Plan;
-use super::unit::{Attention, Call, Scratch};
+use super::lanes::{Lanes, OnLanes, ROUNDER};
 
 /// One register.
 #[derive(Clone, Copy)]
 pub(super) struct Vector(__m512);
 
-/// [`Attention::run_unit`].
+/// [`super::api::on_lanes`].
 ///
 /// # Safety
 /// As there, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn unit(a: &Attention, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
+pub(super) unsafe fn run<J: OnLanes>(job: J) {
     // SAFETY: the caller's word.
-    unsafe { a.unit::<Vector>(plan, unit, call, scratch) }
-}
-
-/// [`Attention::merge`].
-///
-/// # Safety
-/// As there, and the processor has the instructions.
-#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn join(a: &Attention, plan: &Plan, unit: usize, call: &Call<'_>) {
-    // SAFETY: the caller's word.
-    unsafe { a.join::<Vector>(plan, unit, call) }
+    unsafe { job.on::<Vector>() }
 }
 
 // SAFETY of every block: sixteen elements are valid and the instructions are there, as the trait demands.

@@ -6,7 +6,7 @@
 use std::cell::UnsafeCell;
 
 /// Lanes of a vector on every instruction set.
-pub(super) const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
@@ -16,7 +16,7 @@ pub(super) const ROUNDER: f32 = 12_582_912.0;
 /// # Safety
 /// Every function is for a processor that has the implementor's instructions; pointers are valid for sixteen elements
 /// and need no alignment.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// Vectors of accumulators that fit into registers beside what feeds them.
     const ACCUMULATORS: usize;
 
@@ -44,6 +44,15 @@ pub(super) trait Lanes: Copy {
     unsafe fn total(self) -> f32;
     /// The same with `max`.
     unsafe fn largest(self) -> f32;
+}
+
+/// What is written once over [`Lanes`].
+pub(crate) trait OnLanes {
+    /// Do it, with vectors of this kind.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `V`, and what the job itself asks for.
+    unsafe fn on<V: Lanes>(self);
 }
 
 /// Coefficients of 2^f for f from -0.5 to 0.5, the highest power first; the last is 1.

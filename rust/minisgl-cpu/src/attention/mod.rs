@@ -23,6 +23,8 @@ mod plan;
 mod scalar;
 mod unit;
 
+pub(crate) use api::on_lanes;
+pub(crate) use lanes::{LANES, Lanes, OnLanes};
 pub use plan::{Plan, Rows};
 pub use unit::{Attention, Call, MAX_GROUP, Scratch};
 

@@ -104,18 +104,33 @@ pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f3
 /// # Safety
 /// The pointers have `n` numbers each.
 pub unsafe fn clamped_swiglu(gate: *const f32, up: *const f32, n: usize, (alpha, limit): (f32, f32), out: *mut f32) {
-    // comparisons that NaN passes as it is
-    let below = |x: f32, most: f32| if x > most { most } else { x };
     for i in 0..n {
         // SAFETY: the caller's.
         unsafe {
             let g = below(*gate.add(i), limit);
             let u = -below(-below(*up.add(i), limit), limit);
-            let e = exp_below(-below((alpha * g).abs(), 87.0));
-            let share = if alpha * g < 0.0 { e } else { 1.0 };
-            *out.add(i) = g * (share / (1.0 + e)) * (u + 1.0);
+            *out.add(i) = g * sigmoid(alpha * g) * (u + 1.0);
         }
     }
+}
+
+/// The lesser of both; NaN stays NaN.
+#[inline(always)]
+fn below(x: f32, most: f32) -> f32 {
+    if x > most { most } else { x }
+}
+
+/// 1 / (1 + e^-x); NaN stays NaN.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    let e = exp_below(-below(x.abs(), 87.0));
+    let share = if x < 0.0 { e } else { 1.0 };
+    share / (1.0 + e)
+}
+
+/// `x = x sigmoid(gate)`.
+pub fn open(x: &mut [f32], gates: &[f32]) {
+    x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= sigmoid(*gate));
 }
 
 /// `out = gate (1 + erf(gate / sqrt 2)) / 2 * up`; `out` may be either.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::attention::Call;
-use crate::kernels::{Kernels, Mode};
+use crate::kernels::{Kernels, Mode, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::HeadNorms;
@@ -58,12 +58,13 @@ impl Worker<'_, '_> {
         }
         self.barrier.wait();
         self.lap(2);
+        let gates = config.gates(index);
         let call = Call {
             rows: shared.rows,
             kv: shared.kv,
             layer: index,
             kv_layer: shared.attention.kv_layers[index],
-            queries: queries.at(0, 0),
+            queries: queries.at(0, gates),
             query_stride: queries.stride(),
             out: attended.at(0, 0),
             out_stride: attended.stride(),
@@ -90,6 +91,22 @@ impl Worker<'_, '_> {
                 // SAFETY: its piece: this head of these rows; what attention gave was written before a barrier.
                 unsafe { worker.of_head((matrix, kernels), rows, from, to) };
             });
+            self.barrier.wait();
+        }
+        if gates > 0 {
+            each(
+                shared.counter(index, Phase::GateAttended),
+                shared.count(),
+                FEW,
+                |token| {
+                    let [from, to] = [&buffers.qkv, &buffers.attended].map(|grid| grid.at(token, 0));
+                    // SAFETY: its piece: this token's numbers, written before a barrier.
+                    unsafe {
+                        let attended = std::slice::from_raw_parts_mut(to, gates);
+                        plain::open(attended, std::slice::from_raw_parts(from, gates));
+                    }
+                },
+            );
             self.barrier.wait();
         }
         self.lap(3);
@@ -216,7 +233,7 @@ impl Worker<'_, '_> {
         let of_layer = config.heads[index];
         let (dim, half) = (of_layer.head_dim, config.rotary_dim(index) / 2);
         let widths @ [queries, keys, _] = config.widths(index);
-        let row = buffers.qkv.at(token, 0);
+        let row = buffers.qkv.at(token, config.gates(index));
         let angles = shared.angles(index, token);
         // SAFETY: its piece: the row of this token in `qkv`; `angles` was written before a barrier.
         unsafe {

@@ -5,6 +5,8 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::model::convolution::CHANNELS;
+use crate::model::recurrence::BLOCK;
 use crate::weights::PANEL;
 
 /// Sizes beyond these are no model of today, but a damaged file.
@@ -31,6 +33,8 @@ pub struct ModelConfig {
     pub state: Option<StateKind>,
     /// By layer: whether it keeps that.
     pub state_layers: Vec<bool>,
+    /// What attention gives is multiplied by sigmoids of numbers that come with the queries.
+    pub attention_gates: bool,
     /// Values are normalised over each head, without weights.
     pub value_norm: bool,
     /// Numbers between the two halves of a dense MLP, by layer; 0: there is none.
@@ -127,6 +131,24 @@ pub struct LatentConfig {
 pub enum StateKind {
     /// The last inputs of a short convolution.
     ShortConv(ShortConv),
+    /// The last inputs of a convolution, and a matrix of each head.
+    DeltaNet(DeltaNet),
+}
+
+/// A gated delta net (arXiv 2412.06464).
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaNet {
+    /// Heads of queries and keys; each serves as many of values.
+    pub key_heads: usize,
+    /// Heads of values.
+    pub value_heads: usize,
+    /// Numbers of a query and of a key.
+    pub key_dim: usize,
+    /// Numbers of a value.
+    pub value_dim: usize,
+    /// Tokens that the convolution sees, its own included.
+    pub length: usize,
 }
 
 /// A convolution over the last tokens, channel by channel, between two gates (LFM2).
@@ -356,6 +378,13 @@ impl ModelConfig {
         if self.query_growth.is_some_and(|growth| growth.every == 0) {
             return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
         }
+        if self.attention_gates && (self.latent.is_some() || self.qkv_bias) {
+            return Err(unsupported(
+                "attention_bias",
+                1,
+                "not with gates of what attention gives",
+            ));
+        }
         if let Some(latent) = &self.latent {
             for (name, size) in [("kv_lora_rank", latent.rank), ("v_head_dim", latent.value_dim)] {
                 if size == 0 || size > MAX_HEAD_DIM || !size.is_multiple_of(PANEL) {
@@ -465,6 +494,11 @@ impl ModelConfig {
         [self.num_heads * heads.head_dim, keys, values]
     }
 
+    /// Columns of gates of what attention gives, before those of queries.
+    pub fn gates(&self, layer: usize) -> usize {
+        if self.attention_gates { self.widths(layer)[0] } else { 0 }
+    }
+
     /// Numbers of the queries of a token, of the layer that has most.
     pub fn widest_queries(&self) -> usize {
         self.heads
@@ -495,7 +529,7 @@ impl ModelConfig {
         match &self.latent {
             None => {
                 let [queries, keys, _] = self.widths(layer);
-                queries + 2 * keys
+                self.gates(layer) + queries + 2 * keys
             }
             Some(latent) if latent.query_rank > 0 => latent.query_rank + key,
             Some(_) => self.num_heads * self.query_dim(layer) + key,
@@ -533,6 +567,7 @@ impl StateKind {
     pub fn size(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(conv) => conv.length.saturating_sub(1).saturating_mul(config.hidden_size),
+            Self::DeltaNet(net) => net.state(),
         }
     }
 
@@ -540,6 +575,7 @@ impl StateKind {
     pub fn projected(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(_) => 3 * config.hidden_size,
+            Self::DeltaNet(net) => net.channels() + net.inner() + 2 * net.value_heads,
         }
     }
 
@@ -547,7 +583,47 @@ impl StateKind {
     pub fn mixed(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(_) => config.hidden_size,
+            Self::DeltaNet(net) => net.inner(),
         }
+    }
+}
+
+impl DeltaNet {
+    /// Numbers of all values.
+    pub fn inner(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Numbers that are convolved: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.inner()
+    }
+
+    /// Blocks of columns of a head's matrix.
+    pub fn blocks(&self) -> usize {
+        self.value_dim.div_ceil(BLOCK)
+    }
+
+    /// Numbers of a block.
+    pub fn block(&self) -> usize {
+        self.key_dim * BLOCK
+    }
+
+    /// Where the blocks begin in a state, head after head: behind the convolution's last inputs.
+    pub fn first_block(&self) -> usize {
+        ((self.length - 1) * self.channels()).next_multiple_of(PANEL)
+    }
+
+    /// Numbers of the state; 0 where that cannot be.
+    fn state(&self) -> usize {
+        let heads = [self.key_heads, self.value_heads, self.length - self.length.min(1)];
+        let sizes = [self.key_dim, self.value_dim];
+        let within = heads.iter().all(|count| (1..=MAX_LAYERS).contains(count))
+            && sizes.iter().all(|size| (1..=CHANNELS).contains(size));
+        if !within || !self.value_heads.is_multiple_of(self.key_heads) {
+            return 0;
+        }
+        self.first_block() + self.value_heads * self.blocks() * self.block()
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::model::buffers::Phase;
 use crate::model::weights::Convolving;
 use crate::model::worker::Worker;
 
@@ -12,7 +13,7 @@ impl Worker<'_, '_> {
         let Some(states) = &shared.tokens.states else {
             return;
         };
-        self.each_row(index, conv.convolution.pieces(), |row, tokens, piece| {
+        self.each_row(index, Phase::Mix, conv.convolution.pieces(), |row, tokens, piece| {
             let channels = conv.convolution.channels(piece);
             let (start, count) = (channels.start, channels.len());
             let own = conv.convolution.of_tail(&channels);

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::kernels::Mode;
 use crate::model::buffers::Phase;
 use crate::model::weights::{Layer, Mixer, Mixing};
 use crate::model::worker::Worker;
@@ -16,8 +17,9 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (config, buffers) = (shared.config, shared.buffers);
         let norm = layer.attention_norm.as_ref();
+        // one preparation serves all: integers where matrices are, beside numbers as they are
         let modes = mixer.into.iter().map(|(_, matrix)| shared.mode.with(matrix));
-        let mode = modes.reduce(|one, other| if one == other { one } else { crate::kernels::Mode::Exact });
+        let mode = modes.reduce(|one, other| if one == other { one } else { Mode::Both });
         let mode = mode.unwrap_or(shared.mode);
         let acts = self.prepare(index, Phase::PrepareMix, &buffers.x, norm, config.hidden_size, mode);
         self.project_all(index, (Phase::MixIn, None), &mixer.into, acts, &buffers.qkv);
@@ -25,6 +27,7 @@ impl Worker<'_, '_> {
         self.lap(1);
         match &mixer.kind {
             Mixing::Convolving(conv) => self.convolve(index, conv),
+            Mixing::Delta(delta) => self.delta(index, delta),
         }
         self.barrier.wait();
         self.lap(3);
@@ -38,9 +41,15 @@ impl Worker<'_, '_> {
     }
 
     /// Deal out the rows of the step, each in as many parts: `work` gets the row, its tokens and the part.
-    pub(super) fn each_row(&self, index: usize, parts: usize, mut work: impl FnMut(usize, Range<usize>, usize)) {
+    pub(super) fn each_row(
+        &self,
+        index: usize,
+        phase: Phase,
+        parts: usize,
+        mut work: impl FnMut(usize, Range<usize>, usize),
+    ) {
         let rows = &self.shared.rows;
-        while let Some(piece) = self.shared.counter(index, Phase::Mix).take(rows.slots.len() * parts) {
+        while let Some(piece) = self.shared.counter(index, phase).take(rows.slots.len() * parts) {
             let (row, part) = (piece / parts, piece % parts);
             let [from, to] = [row, row + 1].map(|at| rows.qo_indptr[at] as usize);
             work(row, from..to, part);

@@ -72,6 +72,22 @@ pub enum Part {
     Convolution,
     /// Out of it.
     MixOut,
+    /// The norm of what goes out.
+    MixNorm,
+    /// How fast the state of each head fades.
+    Fading,
+    /// What is added to each head's step.
+    StepBias,
+    /// Into a delta net's gate of what goes out.
+    MixGate,
+    /// Into how much each head learns.
+    MixRate,
+    /// Into each head's step.
+    MixStep,
+    /// Queries, keys, values and that gate in one tensor, by head of keys.
+    MixAll,
+    /// Both numbers of each head, likewise.
+    MixRates,
     /// By query head: a score beside those of keys.
     Sinks,
     /// The norm before the MLP.
@@ -148,6 +164,8 @@ impl Part {
         matches!(
             self,
             Self::Sinks
+                | Self::Fading
+                | Self::StepBias
                 | Self::ChoiceBias
                 | Self::ExpertsGate
                 | Self::ExpertsUp
@@ -191,6 +209,8 @@ pub struct Files {
     pub gate_up_in_turns: bool,
     /// Rows of a tensor of queries, keys and values are by KV head: its queries, its key, its value.
     pub grouped: bool,
+    /// Heads of values that share one of keys are not neighbours: those of all heads of keys come in turns.
+    pub tiled: bool,
     /// Matrices of layers are [inputs, outputs].
     pub transposed: bool,
     /// How the names of tensors end that are no weights.

@@ -9,8 +9,11 @@ use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::{Kernels, Mode, plain};
-use crate::model::config::{HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms, ShortConv, StateKind};
+use crate::model::config::{
+    DeltaNet, HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms, ShortConv, StateKind,
+};
 use crate::model::convolution::Convolution;
+use crate::model::delta::{Delta, by_head};
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
@@ -208,6 +211,8 @@ pub struct Mixer {
 pub enum Mixing {
     /// A short convolution.
     Convolving(Convolving),
+    /// A gated delta net.
+    Delta(Delta),
 }
 
 /// A convolution, and the bias of what goes in: by columns of the gate of numbers, the gate behind, the numbers.
@@ -515,7 +520,7 @@ fn pack(found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
 }
 
 /// With zeros up to whole panels.
-pub(super) fn padded(mut numbers: Vec<f32>) -> Vec<f32> {
+fn padded(mut numbers: Vec<f32>) -> Vec<f32> {
     numbers.resize(numbers.len().next_multiple_of(2 * PANEL), 0.0);
     numbers
 }
@@ -583,6 +588,7 @@ impl Loader<'_> {
     fn mixer(&self, kind: StateKind) -> Result<Mixer> {
         match kind {
             StateKind::ShortConv(conv) => self.convolving(conv),
+            StateKind::DeltaNet(net) => self.delta(net),
         }
     }
 
@@ -598,6 +604,63 @@ impl Loader<'_> {
             }),
             out: self.linear(Part::MixOut, [hidden, hidden], conv.bias)?,
         })
+    }
+
+    fn delta(&self, net: DeltaNet) -> Result<Mixer> {
+        let (config, heads, dim) = (self.config, net.value_heads, net.key_dim as f32);
+        let mut fading = self.vector(Part::Fading, "weight", heads)?;
+        if self.tensors.is_checkpoint() {
+            fading.iter_mut().for_each(|fading| *fading = -fading.exp());
+        }
+        Ok(Mixer {
+            into: self.into_delta(&net)?,
+            kind: Mixing::Delta(Delta {
+                convolution: self.convolution((net.length, net.channels()), false)?,
+                lengths: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
+                fading,
+                step_bias: self.vector(Part::StepBias, "bias", heads)?,
+                norm: padded(self.vector(Part::MixNorm, "weight", net.value_dim)?),
+                eps: config.norm_eps,
+                tiled: self.tensors.files.tiled,
+                net,
+            }),
+            out: self.linear(Part::MixOut, [config.hidden_size, net.inner()], false)?,
+        })
+    }
+
+    /// Files have queries, keys, values and gate in one tensor by head of keys, or in two; and so the two numbers of each
+    /// head.
+    fn into_delta(&self, net: &DeltaNet) -> Result<Projections> {
+        let (files, hidden) = (&self.tensors.files, self.config.hidden_size);
+        let (inner, heads) = (net.inner(), net.value_heads);
+        let (group, keys) = (heads / net.key_heads, (net.key_heads * net.key_dim, net.key_dim));
+        let values = (inner, group * net.value_dim);
+        let of_all = |row: usize| by_head(&[keys, keys, values, values], row);
+        let of_rates = |row: usize| by_head(&[(heads, group), (heads, group)], row);
+        let (all, rates) = (files.knows(Part::MixAll), files.knows(Part::MixRates));
+        let wide: &[_] = if all {
+            &[(Part::MixAll, net.channels() + inner)]
+        } else {
+            &[(Part::MixIn, net.channels()), (Part::MixGate, inner)]
+        };
+        let narrow: &[_] = if rates {
+            &[(Part::MixRates, 2 * heads)]
+        } else {
+            &[(Part::MixRate, heads), (Part::MixStep, heads)]
+        };
+        let found: Vec<_> = (wide.iter().chain(narrow))
+            .map(|(part, rows)| self.part(*part, [*rows, hidden]))
+            .collect::<Result<_>>()?;
+        let views: Vec<_> = found.iter().map(Found::view).collect::<Result<_>>()?;
+        let mut pieces = Vec::new();
+        for (at, view) in views.into_iter().enumerate() {
+            pieces.push(match at < wide.len() {
+                true if all => Piece::ordered(view, &of_all),
+                false if rates => Piece::ordered(view, &of_rates),
+                _ => Piece::new(view),
+            });
+        }
+        side_by_side(&pieces)
     }
 
     /// Of so many tokens and channels.
@@ -706,7 +769,9 @@ impl Loader<'_> {
         let (config, dim) = (self.config, self.config.heads[self.layer].head_dim);
         match &config.latent {
             None => {
-                let all = [Part::Q, Part::K, Part::V].into_iter().zip(config.widths(self.layer));
+                let [queries, keys, values] = config.widths(self.layer);
+                let queries = config.gates(self.layer) + queries;
+                let all = [(Part::Q, queries), (Part::K, keys), (Part::V, values)].into_iter();
                 all.filter(|(_, width)| *width > 0).collect()
             }
             Some(latent) if latent.query_rank > 0 => {
@@ -825,7 +890,15 @@ impl Loader<'_> {
             };
             return Ok(vec![(0, Matrix::pack(&[piece], false, None)?)]);
         }
-        let of_query = |row: usize| self.source_of(self.config.query_dim(self.layer), row);
+        let (gates, dim) = (self.config.gates(self.layer), self.config.query_dim(self.layer));
+        let of_query = |row: usize| {
+            // files have each head's query, then its gate; here all gates come first
+            let within = row % gates.max(1);
+            match gates {
+                0 => self.source_of(dim, row),
+                _ => within + (within / dim + usize::from(row < gates)) * dim,
+            }
+        };
         let of_key = |row: usize| self.source_of(self.config.heads[self.layer].head_dim, row);
         let found = widths
             .iter()
@@ -836,24 +909,12 @@ impl Loader<'_> {
             .iter()
             .zip(&widths)
             .map(|(view, (part, _))| match part {
-                Part::Q if self.tensors.files.interleaved => Piece::ordered(*view, &of_query),
+                Part::Q if self.tensors.files.interleaved || gates > 0 => Piece::ordered(*view, &of_query),
                 Part::K | Part::LatentDown if self.tensors.files.interleaved => Piece::ordered(*view, &of_key),
                 _ => Piece::new(*view),
             })
             .collect();
-        let alike = views.windows(2).all(|two| two[0].kind().held() == two[1].kind().held());
-        let whole = widths.iter().all(|(_, width)| width.is_multiple_of(PANEL));
-        if alike || !whole {
-            let held = if alike { None } else { Some(Kind::F32) };
-            return Ok(vec![(0, Matrix::pack(&pieces, false, held)?)]);
-        }
-        let mut column = 0;
-        let mut parts = Vec::new();
-        for (piece, (_, width)) in pieces.iter().zip(widths) {
-            parts.push((column, Matrix::pack(std::slice::from_ref(piece), false, None)?));
-            column += width;
-        }
-        Ok(parts)
+        side_by_side(&pieces)
     }
 
     fn qkv_bias(&self) -> Result<Option<Vec<f32>>> {
@@ -1076,6 +1137,24 @@ impl Loader<'_> {
             .map(|((gate, up), down)| [gate, up, down].map(<[f32]>::to_vec))
             .collect())
     }
+}
+
+/// One matrix if all are held alike, else one of each.
+fn side_by_side(pieces: &[Piece<'_>]) -> Result<Projections> {
+    let kind = |piece: &Piece<'_>| piece.tensor.kind().held();
+    let alike = pieces.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
+    let whole = pieces.iter().all(|piece| piece.tensor.rows().is_multiple_of(PANEL));
+    if alike || !whole {
+        let held = if alike { None } else { Some(Kind::F32) };
+        return Ok(vec![(0, Matrix::pack(pieces, false, held)?)]);
+    }
+    let mut column = 0;
+    let mut parts = Vec::new();
+    for piece in pieces {
+        parts.push((column, Matrix::pack(std::slice::from_ref(piece), false, None)?));
+        column += piece.tensor.rows();
+    }
+    Ok(parts)
 }
 
 /// Rows become columns; blocks become the numbers that they stand for.

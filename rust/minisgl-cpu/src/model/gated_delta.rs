@@ -1,0 +1,125 @@
+//! A gated delta net (arXiv 2412.06464) between a layer's products: queries, keys and values are convolved, each head's
+//! matrix goes through the tokens, and what is read of it is normalised and gated.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use crate::attention::on_lanes;
+use crate::kernels::plain;
+use crate::model::buffers::Phase;
+use crate::model::convolution::CHANNELS;
+use crate::model::delta::Delta;
+use crate::model::recurrence::{BLOCK, Recurrence, decay};
+use crate::model::worker::{FEW, Worker, each};
+
+/// Added to the sum of squares of queries and keys, whatever other norms have.
+const EPS: f32 = 1e-6;
+static ONES: [f32; CHANNELS] = [1.0; CHANNELS];
+
+impl Worker<'_, '_> {
+    pub(super) fn delta(&mut self, index: usize, delta: &Delta) {
+        let shared = self.shared;
+        let (net, buffers, slots) = (&delta.net, shared.buffers, shared.rows.slots);
+        let Some(states) = &shared.tokens.states else {
+            return;
+        };
+        let heads = 2 * net.key_heads + net.value_heads;
+        self.each_row(index, Phase::Mix, heads + 1, |row, tokens, head| {
+            if head == heads {
+                // SAFETY: its piece: these columns of this row's tokens, written before a barrier.
+                tokens.for_each(|token| unsafe { self.decays_and_rates(delta, token) });
+                return;
+            }
+            let channels = delta.channels(head);
+            let own = delta.convolution.of_tail(&channels);
+            let (count, lengths) = (channels.len(), delta.lengths(head));
+            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            unsafe {
+                states.advance(index, (row, slots[row] as usize), tokens, &own, |tail, token| {
+                    let at = buffers.qkv.at(token, channels.start);
+                    let numbers = std::slice::from_raw_parts_mut(at, count);
+                    delta.convolution.pass(channels.clone(), tail, numbers);
+                    shared.kernels.silu_mul(at, ONES.as_ptr(), count, at);
+                    if let Some(lengths) = lengths {
+                        let eps = EPS / count as f32;
+                        shared.kernels.rms_norm(at, lengths.as_ptr(), count, eps, at);
+                    }
+                });
+            }
+        });
+        self.barrier.wait();
+        self.each_row(
+            index,
+            Phase::Scan,
+            net.value_heads * net.blocks(),
+            |row, tokens, piece| {
+                let first = net.first_block() + piece * net.block();
+                // SAFETY: its piece: this block of this row; what is read was written before a barrier.
+                unsafe {
+                    let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
+                    states.runs(index, of, tokens, &[own], |state, tokens| {
+                        let job = self.recurrence(delta, state.add(first), tokens, piece);
+                        on_lanes(shared.kernels.isa(), job);
+                    });
+                }
+            },
+        );
+        self.barrier.wait();
+        each(shared.counter(index, Phase::Gate), shared.count(), FEW, |token| {
+            for head in 0..net.value_heads {
+                let (size, [gate, ..]) = (net.value_dim, delta.columns());
+                // SAFETY: its piece: this token's numbers, written before a barrier.
+                unsafe {
+                    let read = buffers.attended.at(token, head * size);
+                    let gate = buffers.qkv.at(token, gate + head * size);
+                    shared
+                        .kernels
+                        .rms_norm(read, delta.norm.as_ptr(), size, delta.eps, read);
+                    shared.kernels.silu_mul(gate, read, size, read);
+                }
+            }
+        });
+    }
+
+    /// Of a token: what comes in becomes what each head's matrix is multiplied by, and how much it learns.
+    ///
+    /// # Safety
+    /// Nobody else uses these columns.
+    unsafe fn decays_and_rates(&self, delta: &Delta, token: usize) {
+        let [_, rates, steps] = delta.columns();
+        for (head, (fading, bias)) in delta.fading.iter().zip(&delta.step_bias).enumerate() {
+            let [rate, step] = [rates, steps].map(|column| self.shared.buffers.qkv.at(token, column + head));
+            // SAFETY: the caller's.
+            unsafe {
+                *rate = plain::sigmoid(*rate);
+                *step = decay(*fading, *step + bias);
+            }
+        }
+    }
+
+    /// One block of a head through some tokens.
+    fn recurrence(&self, delta: &Delta, state: *mut f32, tokens: Range<usize>, piece: usize) -> Recurrence {
+        let (net, buffers, token) = (&delta.net, self.shared.buffers, tokens.start);
+        let (head, column) = (piece / net.blocks(), piece % net.blocks() * BLOCK);
+        let key = delta.key_head(head);
+        let of = |head: usize| buffers.qkv.at(token, delta.channels(head).start).cast_const();
+        let [_, rates, steps] = delta.columns();
+        Recurrence {
+            state,
+            keys: net.key_dim,
+            columns: BLOCK.min(net.value_dim - column),
+            count: tokens.len(),
+            query: of(key),
+            key: of(net.key_heads + key),
+            value: of(2 * net.key_heads + head).wrapping_add(column),
+            decay: buffers.qkv.at(token, steps + head),
+            rate: buffers.qkv.at(token, rates + head),
+            stride: buffers.qkv.stride(),
+            out: (
+                buffers.attended.at(token, head * net.value_dim + column),
+                buffers.attended.stride(),
+            ),
+        }
+    }
+}
