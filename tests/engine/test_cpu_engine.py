@@ -46,6 +46,10 @@ GREEDY = SamplingParams(temperature=0, seed=0, max_tokens=1000, logprobs=5)
         "lfm2-moe",
         "qwen3-next",
         "qwen3.5",
+        "granite-hybrid",
+        "falcon-h1",
+        "nemotron-h-moe",
+        "mamba2",
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -191,6 +191,24 @@ _HALF_MROPE = {
     "partial_rotary_factor": 0.5,
 }
 _DELTA_EXPERTS = {**_MOE, **_DELTA, "shared_expert_intermediate_size": 48}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_d_conv": 4}
+_GRANITE_HYBRID = {
+    **_SCALES,
+    **_MAMBA,
+    "mamba_d_head": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 144,
+}
+_NEMOTRON_H = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 24,
+    "n_groups": 4,
+    "ssm_state_size": 20,
+    "head_dim": 16,
+    "time_step_min": 1e-30,  # what transformers takes for the least step of prompts
+    **_NO_PAD,
+}
 _FALCON = {"ffn_hidden_size": 112, "num_kv_heads": 4, **_NO_PAD}
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 20.0, "factor": 1.0}
 _GROUPED = {
@@ -390,6 +408,62 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         {**_DELTA_EXPERTS, "linear_num_value_heads": 6, "rope_parameters": {**YARN_ROPE, "partial_rotary_factor": 0.5}},
     ),
+    "granite-hybrid": ("GraniteMoeHybridForCausalLM", {**_GRANITE_HYBRID, "num_local_experts": 0}),
+    "granite-hybrid-moe": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE_HYBRID,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "position_embedding_type": "rope",
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        {
+            **_MAMBA,
+            "mamba_d_ssm": 192,
+            "head_dim": 16,
+            "lm_head_multiplier": 0.7,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [0.8, 0.6],
+            "key_multiplier": 0.4,
+            "attention_out_multiplier": 0.9,
+            "attention_in_multiplier": 1.3,
+            "ssm_multipliers": [0.35, 0.5, 1.2, 0.7, 1.5],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.6,
+            **_NO_PAD,
+        },
+    ),
+    "falcon-h1-norm": (
+        "FalconH1ForCausalLM",
+        {**_MAMBA, "mamba_d_ssm": 192, "mamba_rms_norm": True, "mamba_norm_before_gate": False, **_NO_PAD},
+    ),
+    "falcon-h1-norm-first": (
+        "FalconH1ForCausalLM",
+        {**_MAMBA, "mamba_d_ssm": 192, "mamba_rms_norm": True, "time_step_limit": [0.3, 1.7], **_NO_PAD},
+    ),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        {**_NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "nemotron-h-moe": (
+        "NemotronHForCausalLM",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            **{name: value for name, value in _GROUPED.items() if name not in ("head_dim", "first_k_dense_replace")},
+            "moe_shared_expert_intermediate_size": 80,
+            **_LESS,
+        },
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 20, "conv_kernel": 3, **_NO_PAD},
+    ),
     "nemotron": ("NemotronForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5, **_NO_PAD}),
     "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, **_NO_PAD}),
     "falcon-7b": ("FalconForCausalLM", {**_FALCON, "hidden_size": 72, "num_attention_heads": 18}),
@@ -548,6 +622,8 @@ def randomised(model: Any) -> Any:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith((".D", ".A_log")):
+                parameter.uniform_(-0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith("bias") and buffer.is_floating_point():  # others are masks
                 buffer.normal_(0.0, 0.3)

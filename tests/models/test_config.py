@@ -13,6 +13,7 @@ import transformers
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
+from minisgl.models.architectures import Mamba2, ScaledSilu
 from minisgl.models.decoder import build_model
 from minisgl.models.rope import RopeConfig
 from tests.helpers.models import CONFIG
@@ -44,6 +45,31 @@ MOE = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
+}
+
+GRANITE_HYBRID = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["mamba", "attention"],
+    "shared_intermediate_size": 128,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+}
+FALCON_H1 = {**GRANITE_HYBRID, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 128}
+NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"],
+    "hybrid_override_pattern": "M-*ME",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 48,
 }
 
 
@@ -210,6 +236,15 @@ def test_experts() -> None:
         ({**GEMMA3, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0: must be more than 0"),
         ({**GEMMA3, "sliding_window": None}, "sliding_window: missing"),
         ({**GEMMA3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: 'yarn' is not supported with"),
+        ({**GRANITE_HYBRID, "mamba_d_head": 15}, "mamba_d_head: 15: 8 heads do not have 128 numbers"),
+        ({**GRANITE_HYBRID, "mamba_n_groups": 3}, "mamba_n_groups: 3: does not divide 8 heads"),
+        ({**GRANITE_HYBRID, "mamba_d_conv": 0}, "mamba_d_conv: 0: must be at least 1"),
+        ({**GRANITE_HYBRID, "layer_types": ["mamba"]}, "layer_types: must be one of linear_attention, mamba,"),
+        ({**GRANITE_HYBRID, "mamba_proj_bias": True}, "mamba_proj_bias: True is not supported"),
+        ({**FALCON_H1, "projectors_bias": True}, "projectors_bias: True is not supported"),
+        ({**NEMOTRON_H, "hybrid_override_pattern": "M-*x"}, "layer_types: must be one of linear_attention, mamba,"),
+        ({**NEMOTRON_H, "moe_latent_size": 16}, "moe_latent_size: 16 is not supported"),
+        ({**NEMOTRON_H, "mlp_hidden_act": "silu"}, "mlp_hidden_act: 'silu' is not supported"),
         ({"hidden_size": "wide"}, "wide"),
         ({"architectures": []}, "architectures: missing"),
         ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM is not supported"),
@@ -220,6 +255,34 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], messag
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(tmp_path)
     assert str(caught.value).count("config.json") == 1
+
+
+def test_all_spellings_of_layers_mean_the_same() -> None:
+    published = parse_config({**CONFIG, **NEMOTRON_H})
+    kinds = ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"]
+    raw = {name: value for name, value in NEMOTRON_H.items() if name != "hybrid_override_pattern"}
+    limits = [0.0, {"__float__": "Infinity"}]
+    assert parse_config({**CONFIG, **raw, "layers_block_type": kinds, "time_step_limit": limits}) == published
+    assert published.attends == (False, False, True, False, False)
+    assert published.state_layers == (True, False, False, True, False)
+    assert published.inner_sizes == (0, CONFIG["intermediate_size"], 0, 0, 0)
+    assert published.moe is not None and published.moe.layers == {4}
+
+
+def test_numbers_of_falcon_h1_that_are_multiplied_with() -> None:
+    of = {
+        "attention_in_multiplier": 0.5,
+        "attention_out_multiplier": 3.0,
+        "key_multiplier": 0.25,
+        "ssm_in_multiplier": 2.0,
+    }
+    config = parse_config({**CONFIG, **FALCON_H1, **of, "ssm_multipliers": [1, 2, 3, 4, 5], "mlp_multipliers": [6, 7]})
+    assert config.attention_scale == pytest.approx(0.25 * 0.25 * config.head_dim**-0.5)
+    assert (config.value_scale, config.activation) == (1.5, ScaledSilu(6.0, 7.0))
+    assert isinstance(config.state, Mamba2) and config.state.factors == (2.0, 4.0, 6.0, 8.0, 10.0)
+    assert config.state.gating == "alone"
+    plain = parse_config({**CONFIG, **FALCON_H1})
+    assert (plain.value_scale, plain.activation) == (1.0, "silu")
 
 
 def test_an_unknown_architecture_lists_the_known_whatever_else_its_config_holds(tmp_path: Path) -> None:

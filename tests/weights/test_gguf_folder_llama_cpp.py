@@ -88,6 +88,11 @@ _LATENT: dict[str, Any] = {
 _GEMMA4: dict[str, Any] = {"global_head_dim": 64, "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 244}
 _AS_PUBLISHED: dict[str, Any] = {"model_type": "gemma4 as published", "global_head_dim": 64}
 
+_PADDED = {"vocab_size": 256}  # the converter pads tokens
+_SSM: dict[str, Any] = {**_PADDED, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_heads": 8}
+_MAMBA_KINDS = ["mamba", "attention", "mamba", "mamba"]  # as published
+_NEMOTRON: dict[str, Any] = {**_PADDED, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 2}
+
 
 class Row(NamedTuple):
     """A tiny model of transformers, with numbers of rows that blocks of 256 divide."""
@@ -108,7 +113,7 @@ class Row(NamedTuple):
     without: tuple[str, ...] = ()
     """Of the usual sizes: its config makes them of others."""
     said: dict[str, Any] = {}  # noqa: RUF012
-    """What published files have in their config.json, and transformers writes otherwise."""
+    """What published files have in their config.json, and transformers writes otherwise. None: they do not have it."""
 
 
 ROWS = {
@@ -280,6 +285,52 @@ ROWS = {
     ),
     "lfm2": Row("lfm2", "lfm2", {**_PLAIN, "block_multiple_of": 256}),
     "lfm2-moe": Row("lfm2-moe", "lfm2", {**_PLAIN, "moe_intermediate_size": 256, "num_dense_layers": 2}, decoded=True),
+    "granite-hybrid": Row(
+        "granite-hybrid",
+        "refact",
+        {**_SSM, "shared_intermediate_size": 256},
+        said={"layer_types": _MAMBA_KINDS, "num_experts_per_tok": 0},
+    ),
+    "granite-hybrid-moe": Row(
+        "granite-hybrid-moe",
+        "refact",
+        {**_SSM, "shared_intermediate_size": 256, "position_embedding_type": None, "mamba_conv_bias": True},
+        decoded=True,
+        said={"layer_types": _MAMBA_KINDS},
+    ),
+    # the converter takes all that transformers knows for one with experts
+    "nemotron-h": Row(
+        "nemotron-h",
+        "pixtral",
+        _NEMOTRON,
+        said={
+            "model_type": "nemotron_h as published",
+            "rms_norm_eps": 1e-5,
+            "num_hidden_layers": 5,
+            "hybrid_override_pattern": "M-*M-",
+            **dict.fromkeys(("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group")),
+        },
+    ),
+    "nemotron-h-moe": Row(
+        "nemotron-h-moe",
+        "pixtral",
+        {
+            **_NEMOTRON,
+            "moe_intermediate_size": 256,
+            "moe_shared_expert_intermediate_size": 256,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        decoded=True,
+        said={"rms_norm_eps": 1e-5, "num_hidden_layers": 4, "hybrid_override_pattern": "ME*E"},
+    ),
+    "mamba2": Row(
+        "mamba2",
+        changes={**_PADDED, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
+        without=("num_attention_heads", "num_key_value_heads", "head_dim"),
+        decoded=True,
+        said={"intermediate_size": None},
+    ),
     "mistral3": Row("mistral3", "tekken", _PLAIN),
     "ministral3-that-sees": Row("ministral3-that-sees", "tekken"),
     "qwen2-vl": Row("qwen2-vl", "qwen2", {"rope_parameters": _MROPE}),
@@ -312,13 +363,14 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
     checkpoint.mkdir()
     size = put_tokenizer(checkpoint, row.tokenizer)
     sizes = {name: value for name, value in _SIZES.items() if name not in row.without}
-    model = tiny(row.variant, vocab_size=size, **{**sizes, **row.changes})
+    model = tiny(row.variant, **{"vocab_size": size, **sizes, **row.changes})
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if key.endswith("norm.weight"):
                 weight.sub_(row.norms_less)  # sharp attention makes much of what is rounded
     published(model, checkpoint) if row.packed else save(model, checkpoint)
     said = json.loads((checkpoint / "config.json").read_text(encoding="utf-8")) | row.said
+    said = {key: value for key, value in said.items() if value is not None or key not in row.said}
     (checkpoint / "config.json").write_text(json.dumps(said), encoding="utf-8")
     _stack_norms_by_head(checkpoint / "model.safetensors")
     file = converted(checkpoint, "f16", row.tokenizer)

@@ -324,6 +324,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "windows": model.windows,
         "rotary": model.rotary,
         "attention_scale": model.attention_scale,
+        "value_scale": model.value_scale,
         "attention_cap": model.attention_cap,
         "sinks": model.sinks,
         "embedding_scale": model.embedding_scale,
@@ -332,7 +333,7 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "logits_cap": model.logits_cap,
         "activation": model.activation
         if isinstance(model.activation, str)
-        else {"clamped_swiglu": asdict(model.activation)},
+        else {model.activation.kind: asdict(model.activation)},
         "gated": model.gated,
         "left_out": (*model.left_out, *model.other_half),
         "latent": None if model.latent is None else asdict(model.latent),

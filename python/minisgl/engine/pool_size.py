@@ -37,6 +37,7 @@ def cpu_num_pages(
 ) -> int:
     """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
     bytes of what is free will go to the weights, and `state` to the state of each row. Raises `ConfigError`."""
+    one = max(one, 1)  # pages without keys and values hold nothing, but count tokens
     left = _check_states(config, state, check_weights(config, taken, free_memory()))
     free = left.num_bytes // ranks
     asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)

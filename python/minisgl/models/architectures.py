@@ -86,7 +86,32 @@ class DeltaNet:
     length: int
 
 
-StateKind = ShortConv | DeltaNet
+Gating = Literal["alone", "before_norm", "behind_norm"]
+"""What a Mamba-2 layer does with what it read of its state: it goes through a gate alone, through the gate and then a
+norm, or through the norm first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """The state is the last `length` - 1 inputs of a convolution, and a matrix of `size` x `head_dim` numbers of each
+    head. `groups` of heads have in common what goes in and reads, and the norm goes over one of them. `factors`: what
+    gate, numbers, what takes in, what reads, and steps are multiplied by; `out_scale`: what comes out is."""
+
+    kind: ClassVar[str] = "mamba2"
+    heads: int
+    head_dim: int
+    groups: int
+    size: int
+    length: int
+    conv_bias: bool
+    least_step: float
+    most_step: float | None
+    gating: Gating = "before_norm"
+    factors: tuple[float, ...] = (1.0,) * 5
+    out_scale: float = 1.0
+
+
+StateKind = ShortConv | DeltaNet | Mamba2
 """What a layer keeps of a sequence. `kind` is its name in Rust."""
 
 
@@ -129,9 +154,19 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledSilu:
+    """silu(gate g) u out, where g is the gate and u is up."""
+
+    kind: ClassVar[str] = "scaled_silu"
+    gate: float
+    out: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
     """g sigmoid(alpha g) (u + 1), where g is the gate, at most `limit`, and u is up, kept within it."""
 
+    kind: ClassVar[str] = "clamped_swiglu"
     alpha: float
     limit: float
 
@@ -1008,6 +1043,187 @@ def _lfm2_inner(raw: Raw) -> int:
     return -(-size // unit) * unit
 
 
+def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
+    """`names`: what the config calls the sizes."""
+    sizes = {own: int(raw[names[own]]) for own in ("heads", "head_dim", "groups", "size", "length")}
+    for own, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"config.json: {names[own]}: {value}: must be at least 1")
+    if sizes["heads"] % sizes["groups"]:
+        raise ConfigError(f"config.json: {names['groups']}: {sizes['groups']}: does not divide {sizes['heads']} heads")
+    least, most = (_real(one) for one in raw.get("time_step_limit") or (0.0, math.inf))
+    found = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
+    return Mamba2(**{**sizes, **found, "most_step": None if math.isinf(most) else most, **changes})
+
+
+def _real(value: Any) -> float:
+    """transformers writes what JSON has no number for by its name."""
+    return float(value["__float__"] if isinstance(value, dict) else value)
+
+
+MAMBA_FIELDS = {
+    "heads": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "groups": "mamba_n_groups",
+    "size": "mamba_d_state",
+    "length": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+}
+
+
+def _with_head_size(raw: Raw, inner: int) -> Raw:
+    """`auto`: as many as there are for each head."""
+    given, heads = raw.get("mamba_d_head", "auto"), int(raw["mamba_n_heads"])
+    size = inner // max(heads, 1) if given == "auto" else int(given)
+    if size * heads != inner:
+        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} numbers")
+    return {**raw, "mamba_d_head": size}
+
+
+_MAMBA, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "attention")
+
+
+def _kinds(raw: Raw, types: Any, known: tuple[str, ...]) -> list[str]:
+    if not isinstance(types, list) or len(types) != int(raw["num_hidden_layers"]) or not set(types) <= set(known):
+        raise ConfigError(f"config.json: layer_types: must be one of {', '.join(known)} for each layer")
+    return types
+
+
+def _granite_hybrid(raw: Raw) -> dict[str, Any]:
+    """Granite 4.0 H: a few layers attend, mostly without rotation, the others are Mamba-2; an MLP that every token goes
+    through, perhaps beside experts."""
+    _none_of(raw, "mamba_proj_bias")
+    hidden, num_layers = int(raw["hidden_size"]), int(raw["num_hidden_layers"])
+    given = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * num_layers
+    kinds = _kinds(raw, given, _MAMBA + _ATTENTION)
+    raw = _with_head_size(raw, int(raw.get("mamba_expand", 2) * hidden))
+    shared = int(raw["shared_intermediate_size"])
+    moe = None
+    if raw.get("num_local_experts"):
+        moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=shared)
+    return {
+        **_granite(raw),
+        "mlp_bias": False,
+        "attends": tuple(kind in _ATTENTION for kind in kinds),
+        "state": _mamba2(raw, MAMBA_FIELDS),
+        "state_layers": tuple(kind in _MAMBA for kind in kinds),
+        "windows": (None,) * num_layers,
+        "rotated": (raw.get("position_embedding_type") == "rope",) * num_layers,
+        "intermediate_size": shared,
+        "moe": moe,
+    }
+
+
+def _falcon_h1(raw: Raw) -> dict[str, Any]:
+    """Attention and Mamba-2 side by side in each layer. Much is multiplied by a number; what no bias stands between is
+    put together: queries and keys in their product's scale, values in what is read of them."""
+    _none_of(raw, "mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias")
+    num_layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+    size = int(raw.get("head_dim") or int(raw["hidden_size"]) // heads)
+    given = raw.get("mamba_d_ssm")
+    inner = int(raw.get("mamba_expand", 2)) * int(raw["hidden_size"]) if given is None else int(given)
+    of_in, of_out = (float(raw.get(f"attention_{one}_multiplier", 1.0)) for one in ("in", "out"))
+    of_ssm = float(raw.get("ssm_in_multiplier", 1.0))
+    gate, down = (float(one) for one in raw.get("mlp_multipliers") or (1.0, 1.0))
+    gating: Gating = "alone"
+    if raw.get("mamba_rms_norm"):
+        gating = "behind_norm" if raw.get("mamba_norm_before_gate", True) else "before_norm"
+    state = _mamba2(
+        _with_head_size(raw, inner),
+        MAMBA_FIELDS,
+        gating=gating,
+        factors=tuple(of_ssm * float(one) for one in raw.get("ssm_multipliers") or (1.0,) * 5),
+        out_scale=float(raw.get("ssm_out_multiplier", 1.0)),
+    )
+    return {
+        **_NO_BIAS,
+        "attends": (True,) * num_layers,
+        "state": state,
+        "state_layers": (True,) * num_layers,
+        "windows": (None,) * num_layers,
+        "norm_eps": float(raw.get("rms_norm_eps", 1e-5)),
+        "attention_scale": size**-0.5 * float(raw.get("key_multiplier", 1.0)) * of_in * of_in,
+        "value_scale": of_in * of_out,
+        "activation": "silu" if (gate, down) == (1.0, 1.0) else ScaledSilu(gate, down),
+        "embedding_scale": float(raw.get("embedding_multiplier", 1.0)),
+        "logits_scale": float(raw.get("lm_head_multiplier", 1.0)),
+    }
+
+
+NEMOTRON_FIELDS = {
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "groups": "n_groups",
+    "size": "ssm_state_size",
+    "length": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+}
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _nemotron_h(raw: Raw) -> dict[str, Any]:
+    """Nemotron-H and Nemotron 3: each layer is one of attention without rotation, Mamba-2, an MLP or experts. Steps are
+    within `time_step_limit`, as published; transformers 5 takes `time_step_min` for the least, in prompts alone."""
+    _none_of(raw, "use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "moe_latent_size", "sliding_window")
+    pattern = raw.get("hybrid_override_pattern")
+    given = raw.get("layers_block_type") or raw.get("layer_types") or [_PATTERN.get(one, one) for one in pattern or ""]
+    num_layers = len(given)
+    kinds = _kinds({"num_hidden_layers": num_layers}, given, (*_MAMBA, *_ATTENTION, "mlp", "moe"))
+    raw = {"n_groups": raw.get("mamba_n_groups", 8), "conv_kernel": raw.get("mamba_d_conv", 4), **raw}
+    raw = {**raw, "num_hidden_layers": num_layers}
+    check_activation(raw, "silu", "mamba_hidden_act")
+    layers = frozenset(i for i, kind in enumerate(kinds) if kind == "moe")
+    moe = None
+    if layers:
+        shared = int(raw.get("n_shared_experts") or 0) and int(raw["moe_shared_expert_intermediate_size"])
+        norm = bool(raw.get("norm_topk_prob", True))
+        moe = _grouped_moe(raw, layers=layers, shared_size=shared, norm_topk_prob=norm)
+    return {
+        "num_layers": num_layers,
+        "attends": tuple(kind in _ATTENTION for kind in kinds),
+        "state": _mamba2(raw, NEMOTRON_FIELDS),
+        "state_layers": tuple(kind in _MAMBA for kind in kinds),
+        "windows": (None,) * num_layers,
+        "rotated": (False,) * num_layers,
+        "inner_sizes": tuple(int(raw["intermediate_size"]) if kind == "mlp" else 0 for kind in kinds),
+        "norm_eps": float(raw.get("layer_norm_epsilon", 1e-5)),
+        "activation": check_activation(raw, "relu2", "mlp_hidden_act"),
+        "gated": False,
+        "moe": moe,
+        "left_out": ("mtp.",),
+    }
+
+
+MAMBA2_FIELDS = {
+    "heads": "num_heads",
+    "head_dim": "head_dim",
+    "groups": "n_groups",
+    "size": "state_size",
+    "length": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+}
+_ENDLESS = 2**20  # positions of a model that counts none, as llama.cpp's files say
+
+
+def _mamba2_alone(raw: Raw) -> dict[str, Any]:
+    """Mamba-2 layers and nothing else: no attention, no MLP, no positions."""
+    _none_of(raw, "use_bias")
+    num_layers = int(raw["num_hidden_layers"])
+    return {
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 16,  # of heads that no layer has
+        "max_position": _ENDLESS,
+        "attends": (False,) * num_layers,
+        "state": _mamba2(raw, MAMBA2_FIELDS),
+        "state_layers": (True,) * num_layers,
+        "windows": (None,) * num_layers,
+        "rotated": (False,) * num_layers,
+        "intermediate_size": 0,
+        "norm_eps": float(raw.get("layer_norm_epsilon", 1e-5)),
+    }
+
+
 _GEMMA_NAMES: Names = {"mlp_norm": "pre_feedforward_layernorm"}
 _GEMMA4_NAMES: Names = {
     **_GEMMA_NAMES,
@@ -1174,6 +1390,63 @@ _DELTA_GGUF: Names = {
 }
 _QWEN3_NEXT_GGUF: Names = {**_DELTA_GGUF, "mix_rates": "ssm_ba"}
 _QWEN3_5_GGUF: Names = {**_DELTA_GGUF, "mix_rate": "ssm_beta", "mix_step": "ssm_alpha"}
+
+
+def _mamba_names(layer: str) -> Names:
+    """What the parts of a Mamba-2 layer are called that a checkpoint has under this name."""
+    own = {"mix_in": "in_proj", "convolution": "conv1d", "mix_norm": "norm", "mix_out": "out_proj"}
+    whole = {"fading": "A_log", "past": "D", "step_bias": "dt_bias"}
+    return {part: f"{layer}.{name}" for part, name in (own | whole).items()}
+
+
+_MAMBA_GGUF: Names = {
+    "mix_in": "ssm_in",
+    "convolution": "ssm_conv1d",
+    "mix_norm": "ssm_norm",
+    "mix_out": "ssm_out",
+    "fading": "ssm_a",
+    "past": "ssm_d",
+    "step_bias": "ssm_dt.bias",
+}
+_GRANITE_HYBRID_NAMES: Names = {
+    **_mamba_names("mamba"),
+    **_GRANITE_MOE_NAMES,
+    "gate_up": "shared_mlp.input_linear",
+    "down": "shared_mlp.output_linear",
+    "shared_gate_up": "shared_mlp.input_linear",
+    "shared_down": "shared_mlp.output_linear",
+}
+_FALCON_H1_NAMES: Names = {
+    **_mamba_names("mamba"),
+    "norm": "model.final_layernorm",
+    "mlp_norm": "pre_ff_layernorm",
+    **{one: f"{_FEED}.{one}_proj" for one in ("gate", "up", "down")},
+}
+_MIXER = "mixer"
+_MAMBA2_NAMES: Names = {
+    **_mamba_names(_MIXER),
+    "embedding": ("backbone.embeddings", "backbone.embedding"),
+    "norm": "backbone.norm_f",
+    "attention_norm": "norm",
+}
+_NEMOTRON_H_NAMES: Names = {
+    **_mamba_names(_MIXER),
+    "embedding": ("model.embeddings", "backbone.embeddings"),
+    "norm": ("model.norm_f", "backbone.norm_f"),
+    "attention_norm": "norm",
+    "mlp_norm": "norm",
+    **{part: f"{_MIXER}.{part}_proj" for part in ("q", "k", "v", "up", "down")},
+    "out": f"{_MIXER}.o_proj",
+    "router": f"{_MIXER}.gate",
+    "choice_bias": f"{_MIXER}.gate.e_score_correction_bias",
+    "expert_up": f"{_MIXER}.experts.{{expert}}.up_proj",
+    "expert_down": f"{_MIXER}.experts.{{expert}}.down_proj",
+    "experts_up": f"{_MIXER}.experts.up_proj",
+    "experts_down": f"{_MIXER}.experts.down_proj",
+    "shared_up": f"{_MIXER}.shared_experts.up_proj",
+    "shared_down": f"{_MIXER}.shared_experts.down_proj",
+}
+_NEMOTRON_H_LAYERS = ("model.layers.{layer}", "backbone.layers.{layer}")
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -1236,6 +1509,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     # their text halves
     "Qwen3_5ForConditionalGeneration": Architecture(_delta_net, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
     "Qwen3_5MoeForConditionalGeneration": Architecture(_qwen3_5_moe, _QWEN3_5_NAMES, _QWEN3_5_GGUF, gguf_tiled=True),
+    "GraniteMoeHybridForCausalLM": Architecture(
+        _granite_hybrid, _GRANITE_HYBRID_NAMES, _MAMBA_GGUF, gguf_interleaved=True
+    ),
+    "FalconH1ForCausalLM": Architecture(_falcon_h1, _FALCON_H1_NAMES),
+    "NemotronHForCausalLM": Architecture(
+        _nemotron_h, _NEMOTRON_H_NAMES, {**_MAMBA_GGUF, "mlp_norm": "attn_norm"}, layers=_NEMOTRON_H_LAYERS
+    ),
+    "Mamba2ForCausalLM": Architecture(_mamba2_alone, _MAMBA2_NAMES, _MAMBA_GGUF, layers=("backbone.layers.{layer}",)),
     "PhiForCausalLM": Architecture(_phi, _PHI_NAMES),
     "FalconForCausalLM": Architecture(
         _falcon,

@@ -22,6 +22,7 @@ from minisgl.models.architectures import (
     MoeConfig,
     PerLayer,
     QueryGrowth,
+    ScaledSilu,
     StateKind,
     check_activation,
     find_architecture,
@@ -33,7 +34,8 @@ from minisgl.models.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.models.rope import RopeConfig, context_length, parse_rope
 from minisgl.weights.quantization import Packing, parse_packing
 
-Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ClampedSwiglu  # GELU by its tanh, and by the error function
+Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
+"""GELU is by its tanh, and by the error function."""
 Norms = Literal["before", "behind", "both", "parallel", "apart"]
 """Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
 both, which read the same numbers and are added together; one before each, the rest as with one."""
@@ -94,6 +96,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
     logits_scale: float = 1.0
+    value_scale: float = 1.0
     attention_cap: float = 0.0
     sinks: bool = False  # each head has a score that takes its part of the weights and gives no value
     logits_cap: float = 0.0
@@ -194,7 +197,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         raw = text_config(raw, architecture)
     raw = {**raw, **{name: raw[other] for other, name in known.fields.items() if other in raw}}
     own = known.describe(raw)
-    num_layers, num_heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
+    num_layers = own.get("num_layers") or int(raw["num_hidden_layers"])
+    num_heads = own.get("num_heads") or int(raw["num_attention_heads"])
     if "activation" not in own:
         check_activation(raw)
     head_dim = own.get("head_dim") or int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads)
@@ -208,11 +212,11 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         "num_heads": num_heads,
         "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
         "head_dim": head_dim,
-        "intermediate_size": own.get("intermediate_size") or int(raw["intermediate_size"]),
+        "intermediate_size": own["intermediate_size"] if "intermediate_size" in own else int(raw["intermediate_size"]),
         "vocab_size": int(raw["vocab_size"]),
         "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
         "rope": rope,
-        "max_position": context_length(raw, rope),
+        "max_position": own.get("max_position") or context_length(raw, rope),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "qkv_bias": bias,
         "out_bias": bias,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.config import ConfigError
+from minisgl.models.architectures import MAMBA2_FIELDS, MAMBA_FIELDS, NEMOTRON_FIELDS
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By tensor, outermost dimension first."""
@@ -94,6 +95,10 @@ class Fields:
             raise ConfigError(f"{key}: {found!s:.40}: must be 0, or one number above it, for each of {layers} layers")
         return found
 
+    def most(self, key: str, default: int = _REQUIRED) -> int:
+        """Of what layers have; a file may say one number for all."""
+        return max(self.wholes(key)) if isinstance(self._metadata.get(key), list) else self.whole(key, default)
+
     def real(self, key: str, default: float = _REQUIRED) -> float:
         found = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
         return float(found)
@@ -145,9 +150,9 @@ class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
     LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
     keys and values are made of latents, and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in
-    which layers may differ. `states`: layers without KV heads keep states. `exact_yarn`: YaRN's border dimensions are
-    not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the
-    two halves of each head of q and k in turns (llama.cpp: NORM)."""
+    which layers may differ. `states`: some layers keep states, perhaps in place of attention. `exact_yarn`: YaRN's
+    border dimensions are not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of
+    those, the files have the two halves of each head of q and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -167,7 +172,9 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     """config.json. `factors`: the values of `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS`, of those that the file
     has."""
     own, reader = fields.own, READERS[fields.architecture]
-    hidden, heads = fields.positive(own("embedding_length")), fields.positive(own("attention.head_count"))
+    hidden = fields.positive(own("embedding_length"))
+    count = fields.most if reader.states else fields.positive
+    heads = max(1, count(own("attention.head_count")))  # 0: no layer has any
     head_dim = fields.positive(own("attention.key_length"), hidden // heads)
     rotated = fields.positive(own("rope.dimension_count"), head_dim)
     fixed = {"attention.value_length": fields.whole(own("attention.value_length"), head_dim)}
@@ -184,9 +191,9 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     if reader.mixed:
         _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
     if reader.states:
-        counts = fields.heads_or_none(own("attention.head_count_kv"), layers)
-        heads_kv, inner = max(counts), fields.positive(own("feed_forward_length"))
-        last = f"blk.{max(layer for layer, count in enumerate(counts) if count)}"
+        heads_kv, inner = fields.most(own("attention.head_count_kv"), heads), fields.most(own("feed_forward_length"))
+        attending = [i for i in range(min(layers, len(shapes))) if f"blk.{i}.attn_q.weight" in shapes]
+        last = f"blk.{attending[-1]}" if attending else ""
     else:
         heads_kv, inner = (
             fields.by_layer(own(key), layers, default)[0] if reader.mixed else fields.positive(own(key), default)
@@ -194,8 +201,8 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         )
     layers -= further
     vocab = shapes.get(TABLE, (0,))[0]
-    expected = {f"{last}.attn_q.weight": (heads * head_dim, hidden)}
-    expected[f"{last}.attn_k.weight"] = (heads_kv * head_dim, hidden)
+    sizes = {"q": heads * head_dim, "k": heads_kv * head_dim}
+    expected = {f"{last}.attn_{part}.weight": (size, hidden) for part, size in sizes.items() if last}
     if reader.fused:
         expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
     if reader.latent:
@@ -709,6 +716,80 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+_KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
+
+
+def _kinds(shapes: Shapes, config: Config, parts: Sequence[str]) -> list[str]:
+    """By layer: the first of these parts that it has."""
+    found = list[str]()
+    for layer in range(config["num_hidden_layers"]):
+        own = [part for part in parts if f"blk.{layer}.{part}.weight" in shapes]
+        if not own:
+            raise ConfigError(f"tensors of layer {layer}: none of {', '.join(parts)}")
+        found.append(_KINDS[own[0]])
+    return found
+
+
+def _ssm(fields: Fields, shapes: Shapes, config: Config, names: Mapping[str, str]) -> dict[str, Any]:
+    """Sizes of Mamba-2 layers, by what the config calls them."""
+    heads, inner = (fields.positive(fields.own(f"ssm.{key}")) for key in ("time_step_rank", "inner_size"))
+    if inner % heads:
+        raise ConfigError(f"{fields.own('ssm.inner_size')}: {inner}: {heads} heads do not divide it")
+    rest = ("group_count", "state_size", "conv_kernel")
+    groups, size, length = (fields.positive(fields.own(f"ssm.{key}")) for key in rest)
+    numbers = {"heads": heads, "head_dim": inner // heads, "groups": groups, "size": size, "length": length}
+    first = next((name for name in shapes if name.endswith(".ssm_in.weight")), "blk.0.ssm_in.weight")
+    _check_shapes(shapes, {first: (2 * inner + 2 * groups * size + heads, config["hidden_size"])})
+    bias = any(name.endswith(".ssm_conv1d.bias") for name in shapes)
+    return {**{names[own]: value for own, value in numbers.items()}, names["conv_bias"]: bias}
+
+
+def _granite_hybrid(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own, kinds = fields.own, _kinds(shapes, config, ("ssm_in", "attn_q"))
+    experts = max(fields.whole(own("expert_count"), 0), 0)
+    gate = "blk.0.ffn_gate_shexp.weight" if experts else "blk.0.ffn_gate.weight"
+    rotates = fields.flag(own("rope.scaling.finetuned"), False)
+    return {
+        **_granite(fields, shapes, config),
+        **_ssm(fields, shapes, config, MAMBA_FIELDS),
+        **(_experts(fields) if experts else {"num_local_experts": 0}),
+        "layer_types": kinds,
+        "mamba_expand": fields.positive(own("ssm.inner_size")) / config["hidden_size"],
+        "shared_intermediate_size": shapes.get(gate, (0,))[0],
+        "position_embedding_type": "rope" if rotates else None,
+    }
+
+
+def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    own, experts = fields.own, max(fields.whole(fields.own("expert_count"), 0), 0)
+    if latent := fields.whole(key := own("moe_latent_size"), 0):
+        raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
+    found: dict[str, Any] = {
+        **_ssm(fields, shapes, config, NEMOTRON_FIELDS),
+        "layers_block_type": _kinds(shapes, config, tuple(_KINDS)),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mlp_hidden_act": "relu2",
+    }
+    if not experts:
+        return found
+    return {
+        **found,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": fields.positive(own("expert_used_count")),
+        "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
+        "moe_shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
+        "n_shared_experts": fields.positive(own("expert_shared_count")),
+        "n_group": fields.positive(own("expert_group_count"), 1),
+        "topk_group": fields.positive(own("expert_group_used_count"), 1),
+        "routed_scaling_factor": fields.real(own("expert_weights_scale"), 1.0) or 1.0,
+        "norm_topk_prob": fields.flag(own("expert_weights_norm"), False),
+    }
+
+
+def _mamba2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {**_ssm(fields, shapes, config, MAMBA2_FIELDS), "layer_norm_epsilon": config["rms_norm_eps"]}
+
+
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
     """As config.json says it; nothing for plain rotary embeddings."""
     name = fields.own("rope.scaling.type")
@@ -834,6 +915,10 @@ READERS: dict[str, Reader] = {
     "hunyuan-moe": Reader("HunYuanMoEV1ForCausalLM", _hunyuan_moe, "hunyuan_v1_moe"),
     "lfm2": Reader("Lfm2ForCausalLM", _lfm2, states=True),
     "lfm2moe": Reader("Lfm2MoeForCausalLM", _lfm2_moe, "lfm2_moe", states=True),
+    "granitehybrid": Reader("GraniteMoeHybridForCausalLM", _granite_hybrid, "granitemoehybrid", states=True),
+    "nemotron_h": Reader("NemotronHForCausalLM", _nemotron_h, "nemotron_h", states=True),
+    "nemotron_h_moe": Reader("NemotronHForCausalLM", _nemotron_h, "nemotron_h", states=True),
+    "mamba2": Reader("Mamba2ForCausalLM", _mamba2, "mamba2", states=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""

@@ -151,11 +151,11 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// A pool of zeros that takes no memory until it is written.
+    /// A pool of zeros that takes no memory until it is written. Without layers its pages have no bytes.
     pub fn new(shape: KvShape) -> Result<Self> {
         let KvShape { pages, page_size, .. } = shape;
         let layers = shape.layers.len();
-        if layers == 0 || pages == 0 || page_size == 0 || shape.layers.iter().any(|heads| heads.count == 0) {
+        if pages == 0 || page_size == 0 || shape.layers.iter().any(|heads| heads.count == 0) {
             return Err(Error::setting(format!(
                 "a KV pool of {layers} layers and {pages} pages of {page_size} tokens, or a layer of it, holds nothing"
             )));

@@ -14,6 +14,7 @@ mod avx2;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx512;
 mod isa;
+pub mod mamba;
 #[cfg(any(target_arch = "aarch64", test))]
 mod neon;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

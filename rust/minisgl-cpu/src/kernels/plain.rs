@@ -32,7 +32,8 @@ pub unsafe fn layer_norm(x: *const f32, weight: &[f32], bias: Option<&[f32]>, ep
 }
 
 /// The sum of `n` numbers: number i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
-fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
+#[inline(always)]
+pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let whole = n / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
@@ -97,6 +98,26 @@ pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f3
             *out.add(i) = g * g * *up.add(i);
         }
     }
+}
+
+/// `out = silu(by gate) * up * of_out`; `out` may be either.
+///
+/// # Safety
+/// The pointers have `n` numbers each.
+pub unsafe fn scaled_silu_mul(gate: *const f32, up: *const f32, n: usize, (by, of_out): (f32, f32), out: *mut f32) {
+    for i in 0..n {
+        // SAFETY: the caller's.
+        unsafe { *out.add(i) = silu(*gate.add(i) * by) * *up.add(i) * of_out };
+    }
+}
+
+/// x sigmoid(x); NaN stays NaN.
+#[inline(always)]
+pub(super) fn silu(x: f32) -> f32 {
+    let away = if x.abs() > 87.0 { 87.0 } else { x.abs() };
+    let e = exp_below(-away);
+    let share = if x < 0.0 { e } else { 1.0 };
+    x * (share / (1.0 + e))
 }
 
 /// `out = g sigmoid(alpha g) (u + 1)`, where g is the gate, at most `limit`, and u is up, kept within it.

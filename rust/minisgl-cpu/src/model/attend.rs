@@ -262,6 +262,10 @@ impl Worker<'_, '_> {
                     norm.apply((&kernels, config), at, (0, dim), at);
                 }
             }
+            if config.value_scale != 1.0 && keys > 0 {
+                let values = std::slice::from_raw_parts_mut(first_value, keys);
+                values.iter_mut().for_each(|number| *number *= config.value_scale);
+            }
             if let Some(growth) = config.query_growth
                 && !(growth.unrotated && angles.is_some())
             {

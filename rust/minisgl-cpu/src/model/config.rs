@@ -5,6 +5,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::kernels::mamba::Gating;
 use crate::model::convolution::CHANNELS;
 use crate::model::recurrence::BLOCK;
 use crate::weights::PANEL;
@@ -82,6 +83,8 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// The factor of the products of queries and keys.
     pub attention_scale: f32,
+    /// Values are multiplied by it.
+    pub value_scale: f32,
     /// Those products are kept within it, softly; 0: they are as they are.
     pub attention_cap: f32,
     /// Embeddings are multiplied by it.
@@ -126,13 +129,15 @@ pub struct LatentConfig {
 }
 
 /// What a layer keeps of a sequence: of one size, whatever its length, and true behind one of its tokens.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub enum StateKind {
     /// The last inputs of a short convolution.
     ShortConv(ShortConv),
     /// The last inputs of a convolution, and a matrix of each head.
     DeltaNet(DeltaNet),
+    /// The last inputs of a convolution, and a matrix of each head.
+    Mamba2(Mamba2),
 }
 
 /// A gated delta net (arXiv 2412.06464).
@@ -159,6 +164,34 @@ pub struct ShortConv {
     pub length: usize,
     /// All its parts have biases.
     pub bias: bool,
+}
+
+/// Mamba-2 (arXiv 2405.21060).
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba2 {
+    /// Heads.
+    pub heads: usize,
+    /// Numbers of a head's x.
+    pub head_dim: usize,
+    /// Groups of neighbouring heads, which have B and C in common; the norm goes over those of a group.
+    pub groups: usize,
+    /// Numbers of B and of C.
+    pub size: usize,
+    /// Tokens that the convolution sees, its own included.
+    pub length: usize,
+    /// The convolution has biases.
+    pub conv_bias: bool,
+    /// Steps are no smaller.
+    pub least_step: f32,
+    /// And no larger.
+    pub most_step: Option<f32>,
+    /// How gate and norm go together.
+    pub gating: Gating,
+    /// What z, x, B, C and the steps are multiplied by as they come in.
+    pub factors: [f32; 5],
+    /// And what goes out.
+    pub out_scale: f32,
 }
 
 /// Sizes of one layer's attention.
@@ -191,6 +224,13 @@ pub struct PerLayer {
 pub enum Activation {
     /// g sigmoid(g).
     Silu,
+    /// The same of a gate that is scaled, as is what comes out.
+    ScaledSilu {
+        /// Of the gate.
+        gate: f32,
+        /// Of what comes out.
+        out: f32,
+    },
     /// By its tanh approximation.
     Gelu,
     /// By the error function.
@@ -568,6 +608,7 @@ impl StateKind {
         match self {
             Self::ShortConv(conv) => conv.length.saturating_sub(1).saturating_mul(config.hidden_size),
             Self::DeltaNet(net) => net.state(),
+            Self::Mamba2(sizes) => sizes.state(),
         }
     }
 
@@ -576,6 +617,7 @@ impl StateKind {
         match self {
             Self::ShortConv(_) => 3 * config.hidden_size,
             Self::DeltaNet(net) => net.channels() + net.inner() + 2 * net.value_heads,
+            Self::Mamba2(sizes) => sizes.projected(),
         }
     }
 
@@ -584,6 +626,7 @@ impl StateKind {
         match self {
             Self::ShortConv(_) => config.hidden_size,
             Self::DeltaNet(net) => net.inner(),
+            Self::Mamba2(sizes) => sizes.inner(),
         }
     }
 }
@@ -624,6 +667,44 @@ impl DeltaNet {
             return 0;
         }
         self.first_block() + self.value_heads * self.blocks() * self.block()
+    }
+}
+
+impl Mamba2 {
+    /// Numbers of all heads.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers that are convolved: x, B and C.
+    pub fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.size
+    }
+
+    /// Numbers that come in: the gate, those, and a step for each head.
+    pub fn projected(&self) -> usize {
+        self.inner() + self.channels() + self.heads
+    }
+
+    /// Where a head's matrix lies in the state.
+    pub fn of_head(&self, head: usize) -> usize {
+        (self.length - 1) * self.channels() + head * self.size * self.head_dim
+    }
+
+    /// The bounds of steps.
+    pub fn steps(&self) -> (f32, f32) {
+        (self.least_step, self.most_step.unwrap_or(f32::INFINITY))
+    }
+
+    /// Numbers of the state; 0 where that cannot be.
+    fn state(&self) -> usize {
+        let sizes = [self.heads, self.head_dim, self.groups, self.size, self.length];
+        let within = sizes.iter().all(|size| (1..=MAX_LAYERS).contains(size));
+        let product = self.heads.checked_mul(self.head_dim * self.size);
+        if !within || !self.heads.is_multiple_of(self.groups) || product.is_none_or(|all| all > MAX_STATE) {
+            return 0;
+        }
+        self.of_head(self.heads)
     }
 }
 

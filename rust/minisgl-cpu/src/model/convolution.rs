@@ -29,6 +29,13 @@ impl Convolution {
         }
     }
 
+    /// What some channels give is multiplied by it, their bias aside.
+    pub fn scale(&mut self, channels: Range<usize>, by: f32) {
+        for taps in self.weights.chunks_exact_mut(self.channels) {
+            taps[channels.clone()].iter_mut().for_each(|weight| *weight *= by);
+        }
+    }
+
     /// Pieces of channels.
     pub fn pieces(&self) -> usize {
         self.channels.div_ceil(CHANNELS)

@@ -194,7 +194,9 @@ impl Worker<'_, '_> {
             return;
         };
         let mlp = &experts.experts[first.expert];
-        let groups = if pairs {
+        let groups = if pairs && !self.shared.config.gated {
+            Groups::of(&mlp.gate_up.weight, self.shared.threads)
+        } else if pairs {
             Groups::pairs(mlp.gate_up_panels(), self.shared.threads)
         } else {
             Groups::of(&mlp.down.weight, self.shared.threads)

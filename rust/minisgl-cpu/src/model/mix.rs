@@ -28,6 +28,7 @@ impl Worker<'_, '_> {
         match &mixer.kind {
             Mixing::Convolving(conv) => self.convolve(index, conv),
             Mixing::Delta(delta) => self.delta(index, delta),
+            Mixing::Mamba(mamba) => self.mamba(index, mamba),
         }
         self.barrier.wait();
         self.lap(3);

@@ -35,6 +35,7 @@ unsafe fn activate(
     unsafe {
         match activation {
             Activation::Silu => kernels.silu_mul(gate, up, n, out),
+            Activation::ScaledSilu { gate: by, out: of_out } => plain::scaled_silu_mul(gate, up, n, (by, of_out), out),
             Activation::Gelu => kernels.gelu_mul(gate, up, n, out),
             Activation::GeluErf => plain::gelu_erf_mul(gate, up, n, out),
             Activation::Relu2 => plain::relu2_mul(gate, up, n, out),

@@ -14,6 +14,7 @@ mod experts;
 mod forward;
 mod gated_delta;
 mod grid;
+mod mamba;
 mod mix;
 mod mlp;
 mod names;

@@ -88,6 +88,8 @@ pub enum Part {
     MixAll,
     /// Both numbers of each head, likewise.
     MixRates,
+    /// How much of each head goes past its state.
+    Past,
     /// By query head: a score beside those of keys.
     Sinks,
     /// The norm before the MLP.
@@ -147,6 +149,8 @@ pub enum Part {
     /// As above.
     SharedUp,
     /// As above.
+    SharedGateUp,
+    /// As above.
     SharedDown,
     /// Its weight.
     SharedRouter,
@@ -165,6 +169,7 @@ impl Part {
             self,
             Self::Sinks
                 | Self::Fading
+                | Self::Past
                 | Self::StepBias
                 | Self::ChoiceBias
                 | Self::ExpertsGate

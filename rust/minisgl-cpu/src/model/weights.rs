@@ -8,9 +8,10 @@ use std::sync::Mutex;
 use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
+use crate::kernels::mamba::{Gating, Way};
 use crate::kernels::{Kernels, Mode, plain};
 use crate::model::config::{
-    DeltaNet, HeadNorms, Heads, LatentConfig, ModelConfig, MoeConfig, Norms, ShortConv, StateKind,
+    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, StateKind,
 };
 use crate::model::convolution::Convolution;
 use crate::model::delta::{Delta, by_head};
@@ -93,6 +94,17 @@ impl Mlp {
         Ok(Self {
             gate_up: linear(gate_up),
             up,
+            down: linear(down),
+            inner,
+        })
+    }
+
+    /// Without a gate.
+    fn ungated(up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
+        let linear = |weight| Linear { weight, bias: None };
+        Ok(Self {
+            gate_up: linear(Matrix::pack(&[Piece::new(up)], false, None)?),
+            up: None,
             down: linear(down),
             inner,
         })
@@ -213,6 +225,41 @@ pub enum Mixing {
     Convolving(Convolving),
     /// A gated delta net.
     Delta(Delta),
+    /// Mamba-2.
+    Mamba(Mamba),
+}
+
+/// What is between the products of a Mamba-2 layer: columns of what goes in are the gate z, then x, B and C, which are
+/// convolved, then a step for each head.
+pub struct Mamba {
+    /// Numbers of it.
+    pub sizes: Mamba2,
+    /// Of x, B and C.
+    pub convolution: Convolution,
+    /// By head: how fast it fades, below 0.
+    pub a: Vec<f32>,
+    /// By head: how much goes past the state.
+    pub past: Vec<f32>,
+    /// By head: added to the step.
+    pub step_bias: Vec<f32>,
+    /// Of what goes out; empty: without a norm.
+    pub norm: Vec<f32>,
+    /// Of it.
+    pub eps: f32,
+}
+
+impl Mamba {
+    /// How numbers leave the layer.
+    pub fn way(&self) -> Way<'_> {
+        Way {
+            gating: self.sizes.gating,
+            weight: &self.norm,
+            group: self.sizes.inner() / self.sizes.groups,
+            eps: self.eps,
+            gate_scale: self.sizes.factors[0],
+            out_scale: self.sizes.out_scale,
+        }
+    }
 }
 
 /// A convolution, and the bias of what goes in: by columns of the gate of numbers, the gate behind, the numbers.
@@ -589,7 +636,45 @@ impl Loader<'_> {
         match kind {
             StateKind::ShortConv(conv) => self.convolving(conv),
             StateKind::DeltaNet(net) => self.delta(net),
+            StateKind::Mamba2(sizes) => self.mamba(sizes),
         }
+    }
+
+    fn mamba(&self, sizes: Mamba2) -> Result<Mixer> {
+        let (config, heads, inner) = (self.config, sizes.heads, sizes.inner());
+        let (hidden, channels, of_groups) = (config.hidden_size, sizes.channels(), sizes.groups * sizes.size);
+        let into = self.linear(Part::MixIn, [sizes.projected(), hidden], false)?;
+        let mut convolution = self.convolution((sizes.length, channels), sizes.conv_bias)?;
+        let [_, of_x, of_b, of_c, _] = sizes.factors;
+        convolution.scale(0..inner, of_x);
+        convolution.scale(inner..inner + of_groups, of_b);
+        convolution.scale(inner + of_groups..channels, of_c);
+        let mut a = self.vector(Part::Fading, "weight", heads)?;
+        let is_checkpoint = self.tensors.is_checkpoint();
+        if is_checkpoint {
+            a.iter_mut().for_each(|a| *a = -a.exp());
+        }
+        // GGUF has the norm by group
+        let (whole, by_group) = ([inner], [sizes.groups, inner / sizes.groups]);
+        let shape = if is_checkpoint { &whole[..] } else { &by_group[..] };
+        let norm = if sizes.gating == Gating::Alone {
+            Vec::new()
+        } else {
+            self.tensors.part(Part::MixNorm, self.at(), shape)?.view()?.decode()
+        };
+        Ok(Mixer {
+            into: vec![(0, into.weight)],
+            kind: Mixing::Mamba(Mamba {
+                convolution,
+                a,
+                past: self.vector(Part::Past, "weight", heads)?,
+                step_bias: self.vector(Part::StepBias, "bias", heads)?,
+                norm,
+                eps: config.norm_eps,
+                sizes,
+            }),
+            out: self.linear(Part::MixOut, [hidden, inner], false)?,
+        })
     }
 
     fn convolving(&self, conv: ShortConv) -> Result<Mixer> {
@@ -955,15 +1040,10 @@ impl Loader<'_> {
         };
         let down_weight = pack(&[self.part(down, [hidden, inner])?], false)?;
         let mut mlp = if !config.gated {
-            let linear = |weight| Linear { weight, bias: None };
-            Mlp {
-                gate_up: linear(pack(&[self.part(up, [inner, hidden])?], false)?),
-                up: None,
-                down: linear(down_weight),
-                inner,
-            }
-        } else if gate == Part::Gate && self.tensors.files.knows(Part::GateUp) {
-            let both = self.part(Part::GateUp, [2 * inner, hidden])?;
+            let up = self.part(up, [inner, hidden])?;
+            Mlp::ungated(up.view()?, down_weight, inner)?
+        } else if let Some(both) = self.fused(gate) {
+            let both = self.part(both, [2 * inner, hidden])?;
             let half = [inner, hidden];
             let (gate, up) = in_halves(both.view()?, &half)?;
             Mlp::new(gate, up, down_weight, inner)?
@@ -974,6 +1054,13 @@ impl Loader<'_> {
         mlp.gate_up.bias = bias;
         mlp.down.bias = self.bias(config.mlp_bias, down, hidden)?;
         Ok(mlp)
+    }
+
+    /// The part that is gate and up in one, if files of this kind have it.
+    fn fused(&self, gate: Part) -> Option<Part> {
+        let both = [(Part::Gate, Part::GateUp), (Part::SharedGate, Part::SharedGateUp)];
+        let found = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
+        found.filter(|both| self.tensors.files.knows(*both))
     }
 
     fn experts(&self, moe: &MoeConfig) -> Result<Experts> {
@@ -1047,6 +1134,11 @@ impl Loader<'_> {
         let hidden = self.config.hidden_size;
         let at = At { expert, ..self.at() };
         let of = |part, shape: [usize; 2]| self.tensors.part(part, at, &shape);
+        if !self.config.gated {
+            let up = of(Part::ExpertUp, [inner, hidden])?;
+            let down = pack(&[of(Part::ExpertDown, [hidden, inner])?], false)?;
+            return Mlp::ungated(up.view()?, down, inner);
+        }
         let (gate, up) = (
             of(Part::ExpertGate, [inner, hidden])?,
             of(Part::ExpertUp, [inner, hidden])?,
@@ -1066,7 +1158,9 @@ impl Loader<'_> {
             let both = of(Part::ExpertsGateUpTransposed, [count, hidden, 2 * inner])?;
             (vec![both], of(Part::ExpertsDownTransposed, [count, inner, hidden])?)
         } else {
-            let both = if files.knows(Part::ExpertsGateUp) {
+            let both = if !self.config.gated {
+                vec![of(Part::ExpertsUp, half)?]
+            } else if files.knows(Part::ExpertsGateUp) {
                 vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
             } else {
                 vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
@@ -1078,6 +1172,7 @@ impl Loader<'_> {
         let one = |expert| -> Result<Mlp> {
             let down = pack(&[Found::turned(down.slice(expert)?, transposed)?], false)?;
             let mut mlp = match views.as_slice() {
+                [up] if !self.config.gated => Mlp::ungated(up.slice(expert)?, down, inner)?,
                 [both] => {
                     let both = Found::turned(both.slice(expert)?, transposed)?;
                     self.of_both(both.view()?, down, inner)?

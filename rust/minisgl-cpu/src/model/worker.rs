@@ -61,10 +61,12 @@ impl Attentions {
     /// Of a model, for steps over `kv`.
     pub fn new(config: &ModelConfig, isa: Isa, threads: usize, kv: &KvPool) -> Result<Self> {
         let sizes: Vec<(usize, usize)> = config.heads.iter().map(|one| (one.kv_heads, one.head_dim)).collect();
+        let nowhere = !config.attends.contains(&true);
         let mut known: Vec<(usize, usize)> = Vec::new();
         let mut kinds = Vec::new();
         for (first, size) in sizes.iter().enumerate() {
-            if known.contains(size) || !config.attends[first] {
+            // where no layer attends, a plan still goes over the rows
+            if known.contains(size) || !(config.attends[first] || nowhere) {
                 continue;
             }
             let ((kv_heads, head_dim), heads) = (*size, config.num_heads);

@@ -1,0 +1,91 @@
+//! Mamba-2 (arXiv 2405.21060): a convolution of what goes in, a matrix of each head that fades and takes in, a gate.
+//!
+//! A layer's state is the convolution's tail, then each head's matrix, [size, numbers of a head].
+
+#![allow(unsafe_code)]
+
+use crate::kernels::mamba::{By, advance, leave, silu_all, step};
+use crate::model::buffers::Phase;
+use crate::model::weights::Mamba;
+use crate::model::worker::{FEW, Worker, each};
+
+impl Worker<'_, '_> {
+    pub(super) fn mamba(&mut self, index: usize, mamba: &Mamba) {
+        let shared = self.shared;
+        let (sizes, buffers, isa) = (&mamba.sizes, shared.buffers, shared.kernels.isa());
+        let inner = sizes.inner();
+        let Some(states) = &shared.tokens.states else {
+            return;
+        };
+        let convolution = &mamba.convolution;
+        self.each_row(index, Phase::Mix, convolution.pieces(), |row, tokens, piece| {
+            let channels = convolution.channels(piece);
+            let (own, slot) = (convolution.of_tail(&channels), shared.rows.slots[row] as usize);
+            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            unsafe {
+                states.advance(index, (row, slot), tokens, &own, |tail, token| {
+                    let at = buffers.qkv.at(token, inner + channels.start);
+                    let numbers = std::slice::from_raw_parts_mut(at, channels.len());
+                    convolution.pass(channels.clone(), tail, numbers);
+                    silu_all(isa, numbers);
+                });
+            }
+        });
+        self.barrier.wait();
+        self.each_row(index, Phase::Scan, sizes.heads, |row, tokens, head| {
+            let (first, count) = (sizes.of_head(head), sizes.size * sizes.head_dim);
+            let (own, slot) = (first..first + count, shared.rows.slots[row] as usize);
+            // SAFETY: its piece: this head of this row; what is read was written before a barrier.
+            unsafe {
+                states.advance(
+                    index,
+                    (row, slot),
+                    tokens,
+                    std::slice::from_ref(&own),
+                    |state, token| {
+                        let state = std::slice::from_raw_parts_mut(state.add(first), count);
+                        self.scan_head(mamba, (head, token), state);
+                    },
+                );
+            }
+        });
+        self.barrier.wait();
+        each(shared.counter(index, Phase::Gate), shared.count(), FEW, |token| {
+            // SAFETY: its piece: this token's numbers, written before a barrier.
+            let (gate, out) = unsafe {
+                (
+                    std::slice::from_raw_parts(buffers.qkv.at(token, 0), inner),
+                    std::slice::from_raw_parts_mut(buffers.attended.at(token, 0), inner),
+                )
+            };
+            leave(isa, mamba.way(), gate, out);
+        });
+    }
+
+    /// One head of a token: from what is convolved to what is read of its state.
+    ///
+    /// # Safety
+    /// Nobody writes to the token's numbers meanwhile, and nobody else uses this head's part of what comes out.
+    unsafe fn scan_head(&self, mamba: &Mamba, (head, token): (usize, usize), state: &mut [f32]) {
+        let (sizes, buffers) = (&mamba.sizes, self.shared.buffers);
+        let (inner, size, dim) = (sizes.inner(), sizes.size, sizes.head_dim);
+        let group = head / (sizes.heads / sizes.groups);
+        let of_b = 2 * inner + group * size;
+        // SAFETY: the caller's.
+        unsafe {
+            let dt = *buffers.qkv.at(token, sizes.projected() - sizes.heads + head);
+            let dt = step(dt * sizes.factors[4] + mamba.step_bias[head], sizes.steps());
+            let by = By {
+                dt,
+                decay: (dt * mamba.a[head]).exp(),
+                past: mamba.past[head],
+            };
+            let x = buffers.attended.at(token, head * dim);
+            x.copy_from_nonoverlapping(buffers.qkv.at(token, inner + head * dim), dim);
+            let x = std::slice::from_raw_parts_mut(x, dim);
+            let b = std::slice::from_raw_parts(buffers.qkv.at(token, of_b), size);
+            let c = std::slice::from_raw_parts(buffers.qkv.at(token, of_b + sizes.groups * size), size);
+            advance(self.shared.kernels.isa(), by, b, c, state, x);
+        }
+    }
+}
