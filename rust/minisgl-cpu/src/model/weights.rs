@@ -698,7 +698,7 @@ impl Loader<'_> {
             fading.iter_mut().for_each(|fading| *fading = -fading.exp());
         }
         Ok(Mixer {
-            into: self.into_delta(&net)?,
+            into: self.delta_projections(&net)?,
             kind: Mixing::Delta(Delta {
                 convolution: self.convolution((net.length, net.channels()), false)?,
                 lengths: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
@@ -715,7 +715,7 @@ impl Loader<'_> {
 
     /// Files have queries, keys, values and gate in one tensor by head of keys, or in two; and so the two numbers of each
     /// head.
-    fn into_delta(&self, net: &DeltaNet) -> Result<Projections> {
+    fn delta_projections(&self, net: &DeltaNet) -> Result<Projections> {
         let (files, hidden) = (&self.tensors.files, self.config.hidden_size);
         let (inner, heads) = (net.inner(), net.value_heads);
         let (group, keys) = (heads / net.key_heads, (net.key_heads * net.key_dim, net.key_dim));
