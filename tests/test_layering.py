@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
     "layers": {"attention", "config", "distributed", "envs", "kernels", "_rust"},
-    "models": {"layers", "attention", "config", "distributed", "weights.quantization"},
+    "models": {"layers", "attention", "config", "distributed", "weights.quantization", "weights.gguf_config"},
     "weights": {"config", "envs", "utils", "distributed", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "_rust"},

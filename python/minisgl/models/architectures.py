@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from minisgl.config import ConfigError, Unsupported
 from minisgl.models.names import PREFIX, Names
 from minisgl.models.rope import parse_rope, parse_two_ropes, sharpness
+from minisgl.weights.gguf_config import MAMBA2_FIELDS, MAMBA_FIELDS, NEMOTRON_FIELDS
 
 Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
@@ -1061,16 +1062,6 @@ def _real(value: Any) -> float:
     return float(value["__float__"] if isinstance(value, dict) else value)
 
 
-MAMBA_FIELDS = {
-    "heads": "mamba_n_heads",
-    "head_dim": "mamba_d_head",
-    "groups": "mamba_n_groups",
-    "size": "mamba_d_state",
-    "length": "mamba_d_conv",
-    "conv_bias": "mamba_conv_bias",
-}
-
-
 def _with_head_size(raw: Raw, inner: int) -> Raw:
     """`auto`: as many as there are for each head."""
     given, heads = raw.get("mamba_d_head", "auto"), int(raw["mamba_n_heads"])
@@ -1150,14 +1141,6 @@ def _falcon_h1(raw: Raw) -> dict[str, Any]:
     }
 
 
-NEMOTRON_FIELDS = {
-    "heads": "mamba_num_heads",
-    "head_dim": "mamba_head_dim",
-    "groups": "n_groups",
-    "size": "ssm_state_size",
-    "length": "conv_kernel",
-    "conv_bias": "use_conv_bias",
-}
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -1194,14 +1177,6 @@ def _nemotron_h(raw: Raw) -> dict[str, Any]:
     }
 
 
-MAMBA2_FIELDS = {
-    "heads": "num_heads",
-    "head_dim": "head_dim",
-    "groups": "n_groups",
-    "size": "state_size",
-    "length": "conv_kernel",
-    "conv_bias": "use_conv_bias",
-}
 _ENDLESS = 2**20  # positions of a model that counts none, as llama.cpp's files say
 
 

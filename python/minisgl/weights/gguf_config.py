@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.models.architectures import MAMBA2_FIELDS, MAMBA_FIELDS, NEMOTRON_FIELDS
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By tensor, outermost dimension first."""
@@ -716,6 +715,31 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+# what configs call the sizes of a Mamba-2 layer: of most, of Nemotron-H, of Mamba2 itself
+MAMBA_FIELDS = {
+    "heads": "mamba_n_heads",
+    "head_dim": "mamba_d_head",
+    "groups": "mamba_n_groups",
+    "size": "mamba_d_state",
+    "length": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+}
+NEMOTRON_FIELDS = {
+    "heads": "mamba_num_heads",
+    "head_dim": "mamba_head_dim",
+    "groups": "n_groups",
+    "size": "ssm_state_size",
+    "length": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+}
+MAMBA2_FIELDS = {
+    "heads": "num_heads",
+    "head_dim": "head_dim",
+    "groups": "n_groups",
+    "size": "state_size",
+    "length": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+}
 _KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
 
 
