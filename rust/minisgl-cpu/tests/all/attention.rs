@@ -139,7 +139,7 @@ fn a_damaged_plan_is_an_error() {
     assert!(!build(&[20], &[0, 21], &[0, 3], &[0]), "more tokens than length");
     assert!(!build(&[20], &[1, 0], &[0, 3], &[0]), "falling sums");
     assert!(!build(&[20], &[0, 1, 2], &[0, 3], &[0]), "a sum too many");
-    for (layers, pages, dim) in [(0, 1, 8), (1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 10, 1 << 60, 8)] {
+    for (layers, pages, dim) in [(1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 10, 1 << 60, 8)] {
         let layers = vec![KvHeads { count: 1, dim }; layers];
         assert!(
             KvPool::new(KvShape {
