@@ -48,20 +48,21 @@ def chat(chromium: Any, folder: Path) -> None:
 
 
 def load(chromium: Any, folder: Path) -> None:
-    with serving("--engine", "sim", "--demo-load") as server:
-        for name, view, scheme in (
-            ("live", "live", "light"),
-            ("scheduler", "scheduler", "light"),
-            ("scheduler-dark", "scheduler", "dark"),
+    """The scheduler in steps that the eye can follow."""
+    slow = ("--sim-profile", "slow-motion")
+    for name, view, scheme, flags in (
+        ("live", "live", "light", ()),
+        ("scheduler", "scheduler", "light", slow),
+        ("scheduler-dark", "scheduler", "dark", slow),
+    ):
+        with (
+            serving("--engine", "sim", "--demo-load", *flags) as server,
+            browser.tab(chromium, server.url, viewport=WIDE, color_scheme=scheme) as tab,
         ):
-            with browser.tab(chromium, server.url, viewport=WIDE, color_scheme=scheme) as tab:
-                page = tab.open(view)
-                if view == "scheduler":
-                    page.wait_for_selector(".said")
-                    page.eval_on_selector("#slow", "e => { e.value = 50; e.dispatchEvent(new Event('change')); }")
-                page.wait_for_timeout(WATCHED_MS)
-                shoot(page, folder, name)
-                tab.check()
+            page = tab.open(view)
+            page.wait_for_timeout(WATCHED_MS)
+            shoot(page, folder, name)
+            tab.check()
 
 
 @contextlib.contextmanager
@@ -81,7 +82,7 @@ def scene(chromium: Any, folder: Path, shown: Scene) -> None:
         browser.tab(chromium, server.url, viewport=WIDE, color_scheme="light") as tab,
     ):
         page = tab.open("scheduler")
-        page.wait_for_selector("#slow:visible")
+        page.wait_for_selector(".card:visible")
         play(server.url, shown)
         page.wait_for_timeout(DRAWN_MS)
         card = page.locator(".card", has=page.get_by_role("heading", name="Prefix tree" if shown.tree else "Steps"))
