@@ -132,9 +132,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
-            if (
-                value is not None and value > _MOST and name not in ("num_pages", "state_memory")
-            ):  # the memory is their limit
+            by_memory = name in ("num_pages", "state_memory")
+            if value is not None and value > _MOST and not by_memory:
                 raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
 
         if not self.model.strip():

@@ -82,6 +82,12 @@ class Collector:
     def close(self) -> None:
         self.engine.close()
 
+    def forget(self) -> None:
+        """What ended requests got, here and in the loop."""
+        for kept in (self.tokens, self.reasons, self.cached, self.logprobs):
+            kept.clear()
+        self.loop._requests.flush()
+
     def add(self, requests: dict[int, tuple[list[int], SamplingParams]]) -> None:
         adds = [AddRequest(i, np.array(p, np.int32).tobytes(), params) for i, (p, params) in requests.items()]
         self.loop.step(adds)

@@ -622,7 +622,7 @@ def randomised(model: Any) -> Any:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
-            elif name.endswith((".D", ".A_log")):
+            elif name.endswith((".D", "mamba.A_log", "mixer.A_log")):
                 parameter.uniform_(-0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith("bias") and buffer.is_floating_point():  # others are masks

@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from minisgl.config import ConfigError
-from minisgl.models import is_native
+from minisgl.models import ARCHITECTURES, is_native
 from minisgl.models.transformers_config import find_their_model
 from tests.helpers.their_models import REFUSED, TINY
 
@@ -34,6 +34,8 @@ def test_a_refusal_names_the_reason(refused: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=refused.says) as raised:
         find_their_model(write(tmp_path, refused.architecture, **refused.settings))
     assert refused.architecture in str(raised.value) and transformers.__version__ in str(raised.value)
+    native = refused.architecture in ARCHITECTURES
+    assert ("--engine cpu" in str(raised.value), "no engine has it" in str(raised.value)) == (native, not native)
 
 
 @pytest.mark.parametrize(

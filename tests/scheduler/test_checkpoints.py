@@ -48,6 +48,8 @@ def test_a_prompt_is_saved_every_interval_and_where_the_next_turn_goes_on() -> N
     assert saved(one) == [16, 32, 48, 60]
     entry = one.plane.buffers.ring[0]
     assert entry.state_saves[:4, :2].tolist() == [[0, 16], [0, 32], [0, 48], [0, 60]]
+    _, _, nodes = one.plane.tree_view(10)
+    assert [depth for _, _, _, depth, _, _, _, _, saved_there, _ in nodes if saved_there] == saved(one)
     assert ask(one, 2, [*LONG, 7, 8, 9]) == 60, "the next turn"
     assert ask(one, 3, LONG) == 60, "the same again"
     assert ask(one, 4, LONG[:50]) == 48 and ask(one, 5, LONG[:20]) == 16

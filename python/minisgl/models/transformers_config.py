@@ -79,9 +79,14 @@ def find_their_model(model_dir: Path) -> TheirModel:
 
 
 def refused(architecture: str, reason: str) -> ConfigError:
-    native = ", ".join(ARCHITECTURES)
+    """With the nearest way out."""
+    known = ARCHITECTURES.get(architecture)
+    if known is None:
+        elsewhere = "no engine has it by itself"
+    else:
+        elsewhere = "native layers compute it" if known.on_torch else "the CPU engine computes it (--engine cpu)"
     return ConfigError(
-        f"config.json: architectures: {architecture}: it is not native ({native} are), and by the code of transformers "
+        f"config.json: architectures: {architecture}: {elsewhere}; by the code of transformers "
         f"{transformers.__version__} it cannot be right: {reason}"
     )
 

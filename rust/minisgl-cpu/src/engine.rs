@@ -2,8 +2,8 @@
 //!
 //! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
 //! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
-//! that goes on, with its KV pool and its states wiped; a row that is not finite has no token, and no other row reads what it stored:
-//! attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
+//! that goes on, with its KV pool and its states wiped; a row that is not finite has no token, and no other row reads
+//! what it stored: attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -10,10 +10,7 @@
 use serde::Deserialize;
 
 use super::Isa;
-use super::plain::{silu, total};
-
-/// Beyond it softplus is x in f32.
-const STRAIGHT: f32 = 20.0;
+use super::plain::{silu, softplus, total};
 
 /// Makes of `$body` a function that runs it in the vectors of an instruction set.
 macro_rules! on_each_isa {
@@ -58,7 +55,7 @@ fn silu_each(numbers: &mut [f32]) {
 
 /// The step of a head: softplus(dt), within the limits.
 pub fn step(dt: f32, (least, most): (f32, f32)) -> f32 {
-    let dt = if dt > STRAIGHT { dt } else { dt.exp().ln_1p() };
+    let dt = softplus(dt);
     // comparisons that NaN passes as it is
     if dt < least {
         least

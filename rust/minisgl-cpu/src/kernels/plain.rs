@@ -114,10 +114,7 @@ pub unsafe fn scaled_silu_mul(gate: *const f32, up: *const f32, n: usize, (by, o
 /// x sigmoid(x); NaN stays NaN.
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
-    let away = if x.abs() > 87.0 { 87.0 } else { x.abs() };
-    let e = exp_below(-away);
-    let share = if x < 0.0 { e } else { 1.0 };
-    x * (share / (1.0 + e))
+    x * sigmoid(x)
 }
 
 /// `out = g sigmoid(alpha g) (u + 1)`, where g is the gate, at most `limit`, and u is up, kept within it.
@@ -147,6 +144,11 @@ pub fn sigmoid(x: f32) -> f32 {
     let e = exp_below(-below(x.abs(), 87.0));
     let share = if x < 0.0 { e } else { 1.0 };
     share / (1.0 + e)
+}
+
+/// ln(1 + e^x); as torch has it, beyond 20 the number itself.
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 /// `x = x sigmoid(gate)`.

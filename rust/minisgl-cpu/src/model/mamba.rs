@@ -77,7 +77,7 @@ impl Worker<'_, '_> {
             let dt = step(dt * sizes.factors[4] + mamba.step_bias[head], sizes.steps());
             let by = By {
                 dt,
-                decay: (dt * mamba.a[head]).exp(),
+                decay: (dt * mamba.fading[head]).exp(),
                 past: mamba.past[head],
             };
             let x = buffers.attended.at(token, head * dim);

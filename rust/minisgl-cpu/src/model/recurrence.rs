@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use crate::attention::{LANES, Lanes, OnLanes};
+use crate::kernels::plain::softplus;
 
 /// Vectors of a block.
 const VECTORS: usize = 2;
@@ -166,9 +167,7 @@ impl Recurrence {
 
 /// What a head's matrix is multiplied by: exp(rate softplus(step)), where `rate` is below 0.
 pub(super) fn decay(rate: f32, step: f32) -> f32 {
-    // as torch has it: beyond 20 it is the number itself
-    let soft = if step > 20.0 { step } else { step.exp().ln_1p() };
-    (rate * soft).exp()
+    (rate * softplus(step)).exp()
 }
 
 #[cfg(test)]

@@ -237,7 +237,7 @@ pub struct Mamba {
     /// Of x, B and C.
     pub convolution: Convolution,
     /// By head: how fast it fades, below 0.
-    pub a: Vec<f32>,
+    pub fading: Vec<f32>,
     /// By head: how much goes past the state.
     pub past: Vec<f32>,
     /// By head: added to the step.
@@ -649,11 +649,7 @@ impl Loader<'_> {
         convolution.scale(0..inner, of_x);
         convolution.scale(inner..inner + of_groups, of_b);
         convolution.scale(inner + of_groups..channels, of_c);
-        let mut a = self.vector(Part::Fading, "weight", heads)?;
         let is_checkpoint = self.tensors.is_checkpoint();
-        if is_checkpoint {
-            a.iter_mut().for_each(|a| *a = -a.exp());
-        }
         // GGUF has the norm by group
         let (whole, by_group) = ([inner], [sizes.groups, inner / sizes.groups]);
         let shape = if is_checkpoint { &whole[..] } else { &by_group[..] };
@@ -666,7 +662,7 @@ impl Loader<'_> {
             into: vec![(0, into.weight)],
             kind: Mixing::Mamba(Mamba {
                 convolution,
-                a,
+                fading: self.fading(heads)?,
                 past: self.vector(Part::Past, "weight", heads)?,
                 step_bias: self.vector(Part::StepBias, "bias", heads)?,
                 norm,
@@ -693,16 +689,12 @@ impl Loader<'_> {
 
     fn delta(&self, net: DeltaNet) -> Result<Mixer> {
         let (config, heads, dim) = (self.config, net.value_heads, net.key_dim as f32);
-        let mut fading = self.vector(Part::Fading, "weight", heads)?;
-        if self.tensors.is_checkpoint() {
-            fading.iter_mut().for_each(|fading| *fading = -fading.exp());
-        }
         Ok(Mixer {
             into: self.delta_projections(&net)?,
             kind: Mixing::Delta(Delta {
                 convolution: self.convolution((net.length, net.channels()), false)?,
                 lengths: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
-                fading,
+                fading: self.fading(heads)?,
                 step_bias: self.vector(Part::StepBias, "bias", heads)?,
                 norm: padded(self.vector(Part::MixNorm, "weight", net.value_dim)?),
                 eps: config.norm_eps,
@@ -711,6 +703,15 @@ impl Loader<'_> {
             }),
             out: self.linear(Part::MixOut, [config.hidden_size, net.inner()], false)?,
         })
+    }
+
+    /// By head, below 0; checkpoints have the logarithm of what it is without its sign.
+    fn fading(&self, heads: usize) -> Result<Vec<f32>> {
+        let mut fading = self.vector(Part::Fading, "weight", heads)?;
+        if self.tensors.is_checkpoint() {
+            fading.iter_mut().for_each(|fading| *fading = -fading.exp());
+        }
+        Ok(fading)
     }
 
     /// Files have queries, keys, values and gate in one tensor by head of keys, or in two; and so the two numbers of each

@@ -139,6 +139,14 @@ fn a_damaged_plan_is_an_error() {
     assert!(!build(&[20], &[0, 21], &[0, 3], &[0]), "more tokens than length");
     assert!(!build(&[20], &[1, 0], &[0, 3], &[0]), "falling sums");
     assert!(!build(&[20], &[0, 1, 2], &[0, 3], &[0]), "a sum too many");
+    assert!(
+        KvPool::new(KvShape {
+            layers: Vec::new(),
+            ..shape.clone()
+        })
+        .is_ok(),
+        "a model without attention"
+    );
     for (layers, pages, dim) in [(1, 0, 8), (1, 1, 0), (1, 1, 4096), (1 << 10, 1 << 60, 8)] {
         let layers = vec![KvHeads { count: 1, dim }; layers];
         assert!(
