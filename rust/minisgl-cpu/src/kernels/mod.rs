@@ -6,6 +6,25 @@
 //! Invariants: same bits on every instruction set, for every number of rows and cut of panels; `amx` alone has exact
 //! products with bits of their own (`Isa::sums_as_scalar`), still the same for every number of rows and cut.
 
+/// What becomes of each of two. A closure for `array::map` would be called for each vector, since code with the
+/// instructions of a set is not inlined into code without.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+macro_rules! both {
+    ($two:expr, |$one:ident| $of:expr) => {{
+        let [first, second] = $two;
+        [
+            {
+                let $one = first;
+                $of
+            },
+            {
+                let $one = second;
+                $of
+            },
+        ]
+    }};
+}
+
 mod acts;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod amx;

@@ -183,7 +183,10 @@ unsafe fn run<const Q4: bool, const T: usize>(p: &Piece) {
     // SAFETY: the caller's: everything that the piece points to has the sizes it says; blocks are clamped to its own.
     unsafe {
         let ring_of = |step: usize| p.ring.add(step % 2 * (RING / 2));
-        let mut acc: [__m512; T] = std::array::from_fn(|t| _mm512_load_ps(p.sums.add(t * PANEL)));
+        let mut acc = [_mm512_setzero_ps(); T];
+        for (t, acc) in acc.iter_mut().enumerate() {
+            *acc = _mm512_load_ps(p.sums.add(t * PANEL));
+        }
         for g in 0..steps + 2 {
             // What was computed in the step before is stored, then what is to be read in the next.
             let to = ring_of(g + 1);

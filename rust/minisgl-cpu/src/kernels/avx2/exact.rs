@@ -25,19 +25,19 @@ pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m2
     unsafe {
         if low == 8 {
             let top = _mm256_set1_epi8(-128);
-            return vectors(codes.add(64 * j)).map(|v| _mm256_xor_si256(v, top));
+            return both!(vectors(codes.add(64 * j)), |v| _mm256_xor_si256(v, top));
         }
         let mut code = plane(codes, low, j);
         if high > 0 {
             let (upper, by) = (plane(codes.add(64 * low), high, j), _mm_cvtsi32_si128(low as i32));
-            code = [0, 1].map(|i| _mm256_or_si256(code[i], _mm256_sll_epi16(upper[i], by)));
+            code = both!([0, 1], |i| _mm256_or_si256(code[i], _mm256_sll_epi16(upper[i], by)));
         }
         if layout.table.is_none() {
             return code;
         }
         let table = _mm_loadu_si128(const { &table(KIND) }.as_ptr().cast());
         let table = _mm256_broadcastsi128_si256(table);
-        code.map(|code| _mm256_shuffle_epi8(table, code))
+        both!(code, |code| _mm256_shuffle_epi8(table, code))
     }
 }
 
@@ -49,7 +49,7 @@ unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
     let mask = _mm256_set1_epi8((1 << bits) - 1);
     // SAFETY: the caller's: a whole plane.
     let v = unsafe { vectors(at.add(64 * (j % bits))) };
-    v.map(|v| _mm256_and_si256(_mm256_srl_epi16(v, by), mask))
+    both!(v, |v| _mm256_and_si256(_mm256_srl_epi16(v, by), mask))
 }
 
 /// What steps `8 g .. 8 g + 8` come out of, if it is not read step by step.
@@ -73,13 +73,10 @@ pub(super) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> Stored {
         };
         let values = [biased::<KIND>(block.codes, first), biased::<KIND>(block.codes, second)];
         let bias = _mm256_set1_epi8(layout.bias as i8);
-        values.map(|v| {
-            if layout.bias > 0 {
-                v.map(|v| _mm256_sub_epi8(v, bias))
-            } else {
-                v
-            }
-        })
+        if layout.bias == 0 {
+            return values;
+        }
+        both!(values, |pair| both!(pair, |v| _mm256_sub_epi8(v, bias)))
     }
 }
 
@@ -93,7 +90,7 @@ pub(super) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: us
     unsafe {
         match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
-            BF16 => vectors(numbers.add(256 * g + T / 2 * 64)).map(|v| upper_half::<T>(v)),
+            BF16 => both!(vectors(numbers.add(256 * g + T / 2 * 64)), |v| upper_half::<T>(v)),
             F32 => load(numbers.add(512 * g + 64 * T).cast()),
             _ => {
                 let (v, at) = if layout.by_halves() {
@@ -101,7 +98,7 @@ pub(super) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: us
                 } else {
                     (v[T / 4], T % 4)
                 };
-                v.map(|v| {
+                both!(v, |v| {
                     if layout.bias > 0 {
                         signed_byte(v, at)
                     } else {

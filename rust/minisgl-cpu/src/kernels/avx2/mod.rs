@@ -93,7 +93,7 @@ type Whole = [__m256i; 2];
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
     // SAFETY: the caller's: 16 bytes.
-    [0, 8].map(|i| unsafe {
+    both!([0, 8], |i| unsafe {
         let v = _mm_loadl_epi64(at.add(i).cast());
         if SIGNED {
             _mm256_cvtepi8_epi32(v)
@@ -109,7 +109,10 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
 unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
     let (by, mask) = (_mm_cvtsi32_si128(from as i32), _mm256_set1_epi32((1 << bits) - 1));
     // SAFETY: the caller's: 16 bytes.
-    unsafe { bytes::<false>(at) }.map(|v| _mm256_and_si256(_mm256_srl_epi32(v, by), mask))
+    both!(unsafe { bytes::<false>(at) }, |v| _mm256_and_si256(
+        _mm256_srl_epi32(v, by),
+        mask
+    ))
 }
 
 /// A block's 16 scales, for share `sub` of its inputs (`weights::Block::scale`).
@@ -126,17 +129,17 @@ unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> Pair {
             Q3_K => {
                 let low = fields(head.add(32 + 16 * at), 4 * sub, 4);
                 let high = fields(head.add(160 + at / 2 * 16), at % 2 * 4 + 2 * sub, 2);
-                [0, 1].map(|i| {
+                both!([0, 1], |i| {
                     let code = _mm256_or_si256(low[i], _mm256_slli_epi32::<4>(high[i]));
                     _mm256_sub_epi32(code, _mm256_set1_epi32(32))
                 })
             }
             IQ4_XS => bytes::<true>(head.add(32 + 16 * at)),
-            MXFP4 => return bytes::<false>(head).map(|e| half_of_e8m0(e)),
-            NVFP4 => return bytes::<false>(head.add(32 * at + 16 * sub)).map(|bits| half_of_e4m3(bits)),
+            MXFP4 => return both!(bytes::<false>(head), |e| half_of_e8m0(e)),
+            NVFP4 => return both!(bytes::<false>(head.add(32 * at + 16 * sub)), |bits| half_of_e4m3(bits)),
             _ => return halves(head),
         };
-        product(halves(head), codes.map(|code| _mm256_cvtepi32_ps(code)))
+        product(halves(head), both!(codes, |code| _mm256_cvtepi32_ps(code)))
     }
 }
 
@@ -178,7 +181,7 @@ unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> Pair {
             Q2_K => fields(head.add(64 + 32 * at + 16 * sub), 4, 4),
             _ => return halves(head.add(32)),
         };
-        product(halves(head.add(32)), codes.map(|code| _mm256_cvtepi32_ps(code)))
+        product(halves(head.add(32)), both!(codes, |code| _mm256_cvtepi32_ps(code)))
     }
 }
 

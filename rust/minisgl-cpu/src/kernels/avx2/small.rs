@@ -64,7 +64,9 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
                 v[i] = read(x.wrapping_add(b * BLOCK + 8 * i), left.saturating_sub(8 * i));
             }
             if acts.mode == Mode::Bf16 {
-                v = v.map(|v| to_bf16(v));
+                for v in &mut v {
+                    *v = to_bf16(*v);
+                }
             }
             if acts.mode.has_f32() {
                 for i in 0..4 {
@@ -121,7 +123,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
     for i in 0..4 {
         q[i] = _mm256_and_si256(_mm256_cvtps_epi32(_mm256_mul_ps(v[i], by)), keep);
     }
-    let sum16 = [0, 2].map(|half| {
+    let sum16 = both!([0, 2], |half| {
         let sum = _mm256_add_epi32(q[half], q[half + 1]);
         let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
         let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b0100_1110>(sum));

@@ -42,7 +42,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
                 _mm512_maskz_loadu_ps(lanes(left.saturating_sub(16)), x.wrapping_add(b * BLOCK + 16)),
             ];
             if acts.mode == Mode::Bf16 {
-                v = v.map(|v| to_bf16(v));
+                v = both!(v, |v| to_bf16(v));
             }
             if F32 && acts.mode.has_f32() {
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
@@ -117,7 +117,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
         _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[0], by)),
         _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(v[1], by)),
     ];
-    let sum16 = q.map(|q| _mm512_reduce_add_epi32(q));
+    let sum16 = both!(q, |q| _mm512_reduce_add_epi32(q));
     let sum = sum16[0] + sum16[1];
     // SAFETY: the caller's cell.
     unsafe {

@@ -76,7 +76,10 @@ pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 
             return [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())];
         }
         let bias = _mm512_set1_epi8(layout.bias as i8);
-        [0, 1].map(|i| _mm512_sub_epi8(biased::<KIND>(block.codes, 2 * g + i), bias))
+        both!([0, 1], |i| _mm512_sub_epi8(
+            biased::<KIND>(block.codes, 2 * g + i),
+            bias
+        ))
     }
 }
 
