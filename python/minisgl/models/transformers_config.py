@@ -82,7 +82,7 @@ def refused(architecture: str, reason: str) -> ConfigError:
     """With the nearest way out."""
     known = ARCHITECTURES.get(architecture)
     if known is None:
-        elsewhere = "no engine has it by itself"
+        elsewhere = f"no engine has it by itself (they have {', '.join(ARCHITECTURES)})"
     else:
         elsewhere = "native layers compute it" if known.on_torch else "the CPU engine computes it (--engine cpu)"
     return ConfigError(
