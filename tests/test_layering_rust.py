@@ -66,8 +66,8 @@ def test_panics_unwind() -> None:
 
 
 def test_vectors_pass_through_no_closure_of_an_array() -> None:
-    """`array::map` has no instructions of a set, so what it is given is called for each vector: 30 times slower. `both!`
-    does it in place."""
+    """`array::map` has no instructions of a set, so what it is given is called for each vector, 30 times slower:
+    `both!` does it in place."""
     sets = (ROOT / "rust/minisgl-cpu/src").glob("*/avx*/**/*.rs")
     mapped = re.compile(r"(?<!\.\.n\))\.map\(")
     files = {file: without_comments(file.read_text()) for file in sets}
