@@ -343,6 +343,10 @@ def test_whatever_is_done_to_the_cache_texts_stay(
     for state in loop.states().values():
         if state.is_pinned:
             tokens = loop.prefix_tokens(state.prefix_id)
-            assert loop.ask([*tokens, 251][: CONTEXT - 1], 1) >= (len(tokens) - 1) // PAGE * PAGE
+            failovers, prompt = loop.loop.num_failovers, [*tokens, 251][: CONTEXT - 1]
+            cached = loop.ask(prompt, 1)
+            if loop.loop.num_failovers > failovers:  # the scheduler broke just now: all of it was computed again
+                cached = loop.ask(prompt, 1)
+            assert cached >= (len(tokens) - 1) // PAGE * PAGE
     loop.run(*(RemovePrefix(i) for i in range(8)))
     assert loop.num_pinned_pages == 0 and loop.loop.prefixes._root.children == {}
