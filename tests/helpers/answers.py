@@ -15,7 +15,7 @@ from typing import Any
 from tests.helpers.http_requests import Request
 from tests.helpers.seconds import WAIT_S
 
-_ID = re.compile(r"\b(msg_|resp_|rs_|fc_|fco_|chatcmpl-|cmpl-|gen-|req-|call_)[0-9a-f]{24,32}\b")
+_ID = re.compile(r"\b(msg_|resp_|rs_|fc_|fco_|ctc_|chatcmpl-|cmpl-|gen-|req-|call_)[0-9a-f]{24,32}\b")
 TIMES = ("date",)
 CLOCKS = ("created", "created_at", "completed_at")
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")  # of log probabilities

@@ -90,6 +90,15 @@ def test_what_has_no_effect_is_named_in_a_header(http: httpx.Client) -> None:
         answer = http.post(CHAT, json=chat_body("say:a", reasoning_effort="low", verbosity="high", stream=stream))
         assert answer.status_code == 200 and answer.headers["x-minisgl-ignored"] == "reasoning_effort, verbosity"
     assert "x-minisgl-ignored" not in http.post(CHAT, json=chat_body("say:a", verbosity="medium")).headers
+    responses = {"input": "say:a", "reasoning": {"effort": "high", "summary": "detailed"}, "text": {"verbosity": "low"}}
+    messages = {**chat_body("say:a"), "max_tokens": 5, "output_config": {"effort": "max"}}
+    for path, body, names in (
+        ("/v1/responses", responses, "reasoning_effort, verbosity"),
+        ("/v1/messages", messages, "reasoning_effort"),
+        ("/v1/messages", {**messages, "thinking": {"type": "disabled"}}, None),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200 and answer.headers.get("x-minisgl-ignored") == names, path
 
 
 def test_many_stop_texts(http: httpx.Client) -> None:

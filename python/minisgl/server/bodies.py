@@ -178,8 +178,8 @@ class ChatRequest(Sampling, Conversation):
         "Accepted, without effect; the header `X-Minisgl-Ignored` names values other than `medium`."
     )
     reasoning_effort: StrictStr | None = described(
-        "`none` sets `enable_thinking` to false; other values need a chat template with this variable, set it, "
-        "and set `enable_thinking` to true. A given `enable_thinking` wins."
+        "The chat template's variable. `none` sets `enable_thinking` to false, other values set it to true; a given "
+        "`enable_thinking` wins. The header `X-Minisgl-Ignored` names it where the template has neither variable."
     )
     max_completion_tokens: Int64 | None = described(
         "The newer name of `max_tokens`, and wins over it. Default: the model's `max_new_tokens`, else "

@@ -119,7 +119,9 @@ class AnthropicConversation(Body):
     thinking: AnthropicThinking | None = described(
         "`disabled` turns thinking off if the chat template can. `budget_tokens` ends it."
     )
-    output_config: AnthropicOutputConfig | None = described("`format`: `json_schema` with a `schema`.")
+    output_config: AnthropicOutputConfig | None = described(
+        "`format`: `json_schema` with a `schema`. `effort` as `reasoning_effort` in the chat API."
+    )
     output_format: AnthropicFormat | None = described("The older name of `output_config.format`.")
     chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
 

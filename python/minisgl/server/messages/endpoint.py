@@ -46,6 +46,7 @@ NAMES: Names = (
     (r"tool_choice\.function", "tool_choice"),
     (r"stop", "stop_sequences"),
     (r"thinking_budget", "thinking.budget_tokens"),
+    (r"reasoning_effort", "output_config.effort"),
 )
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -144,11 +145,12 @@ def _tools(asked: AnthropicConversation) -> dict[str, Any]:
 
 
 def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
-    if asked.thinking is None:
-        return {}
-    if asked.thinking.type == "disabled":
+    if asked.thinking is not None and asked.thinking.type == "disabled":
         return {"reasoning_effort": "none"}
-    return {"thinking_budget": asked.thinking.budget_tokens}
+    return {
+        "reasoning_effort": asked.output_config and asked.output_config.effort,
+        "thinking_budget": asked.thinking and asked.thinking.budget_tokens,
+    }
 
 
 class MessagesFormatter(TurnFormatter):

@@ -5,9 +5,9 @@ Invariants: an item, a part or a tool of a kind that is not done here is refused
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
@@ -39,14 +39,76 @@ class CallItem(Body):
     id: StrictStr | None = None
     call_id: StrictStr
     name: StrictStr
+    namespace: StrictStr | None = None
     arguments: StrictStr
 
 
+class CustomCallItem(Body):
+    type: Literal["custom_tool_call"]
+    id: StrictStr | None = None
+    call_id: StrictStr
+    name: StrictStr
+    namespace: StrictStr | None = None
+    input: StrictStr
+
+
+class ShellAction(Body):
+    type: Literal["exec"] | None = None
+    command: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_parts)]
+    env: dict[StrictStr, StrictStr] | None = None
+    timeout_ms: Int64 | None = None
+    user: StrictStr | None = None
+    working_directory: StrictStr | None = None
+
+
+class ShellCallItem(Body):
+    type: Literal["local_shell_call"]
+    id: StrictStr | None = None
+    call_id: StrictStr | None = None
+    action: ShellAction
+
+
+class ShellOutputItem(Body):
+    """`id`: of the call."""
+
+    type: Literal["local_shell_call_output"]
+    id: StrictStr
+    output: StrictStr
+
+
+Outputs = Literal["function_call_output", "custom_tool_call_output"]
+
+
 class OutputItem(Body):
-    type: Literal["function_call_output"]
+    type: Outputs
     id: StrictStr | None = None
     call_id: StrictStr
     output: Content
+
+
+Unread = Literal[
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+]
+
+
+UNREAD: tuple[str, ...] = get_args(Unread)
+
+
+class UnreadItem(Body):
+    """The model is not shown it: what only OpenAI's servers did, or can read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Unread
+    id: StrictStr | None = None
 
 
 class ReasoningPart(Body):
@@ -68,20 +130,35 @@ class ReferenceItem(Body):
     id: StrictStr
 
 
+_KINDS_OF_ITEMS: dict[object, str] = {
+    "function_call": "<function_call>",
+    "custom_tool_call": "<custom_tool_call>",
+    "local_shell_call": "<local_shell_call>",
+    "local_shell_call_output": "<local_shell_call_output>",
+    "reasoning": "<reasoning>",
+    "item_reference": "<item_reference>",
+    **dict.fromkeys(get_args(Outputs), "<output>"),
+    **dict.fromkeys(UNREAD, "<unread>"),
+}
+
+
 def _item_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
-    kinds = ("function_call", "function_call_output", "reasoning", "item_reference")
     if isinstance(value, dict) and kind is None and "role" not in value and "id" in value:
         return "<item_reference>"
-    return f"<{kind}>" if kind in kinds else "<message>"
+    return _KINDS_OF_ITEMS.get(kind, "<message>") if isinstance(kind, str) else "<message>"
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[OutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[ShellCallItem, Tag("<local_shell_call>")]
+    | Annotated[ShellOutputItem, Tag("<local_shell_call_output>")]
+    | Annotated[OutputItem, Tag("<output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
-    | Annotated[ReferenceItem, Tag("<item_reference>")],
+    | Annotated[ReferenceItem, Tag("<item_reference>")]
+    | Annotated[UnreadItem, Tag("<unread>")],
     Discriminator(_item_kind),
 ]
 Input = Annotated[
@@ -99,16 +176,89 @@ class ResponseTool(Body):
     strict: StrictBool | None = None
 
 
-class ResponseToolName(Body):
-    type: Literal["function"]
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: StrictStr | None = None
+
+
+class CustomTool(Body):
+    """Its input is a text."""
+
+    type: Literal["custom"]
     name: StrictStr
+    description: StrictStr | None = None
+    format: CustomFormat | None = None
+
+
+Hosted = Literal[
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "tool_search",
+    "code_interpreter",
+    "image_generation",
+    "file_search",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "programmatic_tool_calling",
+]
+HOSTED: tuple[str, ...] = get_args(Hosted)
+
+
+class HostedTool(Body):
+    """Only OpenAI's servers run it: the model is not told of it."""
+
+    type: Hosted
+
+
+def _tool_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<hosted>" if kind in HOSTED else f"<{kind}>" if kind in ("custom", "namespace") else "<function>"
+
+
+Functions = Annotated[
+    Annotated[ResponseTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(lambda value: "<custom>" if _tool_kind(value) == "<custom>" else "<function>"),
+]
+
+
+class NamespaceTool(Body):
+    type: Literal["namespace"]
+    name: StrictStr
+    description: StrictStr | None = None
+    tools: Annotated[list[Functions], Field(fail_fast=True, max_length=BOUNDS.max_messages)]
+
+
+AnyTool = Annotated[
+    Annotated[ResponseTool, Tag("<function>")]
+    | Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[NamespaceTool, Tag("<namespace>")]
+    | Annotated[HostedTool, Tag("<hosted>")],
+    Discriminator(_tool_kind),
+]
+
+
+class ResponseToolName(Body):
+    type: Literal["function", "custom"]
+    name: StrictStr
+    namespace: StrictStr | None = None
+
+
+AllowedTool = Annotated[
+    Annotated[ResponseToolName, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")],
+    Discriminator(lambda value: "<hosted>" if _tool_kind(value) == "<hosted>" else "<function>"),
+]
 
 
 class ResponseToolChoice(Body):
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     name: StrictStr | None = None
+    namespace: StrictStr | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[ResponseToolName], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = None
+    tools: Annotated[list[AllowedTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = None
 
 
 def _choice_kind(value: object) -> str:
@@ -125,13 +275,13 @@ class ResponseTextFormat(Body):
 
 class ResponseText(Body):
     format: ResponseTextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseReasoning(Body):
     effort: StrictStr | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesRequest(Sampling):
@@ -140,15 +290,17 @@ class ResponsesRequest(Sampling):
     NOT_YET: ClassVar[fields.Table] = fields.RESPONSES
 
     input: Input | None = described(
-        "A text, or a list of items: messages, `function_call`, `function_call_output`, `reasoning`, and "
-        "`item_reference` to an item of a stored answer."
+        "A text, or a list of items: messages, `reasoning`, `function_call`, `custom_tool_call`, `local_shell_call`, "
+        "their outputs, and `item_reference` to an item of a stored answer. Items of OpenAI's own tools and its "
+        "compactions are accepted, but the model is not shown them."
     )
     instructions: StrictStr | None = described(
         "A system message before all others; it does not apply to later answers."
     )
     previous_response_id: StrictStr | None = described("Continues from the input and output of that stored answer.")
-    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
-        "Functions that the model may call."
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
+        "Functions, `custom` tools and `namespace`s of both, which the model may call. Tools that only OpenAI's "
+        "servers run are left out; the header `X-Minisgl-Ignored` names them."
     )
     tool_choice: (
         Annotated[
@@ -157,9 +309,11 @@ class ResponsesRequest(Sampling):
             Discriminator(_choice_kind),
         ]
         | None
-    ) = described("`none`, `auto`, `required`, a function, or `allowed_tools`.")
+    ) = described("`none`, `auto`, `required`, a function, a custom tool, or `allowed_tools`.")
     parallel_tool_calls: StrictBool | None = described("Allow several calls in one answer; true by default.")
-    text: ResponseText | None = described("`format`: `text`, `json_object` or `json_schema`.")
+    text: ResponseText | None = described(
+        "`format`: `text`, `json_object` or `json_schema`; `verbosity` as in the chat API."
+    )
     reasoning: ResponseReasoning | None = described("`effort` as `reasoning_effort` in the chat API.")
     max_output_tokens: Int64 | None = described("Limit of generated tokens, reasoning included.", minimum=1)
     max_tool_calls: Int64 | None = described("Without effect: it limits built-in tools, and there are none.", minimum=1)
@@ -205,6 +359,14 @@ class OutputCall(_Answer):
     name: str
     arguments: str
     status: Literal["completed", "incomplete"]
+
+
+class OutputCustomCall(_Answer):
+    type: Literal["custom_tool_call"]
+    id: str
+    call_id: str
+    name: str
+    input: str
 
 
 class OutputReasoningText(_Answer):
@@ -255,7 +417,7 @@ class ResponseAnswer(_Answer):
     instructions: str | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall | OutputReasoning]
+    output: list[OutputMessage | OutputCall | OutputCustomCall | OutputReasoning]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool

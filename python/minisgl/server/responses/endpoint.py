@@ -25,18 +25,28 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
 from minisgl.server.formatter import chat_entries, json_bytes, json_response
 from minisgl.server.generation import Generation
+from minisgl.server.log import say
 from minisgl.server.request import REQUEST, HttpRequest, checked
 from minisgl.server.responses.body import (
+    UNREAD,
     CallItem,
     Content,
+    CustomCallItem,
+    CustomTool,
+    HostedTool,
     Item,
     MessageItem,
+    NamespaceTool,
     OutputItem,
     ReasoningItem,
     ReferenceItem,
     ResponsesRequest,
     ResponseTool,
+    ShellCallItem,
+    ShellOutputItem,
+    UnreadItem,
 )
+from minisgl.server.responses.tools import SHELL, GivenTools, custom_arguments, flat_name
 from minisgl.server.sampling_fields import shared_fields
 from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
 from minisgl.tokenizer import Tokenizer
@@ -61,7 +71,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{ids.new_id()}"
 
 
-def to_chat(asked: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
     """Raises `ApiError`."""
     fields = shared_fields(asked, OWN)
     fields["messages"] = [*_instructions(asked), *messages]
@@ -70,7 +80,8 @@ def to_chat(asked: ResponsesRequest, messages: Sequence[dict[str, Any]]) -> Chat
         "parallel_tool_calls": asked.parallel_tool_calls,
         "chat_template_kwargs": asked.chat_template_kwargs,
         "response_format": _format(asked),
-        **_tools(asked),
+        "verbosity": asked.text.verbosity if asked.text else None,
+        **tools.for_chat(),
         **_logprobs(asked),
         **_reasoning(asked),
     }
@@ -93,34 +104,6 @@ def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
     given = {"name": found.name, "strict": found.strict, "description": found.description}
     schema = {name: value for name, value in given.items() if value is not None}
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
-
-
-def _tools(asked: ResponsesRequest) -> dict[str, Any]:
-    tools = []
-    for tool in asked.tools or ():
-        given = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
-        function = {name: value for name, value in given.items() if value is not None}
-        tools.append({"type": "function", "function": function})
-    choice: Any = asked.tool_choice
-    if choice is not None and not isinstance(choice, str):
-        if choice.type == "function":
-            if choice.name is None:
-                raise bad_value("tool_choice.name", None, "required for function")
-            choice = {"type": "function", "function": {"name": choice.name}}
-        else:
-            tools, choice = _allowed(tools, asked), choice.mode or "auto"
-    if not tools and choice == "auto":
-        choice = None  # chats refuse it
-    return {"tools": tools or None, "tool_choice": choice}
-
-
-def _allowed(tools: list[dict[str, Any]], asked: ResponsesRequest) -> list[dict[str, Any]]:
-    """The tools that may be called: the model does not hear of the others."""
-    assert asked.tool_choice is not None and not isinstance(asked.tool_choice, str)
-    names = {one.name for one in asked.tool_choice.tools or ()}
-    if unknown := names - {tool["function"]["name"] for tool in tools}:
-        raise bad_value("tool_choice.tools", min(unknown), "no such function in tools")
-    return [tool for tool in tools if tool["function"]["name"] in names]
 
 
 def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
@@ -154,13 +137,15 @@ def _kept(item: Item) -> dict[str, Any]:
             kind = "output_text" if item.role == "assistant" else "input_text"
             head = {"type": "message", "id": item.id or new_id("msg"), "status": "completed", "role": item.role}
             return {**head, "content": _parts(item.content, kind)}
-        case CallItem():
-            call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            return {"type": item.type, "id": item.id or new_id("fc"), "status": "completed", **call}
+        case CallItem() | CustomCallItem() | ShellCallItem() | ShellOutputItem():
+            head = {"type": item.type, "id": item.id or new_id(PREFIXES[item.type]), "status": "completed"}
+            return {**head, **item.model_dump(exclude={"type", "id"}, exclude_none=True)}
         case OutputItem():
             output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text")
-            head = {"type": item.type, "id": item.id or new_id("fco"), "status": "completed"}
+            head = {"type": item.type, "id": item.id or new_id(PREFIXES[item.type]), "status": "completed"}
             return {**head, "call_id": item.call_id, "output": output}
+        case UnreadItem():
+            return {**item.model_dump(), "id": item.id or new_id("unread")}
         case ReasoningItem():
             parts = {"summary": item.summary or [], "content": item.content or []}
             shown = {name: [{"type": one.type, "text": one.text} for one in found] for name, found in parts.items()}
@@ -205,23 +190,38 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     go_on("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
             case "message", "assistant":
                 go_on("content", "tool_calls")["content"] = _content(item["content"])
-            case "function_call", _:
-                call = {"name": item["name"], "arguments": item["arguments"]}
-                calls = go_on().setdefault("tool_calls", [])
-                calls.append({"id": item["call_id"], "type": "function", "function": call})
-            case "function_call_output", _:
+            case "function_call" | "custom_tool_call" | "local_shell_call", _:
+                go_on().setdefault("tool_calls", []).append(_call(item))
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output", _:
                 answer = {}
-                output = item["output"]
-                text = (
-                    output
-                    if isinstance(output, str)
-                    else "".join(part.get("text", part.get("refusal")) for part in output)
-                )
-                found.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+                call_id = item.get("call_id", item["id"])
+                found.append({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
+            case _, None:
+                continue  # the model is not shown it
             case _, role:
                 answer = {}
                 found.append({"role": role, "content": _content(item["content"])})
     return found
+
+
+def _call(item: dict[str, Any]) -> dict[str, Any]:
+    match item["type"]:
+        case "local_shell_call":
+            name, arguments = SHELL, json_bytes(item["action"]).decode()
+        case "custom_tool_call":
+            name, arguments = item["name"], custom_arguments(item["input"])
+        case _:
+            name, arguments = item["name"], item["arguments"]
+    call = {"name": flat_name(name, item.get("namespace")), "arguments": arguments}
+    return {"id": item.get("call_id", item["id"]), "type": "function", "function": call}
+
+
+def _output(given: str | Sequence[dict[str, Any]]) -> str:
+    return (
+        given
+        if isinstance(given, str)
+        else "".join(part["text"] if "text" in part else part["refusal"] for part in given)
+    )
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -233,15 +233,29 @@ def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     ]
 
 
-PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+PREFIXES = {
+    "reasoning": "rs",
+    "text": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+}
+"""Of ids of items."""
+CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 
 
 class ResponsesFormatter(TurnFormatter):
     """`head`: what the object says from its beginning on. `finished`: the object, once the answer has ended."""
 
-    def __init__(self, tokenizer: Tokenizer, head: dict[str, Any], asked: ResponsesRequest, turn: Turn) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, head: dict[str, Any], asked: ResponsesRequest, tools: GivenTools, turn: Turn
+    ) -> None:
         super().__init__(asked, turn)
+        self._tools = tools.by_name
         self.id = str(head["id"])
         self.finished: dict[str, Any] | None = None
         self._tokenizer = tokenizer
@@ -280,19 +294,23 @@ class ResponsesFormatter(TurnFormatter):
     def _item(self, section: Section, status: str) -> dict[str, Any]:
         """As far as it has come; what is in progress is shown empty."""
         begun = status == "in_progress"
+        if section.kind == "call":
+            call = self._call(section, "" if begun else section.text or "{}")
+            item_id = new_id(PREFIXES[call["type"]]) if begun else self._items[section.index]["id"]
+            return {"id": item_id, **({} if call["type"] == CUSTOM else {"status": status}), **call}
         item_id = new_id(PREFIXES[section.kind]) if begun else self._items[section.index]["id"]
         head = {"id": item_id, "status": status}
-        if section.kind == "call":
-            call = {
-                "call_id": section.call_id,
-                "name": section.name,
-                "arguments": "" if begun else section.text or "{}",
-            }
-            return {**head, "type": "function_call", **call}
         content = [] if begun else [self._part(section, section.text)]
         if section.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _call(self, section: Section, arguments: str) -> dict[str, Any]:
+        given = self._tools.get(section.name)
+        if given is not None:
+            return given.call(section.call_id, arguments)
+        head = {"call_id": section.call_id, "name": section.name}
+        return {"type": "function_call", **head, "arguments": arguments}
 
     def _part(self, section: Section, text: str) -> dict[str, Any]:
         if section.kind == "reasoning":
@@ -347,8 +365,9 @@ class ResponsesFormatter(TurnFormatter):
                     self._event("response.content_part.added", **self._at(section), part=self._part(section, ""))
                 )
             return frames
+        is_custom = self._items[section.index]["type"] == CUSTOM
         if isinstance(change, Grown):
-            return [self._delta(section, change.text)]
+            return [] if is_custom else [self._delta(section, change.text)]  # its text is known from its end on
         assert isinstance(change, Closed)
         is_last = section is self._sections.all[-1]
         self._items[section.index] = item = self._item(section, "incomplete" if is_cut and is_last else "completed")
@@ -370,8 +389,14 @@ class ResponsesFormatter(TurnFormatter):
 
     def _done(self, section: Section, item: dict[str, Any]) -> list[bytes]:
         at = self._at(section)
+        if item["type"] == CUSTOM:
+            kind = "response.custom_tool_call_input"
+            return [
+                self._event(f"{kind}.delta", **at, delta=item["input"]),
+                self._event(f"{kind}.done", **at, input=item["input"]),
+            ]
         if section.kind == "call":
-            call = {"name": section.name, "arguments": item["arguments"]}
+            call = {"name": item["name"], "arguments": item["arguments"]}
             return [self._event("response.function_call_arguments.done", **at, **call)]
         if section.kind == "reasoning":
             text_done = self._event("response.reasoning_text.done", **at, text=section.text)
@@ -403,16 +428,18 @@ async def responses_endpoint(
     context: ServerContext, asked: ResponsesRequest, request: HttpRequest
 ) -> ResponsesFormatter:
     items = await _items(context, asked, request)
-    turn = await _turn_of(context, asked, items, request)
+    tools = GivenTools(asked)
+    turn = await _turn_of(context, asked, tools, items, request)
     head = _head(context, asked, turn)
     if asked.store is False:
-        return ResponsesFormatter(context.tokenizer, head, asked, turn)
-    return _Kept(context, head, asked, turn, items, request.key)
+        return ResponsesFormatter(context.tokenizer, head, asked, tools, turn)
+    return _Kept(context, head, asked, tools, turn, items, request.key)
 
 
 async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
     """As many as POST /v1/responses says of the same conversation."""
-    turn = await _turn_of(context, asked, await _items(context, asked, request), request)
+    items = await _items(context, asked, request)
+    turn = await _turn_of(context, asked, GivenTools(asked), items, request)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
@@ -424,11 +451,12 @@ class _Kept(ResponsesFormatter):
         context: ServerContext,
         head: dict[str, Any],
         asked: ResponsesRequest,
+        tools: GivenTools,
         turn: Turn,
         items: list[dict[str, Any]],
         key: int,
     ) -> None:
-        super().__init__(context.tokenizer, head, asked, turn)
+        super().__init__(context.tokenizer, head, asked, tools, turn)
         self._store, self._input_items, self._key = context.responses, items, key
 
     def _keep(self) -> None:
@@ -470,22 +498,35 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
 
 
 async def _turn_of(
-    context: ServerContext, asked: ResponsesRequest, items: list[dict[str, Any]], request: HttpRequest
+    context: ServerContext,
+    asked: ResponsesRequest,
+    tools: GivenTools,
+    items: list[dict[str, Any]],
+    request: HttpRequest,
 ) -> Turn:
     messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
         raise bad_value("input", asked.input, "must not be empty")
-    with renamed(NAMES):
-        return await _turn(context, asked, messages, request)
+    with renamed([*tools.names, *NAMES]):
+        turn = await _turn(context, asked, tools, messages, request)
+    left_out = [f"tools.{kind}" for kind in tools.left_out]
+    left_out += dict.fromkeys(f"input.{item['type']}" for item in items if item["type"] in UNREAD)
+    if left_out:
+        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {', '.join(left_out)}")
+        turn.ignored += tuple(left_out)
+    return turn
 
 
 async def _turn(
-    context: ServerContext, asked: ResponsesRequest, messages: list[dict[str, Any]], request: HttpRequest
+    context: ServerContext,
+    asked: ResponsesRequest,
+    tools: GivenTools,
+    messages: list[dict[str, Any]],
+    request: HttpRequest,
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]]) -> Turn:
-        return await chat_turn(
-            context, await context.prompts.of_body(lambda: to_chat(asked, some), request.is_large), least_tokens=1
-        )
+        chat = await context.prompts.of_body(lambda: to_chat(asked, tools, some), request.is_large)
+        return await chat_turn(context, chat, least_tokens=1)
 
     try:
         return await turn_of(messages)
@@ -546,7 +587,7 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
         "temperature": turn.sampling.temperature,
         "text": {"format": form},
         "tool_choice": choice or "auto",
-        "tools": [_shown_tool(tool) for tool in asked.tools or ()],
+        "tools": [_shown_tool(tool) for tool in asked.tools or () if not isinstance(tool, HostedTool)],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": turn.sampling.top_p,
         "truncation": asked.truncation or "disabled",
@@ -555,7 +596,11 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
     }
 
 
-def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
+def _shown_tool(tool: ResponseTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        return {**tool.model_dump(exclude={"tools"}), "tools": [_shown_tool(one) for one in tool.tools]}
+    if isinstance(tool, CustomTool):
+        return tool.model_dump(exclude_none=True)
     shown = {name: getattr(tool, name) for name in ("type", "name", "description", "parameters")}
     return {**shown, "strict": bool(tool.strict)}
 

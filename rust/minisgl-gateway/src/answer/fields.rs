@@ -575,6 +575,7 @@ pub struct ResponseItem {
     pub content: Option<Given<ItemPart>>,
     pub call_id: Option<String>,
     pub name: Option<String>,
+    pub namespace: Option<String>,
     pub arguments: Option<String>,
     pub output: Option<Given<ItemPart>>,
     pub summary: Option<Vec<Object<ItemPart>>>,

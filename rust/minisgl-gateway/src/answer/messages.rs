@@ -4,7 +4,7 @@ use minisgl_text::without_billing_header;
 use serde_json::{Map, Value, json};
 
 use super::fields::{
-    AnthropicFormat, AnthropicMessage, AnthropicRole, AnthropicThinking, AnthropicTool, Block, ChoiceKind, Content,
+    AnthropicFormat, AnthropicMessage, AnthropicRole, AnthropicTool, Block, ChoiceKind, Content,
     Given, Message, MessagesBody, Object, Part as TextPart, Role, TextBlock, ThinkingKind,
 };
 
@@ -37,7 +37,10 @@ pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
         add_messages(one, most_parts, &mut found.messages)?;
     }
     (last != AnthropicRole::Assistant).then_some(())?;
-    let format = body.output_config.take().and_then(|Object(config)| config.format);
+    let (format, effort) = match body.output_config.take() {
+        Some(Object(config)) => (config.format, config.effort),
+        None => (None, None),
+    };
     if let Some(Object(AnthropicFormat::JsonSchema { schema })) = format.or(body.output_format.take()) {
         are_exact(&schema).then_some(())?;
         let schema = json!({"name": "answer", "schema": schema, "strict": true});
@@ -50,12 +53,8 @@ pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
     {
         found.form.push(("thinking_budget", budget.into()));
     }
-    let is_off = |one: &Object<AnthropicThinking>| one.0.r#type == ThinkingKind::Disabled;
-    found.effort = body
-        .thinking
-        .as_ref()
-        .filter(|one| is_off(one))
-        .map(|_| "none".to_owned());
+    let is_off = matches!(&body.thinking, Some(Object(one)) if one.r#type == ThinkingKind::Disabled);
+    found.effort = if is_off { Some("none".to_owned()) } else { effort };
     Some(found)
 }
 

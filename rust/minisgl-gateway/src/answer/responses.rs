@@ -63,6 +63,7 @@ fn add_items(items: Vec<Object<ResponseItem>>, bounds: &Bounds, out: &mut Vec<Me
                 }
             }
             Some(ItemKind::FunctionCall) => {
+                item.namespace.is_none().then_some(())?; // the Python server has the names in namespaces
                 let call = json!({"name": item.name?, "arguments": item.arguments?});
                 let call = json!({"id": item.call_id?, "type": "function", "function": call});
                 let last = go_on(out, &mut goes_on, |_| true)?;
