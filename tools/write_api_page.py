@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from minisgl.server import answers, bodies, sampling_fields
+from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
 from minisgl.server.openapi import ROUTES, bounds, kind
@@ -31,6 +32,7 @@ MODULES = (
     responses_answers,
     messages_body,
     messages_answers,
+    llama_cpp,
     bodies,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -100,3 +100,15 @@ def test_kept_libraries_are_as_they_were_published() -> None:
     for name, _, digest in rows:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
         assert (folder / name).with_suffix(".LICENSE").is_file()
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_text"),
+    [("text/plain", True), ("application/json, text/plain;q=0.9, */*", True), ("text/html, text/plain", False)],
+)
+def test_who_asks_for_text_gets_what_ollama_s_clients_look_for(http: httpx.Client, accept: str, is_text: bool) -> None:
+    answer = http.get("/", headers={"accept": accept})
+    assert answer.status_code == 200 and (answer.text == "Ollama is running") == is_text
+    assert answer.headers["content-type"].startswith("text/plain" if is_text else "text/html")
+    assert answer.headers["vary"] == "accept"
+    assert http.head("/", headers={"accept": accept}).status_code == 200

@@ -178,15 +178,23 @@ class ModelInfo(_Answer):
     preferred_sampling_params: dict[str, Any] | None
 
 
+class TokenPiece(_Answer):
+    id: int
+    piece: str | list[int]
+
+
 class TokenizeAnswer(_Answer):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     token_strs: list[str] | None = None  # only with return_token_strs
 
 
 class DetokenizeAnswer(_Answer):
+    """`content`: the same, by llama.cpp's name."""
+
     prompt: str
+    content: str
 
 
 class EnginePrefix(_Answer):

@@ -48,6 +48,7 @@ from minisgl.server.errors import MESSAGES, install_handlers
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.health import add_health
 from minisgl.server.live import add_live
+from minisgl.server.llama_cpp import endpoint as llama_cpp
 from minisgl.server.log import say
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
@@ -99,7 +100,8 @@ def _for_any(endpoint: PlainEndpoint) -> Endpoint:
     return lambda context, body, request: endpoint(context, body)
 
 
-POSTS = {path: (model, _for_any(endpoint)) for path, (model, endpoint) in (GENERATING | OTHER).items()} | TOLD
+_PLAIN: dict[str, tuple[type[Any], PlainEndpoint]] = {**GENERATING, **OTHER, **llama_cpp.POSTS}
+POSTS = {path: (model, _for_any(endpoint)) for path, (model, endpoint) in _PLAIN.items()} | TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ def build_app(
     add_health(app, context)
     add_live(app, context)
     add_sglang(app, context, config.engine.shown_model)
+    llama_cpp.add_llama_cpp(app, context, config.engine.shown_model)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)

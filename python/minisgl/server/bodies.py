@@ -339,12 +339,17 @@ class AbortGenerate(Body):
 
 
 class TokenizeRequest(Conversation):
-    """Either `prompt` or `messages`."""
+    """One of `prompt`, `messages` and `content`."""
 
     model: StrictStr | None = described("The served model's name.")
     prompt: StrictStr | None = described("A text.")
     add_special_tokens: StrictBool | None = described("Add the tokenizer's special tokens to a text; true by default.")
     return_token_strs: StrictBool | None = described("Report each token's text, too.")
+    content: StrictStr | None = described("llama.cpp's: a text, without special tokens around it.")
+    add_special: StrictBool | None = described("llama.cpp's: add them to `content`; false by default.")
+    with_pieces: StrictBool | None = described(
+        "llama.cpp's: `tokens` are objects with the `id` and the `piece`, a text, or bytes that are none."
+    )
 
 
 class PrefixRequest(Conversation):

@@ -27,21 +27,30 @@ from minisgl.server.formatter import (
 )
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import asked_limit
+from minisgl.server.sampling_fields import Sampling
 from minisgl.step import Int32Array
 
 
 async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
+    return CompletionFormatter(context, completion, await continuation(context, completion))
+
+
+async def continuation(
+    context: ServerContext, completion: CompletionRequest, *, has_gap: bool | None = None
+) -> Continuation:
+    """Check and encode. `has_gap`: whether an answer fills one before the suffix; by default, where there is a suffix.
+    Raises `ApiError`."""
     options, sampling, only_prompt = _options(completion, context.served.defaults)
     with param_errors():
         sampling = await context.prompts.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
-    whole = given
-    if completion.suffix:
-        whole, sampling = await _filled_in(context, completion, completion.suffix, sampling)
+    whole, suffix = given, completion.suffix or ""
+    if bool(suffix) if has_gap is None else has_gap:
+        whole, sampling = await _filled_in(context, completion, suffix, sampling)
     prompts, sampling = await context.prompts.encode(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
-    return CompletionFormatter(context, completion, options, given, prompts, sampling, only_prompt=only_prompt)
+    return Continuation(options, given, prompts, sampling, only_prompt)
 
 
 async def _filled_in(
@@ -70,6 +79,33 @@ class _Options:
     continuous_usage: bool
     with_token_ids: bool
     as_ids: bool  # so tokens are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One call of the model with texts, whichever API asks for it. `given`: prompts as the client wrote them;
+    `only_prompt`: see `Formatter`."""
+
+    options: _Options
+    given: list[str | list[int]]
+    prompts: list[Int32Array]
+    sampling: SamplingParams
+    only_prompt: bool
+
+
+class ContinuationFormatter(Formatter):
+    """Formats the answers to one call of the model with texts."""
+
+    def __init__(self, asked: Sampling, found: Continuation, *, ignored: Sequence[str] = ()) -> None:
+        super().__init__(
+            found.prompts,
+            found.sampling,
+            stream=asked.stream,
+            priority=asked.priority,
+            names_length=asked.max_tokens is not None,
+            only_prompt=found.only_prompt,
+            ignored=ignored,
+        )
 
 
 def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams, bool]:
@@ -109,30 +145,13 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     return options, sampling, only_prompt
 
 
-class CompletionFormatter(Formatter):
-    def __init__(
-        self,
-        context: ServerContext,
-        completion: CompletionRequest,
-        options: _Options,
-        given: Sequence[str | list[int]],
-        prompts: Sequence[Int32Array],
-        sampling: SamplingParams,
-        *,
-        only_prompt: bool,
-    ) -> None:
-        super().__init__(
-            prompts,
-            sampling,
-            stream=completion.stream,
-            priority=completion.priority,
-            names_length=completion.max_tokens is not None,
-            only_prompt=only_prompt,
-        )
+class CompletionFormatter(ContinuationFormatter):
+    def __init__(self, context: ServerContext, completion: CompletionRequest, found: Continuation) -> None:
+        super().__init__(completion, found)
         self._tokenizer = context.tokenizer
-        self._options = options
+        self._options = found.options
         self._choices: dict[int, _Choice] = {}  # of a stream
-        self._given = given
+        self._given = found.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompt_logprobs: dict[int, msgspec.Raw] = {}
         self._head = {

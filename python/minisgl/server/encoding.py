@@ -84,20 +84,32 @@ class EmbeddingFormatter(Formatter):
 
 
 async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest) -> Response:
-    if (asked.prompt is None) == (asked.messages is None):
-        raise ApiError(400, "prompt: give either prompt or messages", param="prompt", code="invalid_value")
+    if sum(one is not None for one in (asked.prompt, asked.messages, asked.content)) != 1:
+        text = "prompt: give one of prompt, messages and content"
+        raise ApiError(400, text, param="prompt", code="invalid_value")
     if asked.messages is not None:
         if not asked.messages:
             raise bad_value("messages", [], "must not be empty")
         ids = await context.prompts.encode_conversation(asked)
     else:
-        add_special = True if asked.add_special_tokens is None else asked.add_special_tokens
-        ids = await context.prompts.encode_text(asked.prompt or "", add_special)
+        add_special = asked.add_special_tokens
+        if add_special is None:
+            add_special = asked.content is None or bool(asked.add_special)
+        ids = await context.prompts.encode_text(asked.prompt or asked.content or "", add_special)
     tokens = ids.tolist()
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": context.info.max_seq_len, "tokens": tokens}
     if asked.return_token_strs:
         answer["token_strs"] = [token_text(context.tokenizer, token) for token in tokens]
+    if asked.with_pieces:
+        answer["tokens"] = [{"id": token, "piece": _piece(context.tokenizer.token_bytes(token))} for token in tokens]
     return json_response(answer)
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) -> Response:
@@ -108,4 +120,4 @@ async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) 
     if asked.tokens and max(asked.tokens) >= vocab_size:
         raise bad_value("tokens", max(asked.tokens), f"token ids must be below {vocab_size}")
     text = await context.prompts.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
-    return json_response({"prompt": text})
+    return json_response({"prompt": text, "content": text})

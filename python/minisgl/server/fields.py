@@ -206,6 +206,30 @@ GENERATE: Table = {
     "video_data": ([],),
 }
 
+LLAMA_CPP_IGNORED: Table = {
+    "samplers": ([],),
+    "repeat_last_n": (-1, 0),
+    "n_keep": (0, -1),
+    "n_indent": (0,),
+    "min_keep": (0,),
+    "t_max_prompt_ms": (0, -1),
+    "t_max_predict_ms": (0, -1),
+    "n_probs": (0,),
+    "post_sampling_probs": (False,),
+    "return_progress": (False,),
+    "lora": ([],),
+}
+"""What llama.cpp's clients send whether or not it matters to them: named in a header instead of refused."""
+
+LLAMA_CPP: Table = {
+    **{name: nothing for name, nothing in _OF_ONE_ANSWER.items() if name not in LLAMA_CPP_IGNORED},
+    "n_cmpl": (1,),
+    "image_data": ([],),
+    "multimodal_data": ([],),
+    "top_logprobs": (0,),
+    "logprobs": (0, False),
+}
+
 SAY_INSTEAD: dict[str, str] = {
     "max_tokens": "max_output_tokens",
     "max_new_tokens": "max_tokens",

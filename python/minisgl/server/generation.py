@@ -346,6 +346,12 @@ class Generation:
             found.append((b"x-minisgl-cached-tokens", b"%d" % sum(one or 0 for one in cached)))
         return found
 
+    def times_s(self, index: int) -> tuple[float, float]:
+        """From the request's arrival to its first token, and from there to the last one of a choice."""
+        first, arrival = self._request.ttft_s or 0.0, self._request.arrival_time
+        last = self._states[index].last_time
+        return first, 0.0 if last is None else max(0.0, last - arrival - first)
+
     def usage_of(self, index: int) -> dict[str, Any]:
         """The usage of one choice."""
         state = self._states[index]

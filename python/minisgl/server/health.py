@@ -81,6 +81,7 @@ def add_health(app: FastAPI, context: ServerContext) -> None:
         return json_response({"status": "ok"})
 
     @app.get("/health")
+    @app.get("/v1/health")  # llama.cpp's
     async def health() -> Response:
         found = _health(context)
         answer = json_response(found)

@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
 from minisgl.server.errors import is_anthropic
+from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
 from minisgl.server.responses import body as responses_answers
@@ -54,6 +55,8 @@ _STREAMS = {
     "/generate": ("application/x-ndjson", "text/event-stream"),
     "/v1/responses": ("text/event-stream",),
     "/v1/messages": ("text/event-stream",),
+    "/completion": ("text/event-stream",),
+    "/infill": ("text/event-stream",),
 }
 _REASONS = {
     400: "A bad value; `error.param` names the field.",
@@ -160,6 +163,32 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "/detokenize", "post", "Get the text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT
     ),
+    Route(
+        "/completion",
+        "post",
+        "Continue texts, in llama.cpp's form.",
+        llama_cpp.LlamaCppAnswer,
+        llama_cpp.LlamaCppCompletion,
+        _GENERATE,
+    ),
+    Route(
+        "/infill",
+        "post",
+        "Fill the gap between two texts, in llama.cpp's form.",
+        llama_cpp.LlamaCppAnswer,
+        llama_cpp.InfillRequest,
+        _GENERATE,
+    ),
+    Route(
+        "/apply-template",
+        "post",
+        "Get the text that the chat template makes of a conversation.",
+        llama_cpp.RenderedTemplate,
+        bodies.TokenizeRequest,
+        _TEXT,
+    ),
+    Route("/props", "get", "What is served, in llama.cpp's form.", llama_cpp.Props),
+    Route("/slots", "get", "How many requests run, in llama.cpp's form.", llama_cpp.Slots),
     Route("/abort_request", "post", "End requests to /generate.", None, bodies.AbortGenerate, _TEXT),
     Route("/v1/load_lora_adapter", "post", "Load an adapter.", None, bodies.LoadAdapterRequest, _KEEP),
     Route("/v1/unload_lora_adapter", "post", "Unload an adapter.", None, bodies.UnloadAdapterRequest, _TEXT),
@@ -175,6 +204,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/get_server_info", "get", "The same.", answers.ModelInfo),
     Route("/server_info", "get", "The same.", answers.ModelInfo),
     Route("/health", "get", "The state in detail.", answers.Health),
+    Route("/v1/health", "get", "The same.", answers.Health),
     Route("/stats", "get", "What both processes measure about themselves.", answers.Stats, errors=(401, 403)),
     Route("/metrics", "get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),
     Route(

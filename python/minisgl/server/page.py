@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 FOLDER = Path(__file__).resolve().parents[1] / "web"
 PREFIX = "/web/"
@@ -36,6 +36,17 @@ HEADERS = {
 }
 
 
+RUNNING = "Ollama is running"
+"""What some of Ollama's clients look for at `/`."""
+BY_ACCEPT = {"vary": "accept"}
+
+
+def _asks_for_text(accept: bytes) -> bool:
+    """Whether it is plain text that a client wants, not a page."""
+    kinds = {one.partition(b";")[0].strip().lower() for one in accept.split(b",")}
+    return b"text/plain" in kinds and b"text/html" not in kinds
+
+
 class Page:
     """All files, in memory: they are few and small."""
 
@@ -48,7 +59,8 @@ class Page:
                 entry = (content, HEADERS | {"etag": tag, "content-type": TYPES[file.suffix]})
                 self._files[PREFIX + file.relative_to(folder).as_posix()] = entry
         if (start := self._files.get(PREFIX + "index.html")) is not None:
-            self._files["/"] = start
+            content, given = start
+            self._files["/"] = (content, given | BY_ACCEPT)
 
     @property
     def paths(self) -> list[str]:
@@ -59,6 +71,8 @@ class Page:
         if method not in ("GET", "HEAD") or (found := self._files.get(path)) is None:
             return None
         content, given = found
+        if path == "/" and _asks_for_text(headers.get(b"accept", b"")):
+            return PlainTextResponse(RUNNING, headers=BY_ACCEPT)
         known = headers.get(b"if-none-match", b"").decode("latin-1")
         if given["etag"] in {one.strip().removeprefix("W/") for one in known.split(",")}:
             return Response(status_code=304, headers=given)

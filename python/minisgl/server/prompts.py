@@ -150,8 +150,16 @@ class Prompts:
             self._check_length(ids, field)
         return found, sampling
 
-    async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
-        """The prompt of a conversation, also of no tokens or of as many as the context has."""
+    async def render(self, asked: Conversation) -> str:
+        """The text that the chat template makes of a conversation."""
+        shaped, variables = self._conversation(asked)
+        try:
+            return await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables))
+        except ChatTemplateError as error:
+            raise _no_prompt(error) from error
+
+    def _conversation(self, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+        """What makes the messages that the chat template gets, and its variables."""
         messages, variables = asked.messages or (), asked.template_variables()
         tools = asked.tools_for_template()
         continues = bool(asked.continue_final_message)
@@ -167,17 +175,23 @@ class Prompts:
 
         if tools:
             variables = {**variables, "tools": tools}
+        return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
+
+    async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
+        """The prompt of a conversation, also of no tokens or of as many as the context has."""
+        messages = asked.messages or ()
+        shaped, variables = self._conversation(asked)
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self._pool.encode_chat(
                     shaped,
-                    _about_chars(messages, tools),
-                    {**variables, "add_generation_prompt": begins, "continue_final_message": continues},
-                    here=len(messages) <= MAX_MESSAGES_HERE and not variables,
+                    _about_chars(messages, variables.get("tools", ())),
+                    variables,
+                    here=len(messages) <= MAX_MESSAGES_HERE and variables.keys() <= TEMPLATE_NAMES - {"tools"},
                     most=self._most(keep),
                 )
         except ChatTemplateError as error:
-            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+            raise _no_prompt(error) from error
         return _kept(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
@@ -266,6 +280,10 @@ class Prompts:
         if found := sampling.beyond(vocab_size):
             name, token = found
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+
+
+def _no_prompt(error: ChatTemplateError) -> ApiError:
+    return ApiError(400, str(error), param="messages", code="invalid_messages")
 
 
 def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:

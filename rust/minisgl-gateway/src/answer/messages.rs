@@ -4,8 +4,8 @@ use minisgl_text::without_billing_header;
 use serde_json::{Map, Value, json};
 
 use super::fields::{
-    AnthropicFormat, AnthropicMessage, AnthropicRole, AnthropicTool, Block, ChoiceKind, Content,
-    Given, Message, MessagesBody, Object, Part as TextPart, Role, TextBlock, ThinkingKind,
+    AnthropicFormat, AnthropicMessage, AnthropicRole, AnthropicTool, Block, ChoiceKind, Content, Given, Message,
+    MessagesBody, Object, Part as TextPart, Role, TextBlock, ThinkingKind,
 };
 
 /// What a body asks of the model, in the words of chats.
