@@ -19,6 +19,7 @@ from minisgl.config import ConfigError
 
 COMMANDS = {
     "compare": "minisgl.bench.compare",
+    "model": "minisgl.cli.bench_model",
     "offline": "minisgl.cli.bench_offline",
     "scheduler": "minisgl.bench.scheduler",
     "serve": "minisgl.bench.serve",

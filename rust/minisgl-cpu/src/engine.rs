@@ -83,6 +83,12 @@ impl Engine {
         &self.decoder
     }
 
+    /// Bytes of K and V of a token in all layers.
+    pub fn kv_token_bytes(&self) -> usize {
+        let shape = self.kv.shape();
+        KvPool::page_bytes(shape) / shape.page_size
+    }
+
     /// How many threads compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()

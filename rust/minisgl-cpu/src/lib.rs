@@ -21,6 +21,8 @@ mod head;
 #[allow(unsafe_code)]
 pub mod kernels;
 pub mod kv;
+#[allow(unsafe_code)]
+pub mod limits;
 pub mod load;
 pub mod model;
 mod openmp;

@@ -123,7 +123,9 @@ impl CpuEngine {
         Ok(settings.state_bytes())
     }
 
-    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes.
+    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes; what a token that is decoded reads of
+    /// them and multiplies (token_bytes, token_products), and of the latter what a prompt does once (head_products); K and V
+    /// of a token (kv_bytes); whether rows read weights of their own (experts), and not every K before them (windows).
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
         let engine = guard.as_ref().ok_or_else(closed)?;
@@ -138,6 +140,13 @@ impl CpuEngine {
         about.set_item("threads", engine.threads())?;
         about.set_item("kinds", kinds)?;
         about.set_item("weight_bytes", weights.bytes())?;
+        let (bytes, products) = weights.of_a_token(&engine.decoder().config);
+        about.set_item("token_bytes", bytes)?;
+        about.set_item("token_products", products)?;
+        about.set_item("head_products", weights.head.n() * weights.head.k())?;
+        about.set_item("kv_bytes", engine.kv_token_bytes())?;
+        about.set_item("experts", engine.decoder().config.moe.is_some())?;
+        about.set_item("windows", engine.decoder().config.windows.iter().any(Option::is_some))?;
         Ok(about)
     }
 
@@ -286,4 +295,14 @@ fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
         all.2.push(one.top);
     }
     all
+}
+
+/// What the machine can do at most: (what, instruction set, how much a second), see `minisgl_cpu::limits`.
+#[pyfunction]
+pub fn cpu_limits(py: Python<'_>, threads: usize, seconds: f64) -> PyResult<Vec<(&'static str, &'static str, f64)>> {
+    if !(1..=1024).contains(&threads) || !(seconds > 0.0 && seconds <= 60.0) {
+        let text = format!("{threads} threads, {seconds} seconds: must be 1 to 1024, and above 0 up to 60");
+        return Err(PyValueError::new_err(text));
+    }
+    Ok(py.detach(|| minisgl_cpu::limits::limits(threads, seconds)))
 }

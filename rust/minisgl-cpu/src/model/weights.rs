@@ -324,17 +324,30 @@ pub struct Layer {
 impl Layer {
     /// Those of routers aside.
     fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.of_every_token().chain(self.of_experts())
+    }
+
+    /// Without routers and what tokens choose from.
+    fn of_every_token(&self) -> impl Iterator<Item = &Matrix> {
         let per_layer = self.per_layer.iter();
-        let (mlps, shared) = match &self.feed_forward {
-            FeedForward::None => (&[][..], &None),
-            FeedForward::Dense(mlp) => (std::slice::from_ref(mlp), &None),
-            FeedForward::Experts(all) => (all.experts.as_slice(), &all.shared),
+        let mlp = match &self.feed_forward {
+            FeedForward::None => None,
+            FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Experts(all) => all.shared.as_ref(),
         };
         let attention = self.attention.iter().flat_map(Attending::matrices);
         attention
             .chain(self.mixer.iter().flat_map(Mixer::matrices))
             .chain(per_layer.flat_map(|part| [&part.gate.1, &part.out.weight]))
-            .chain(mlps.iter().chain(shared).flat_map(Mlp::matrices))
+            .chain(mlp.into_iter().flat_map(Mlp::matrices))
+    }
+
+    fn of_experts(&self) -> impl Iterator<Item = &Matrix> {
+        let experts = match &self.feed_forward {
+            FeedForward::Experts(all) => all.experts.as_slice(),
+            _ => &[],
+        };
+        experts.iter().flat_map(Mlp::matrices)
     }
 
     /// What is multiplied with what the MLP leaves.
@@ -462,6 +475,29 @@ impl Weights {
             router + layer.matrices().map(Matrix::bytes).sum::<usize>()
         };
         self.layers.iter().map(of_layer).sum::<usize>() + self.tables().map(Matrix::bytes).sum::<usize>()
+    }
+
+    /// What one token that is decoded goes through: bytes that are read of matrices, and multiply-adds. Of experts as many as
+    /// a token chooses; of tables of tokens a row, which counts for nothing.
+    pub fn of_a_token(&self, config: &ModelConfig) -> (usize, usize) {
+        let mut of_all = (0, 0);
+        let mut add = |matrix: &Matrix, of: usize, all: usize| {
+            of_all.0 += matrix.bytes() * of / all;
+            of_all.1 += matrix.n() * matrix.k() * of / all;
+        };
+        let (chosen, experts) = config
+            .moe
+            .as_ref()
+            .map_or((0, 1), |moe| (moe.experts_per_token, moe.num_experts));
+        for layer in &self.layers {
+            if let FeedForward::Experts(all) = &layer.feed_forward {
+                add(&all.router, 1, 1);
+            }
+            layer.of_every_token().for_each(|matrix| add(matrix, 1, 1));
+            layer.of_experts().for_each(|matrix| add(matrix, chosen, experts));
+        }
+        add(&self.head, 1, 1);
+        of_all
     }
 
     /// How the matrices are held, by bytes, the most first.

@@ -1,5 +1,4 @@
-//! What this machine can do at most: `limits THREADS SECONDS` prints one line of JSON with memory read in GB/s and
-//! multiply-adds in G/s (float32, int8, bfloat16), each by the best instruction set, and all of them under `all`.
+//! What this machine can do at most: memory read, and multiply-adds by each instruction set.
 //!
 //! Invariants: every figure is the best of several short runs, all threads at once, by their CPU time; loops touch registers alone, or
 //! memory that no cache holds.
@@ -9,7 +8,6 @@ use std::sync::Barrier;
 
 const RUNS: usize = 5;
 const MEMORY: usize = 1 << 30; // more than any cache
-const MODEL: usize = 96_000_000; // the embedded one: may stay in a large cache
 const LOOPS: usize = 20_000;
 
 /// Best rate of `work` units a call, over all threads.
@@ -287,36 +285,11 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
     vec![("f32", "as compiled", best(threads, seconds, work, call) / 1e9)]
 }
 
-fn main() {
-    let mut args = std::env::args().skip(1);
-    let threads = args.next().and_then(|text| text.parse().ok()).unwrap_or(1);
-    let seconds = args.next().and_then(|text| text.parse().ok()).unwrap_or(0.4);
-    let (memory, model, one) = (
-        read(threads, seconds, MEMORY),
-        read(threads, seconds, MODEL),
-        read(1, seconds, MODEL),
-    );
-    let found = multiply_adds(threads, seconds);
-    let mut fields = vec![
-        format!("\"threads\":{threads},\"read_gb_s\":{model:.1}"),
-        format!("\"read_one_thread_gb_s\":{one:.1},\"read_memory_gb_s\":{memory:.1}"),
-    ];
-    let mut bests = vec![];
-    for what in ["f32", "int8", "bf16"] {
-        let of: Vec<_> = found.iter().filter(|one| one.0 == what).collect();
-        if let Some((_, isa, rate)) = of.into_iter().max_by(|a, b| a.2.total_cmp(&b.2)) {
-            fields.push(format!("\"{what}_gmac_s\":{rate:.1}"));
-            bests.push(format!("\"{what}_gmac_s\":\"{isa}\""));
-        }
-    }
-    let all: Vec<_> = found
-        .iter()
-        .map(|(what, isa, rate)| format!("\"{what} {isa}\":{rate:.1}"))
-        .collect();
-    println!(
-        "{{{},\"best\":{{{}}},\"all\":{{{}}}}}",
-        fields.join(","),
-        bests.join(","),
-        all.join(",")
-    );
+/// (what, by which instruction set, how much a second): `read` in GB/s from memory that no cache holds; `f32`, `int8`
+/// and `bf16` in G multiply-adds. All of `threads` threads, `seconds` a figure.
+#[must_use]
+pub fn limits(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
+    let mut found = vec![("read", "", read(threads, seconds, MEMORY))];
+    found.extend(multiply_adds(threads, seconds));
+    found
 }

@@ -1,0 +1,314 @@
+"""`minisgl bench model`: how fast a model is here without a server, as llama-bench shows it, beside what the machine
+could do at most and, if asked, beside llama.cpp on the same file.
+
+    minisgl bench model --model FILE --depth 0 4096 --variants exact int8 --beside DIR
+
+All variants are alive at once and asked in turns; ratios are of pairs of one round. llama.cpp runs by its own benchmark
+of batches, which samples nothing, or as the package xllamacpp, whose server's own times are told.
+
+Invariants: a variant that fails is named with its reason and ends no other; prompts depend on round and point alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from minisgl._rust import cpu_limits
+from minisgl.bench.compare_variants import ASK_TIMEOUT_S, START_TIMEOUT_S, Child, Missing
+from minisgl.bench.model_run import LAST_ID, Point
+from minisgl.bench.report import Report, number, print_result, table
+from minisgl.bench.stats import paired_difference, turns
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.weights.sources import resolve_model
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "exact": {"engine": "cpu", "activations": "exact"},
+    "bf16": {"engine": "cpu", "activations": "bf16"},
+    "int8": {"engine": "cpu", "activations": "int8"},
+    "torch": {"engine": "torch", "dtype": "float32"},
+    "torch-bf16": {"engine": "torch", "dtype": "bfloat16"},
+    "echo": {"engine": "echo"},
+}
+LLAMA, BATCHED_BENCH = "llama.cpp", "llama-batched-bench"
+MULTIPLIED = {"exact": "f32", "bf16": "bf16", "int8": "int8"}
+LIMIT_S = 0.4
+Limits = Mapping[tuple[str, str], float]
+Ask = Callable[[Point, Sequence[int]], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchModel:
+    """`engine` has the model and what all variants share. `beside`: folders of llama.cpp by name."""
+
+    engine: EngineConfig
+    variants: tuple[str, ...]
+    points: tuple[Point, ...]
+    repeats: int
+    beside: Mapping[str, Path]
+
+    @property
+    def threads(self) -> int:
+        return self.engine.num_threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(slots=True)
+class Found:
+    """Tokens a second by variant, point and round; what each engine says of itself; why a variant was not measured."""
+
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequence[int]) -> tuple[Point, ...]:
+    """Prompts alone, answers in each batch; raises `ConfigError`."""
+    for flag, values in (("--prompt", [prompt]), ("--generate", [generate]), ("--depth", depths)):
+        if min(values) < 0:
+            raise ConfigError(f"{flag} {min(values)}: must be 0 or more")
+    if min(batches) < 1:
+        raise ConfigError(f"--batch {min(batches)}: must be at least 1")
+    found = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
+    found += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
+    if not found:
+        raise ConfigError("--prompt 0 --generate 0: nothing is left to measure")
+    return tuple(found)
+
+
+def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
+    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
+    report = None if out is None else Report(out, "A model's speed", command=command)  # the load before the runs
+    limits: Limits = {(what, isa): rate for what, isa, rate in cpu_limits(settings.threads, LIMIT_S)}
+    found = measure(settings)
+    texts = [speeds_table(settings, found, limits), limits_table(limits)]
+    if found.missing:
+        texts.append(table(("not measured", "why"), found.missing.items()))
+    print("\n\n".join(texts))
+    result = {
+        "bench": "model",
+        "model": Path(settings.engine.model).name,
+        "threads": settings.threads,
+        "limits": {f"{what} {isa}".rstrip(): rate for (what, isa), rate in limits.items()},
+        "samples": found.samples,
+        "about": found.about,
+        "missing": found.missing,
+    }
+    if report is not None:
+        report.section(Path(settings.engine.model).name, *texts)
+        report.write({"result": result})
+    print_result(result)
+    return 1 if found.missing else 0
+
+
+def measure(settings: BenchModel) -> Found:
+    found = Found()
+    with contextlib.ExitStack() as stack:
+        alive: dict[str, Ask] = {}
+        for name in (*settings.variants, *settings.beside):
+            own = stack.enter_context(contextlib.ExitStack())
+            try:
+                ask = own.enter_context(_start(settings, name, found))
+                ask(Point(num_out=4), (0, 0))  # warms up
+                alive[name] = ask
+            except Missing as error:
+                own.close()
+                found.missing[name] = str(error)
+        for number_of_round, name in turns(list(alive), settings.repeats):
+            for i, point in enumerate(settings.points):
+                if name in found.missing:
+                    break
+                try:
+                    tok_s = alive[name](point, (number_of_round + 1, i))
+                except Missing as error:
+                    found.missing[name] = str(error)
+                    found.samples.pop(name, None)
+                    break
+                print(f"round {number_of_round + 1}: {name}: {point.name}: {number(tok_s)} tok/s", file=sys.stderr)
+                found.samples.setdefault(name, {}).setdefault(point.name, []).append(tok_s)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- variants
+
+
+@contextlib.contextmanager
+def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
+    """To be asked for the tokens a second of a point. Raises `Missing`, when asked, too."""
+    longest = max(point.length for point in settings.points)
+    if folder := settings.beside.get(name):
+        file = _file(settings.engine.model)
+        if (folder / "xllamacpp").is_dir():
+            with _served(folder, file, settings.threads, longest + 16) as ask:
+                yield ask
+        else:
+            yield _batched(folder / BATCHED_BENCH, file, settings.threads)
+        return
+    page = settings.engine.page_size
+    changes = {
+        "num_threads": settings.threads,
+        "num_pages": 64 + max(point.batch * (-(-point.length // page) + 1) for point in settings.points),
+        "max_running_requests": max(4, *(point.batch for point in settings.points)),
+        "max_seq_len": longest + 16,
+        **VARIANTS[name],
+    }
+    try:
+        config = msgspec.convert({**msgspec.to_builtins(settings.engine), **changes}, EngineConfig).check()
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Missing(str(error)) from error
+    with Child((sys.executable, "-m", "minisgl.bench.model_run")) as process:
+        assert process.process.stdin is not None
+        process.process.stdin.write(msgspec.json.encode(config) + b"\n")
+        process.process.stdin.flush()
+        found.about[name] = process.line(START_TIMEOUT_S)
+
+        def ask(point: Point, seed: Sequence[int]) -> float:
+            return float(process.ask({"point": msgspec.to_builtins(point), "seed": list(seed)})["tok_s"])
+
+        yield ask
+
+
+def _file(model: str) -> Path:
+    source = resolve_model(model, lambda *_: None)
+    if source.suffix != ".gguf" and not source.is_file():
+        raise Missing("llama.cpp reads GGUF files")
+    return source
+
+
+def _batched(program: Path, file: Path, threads: int) -> Ask:
+    """llama.cpp's own: a process for every question, its loading outside the figures."""
+    if not program.is_file():
+        raise Missing(f"neither xllamacpp nor {BATCHED_BENCH} in {program.parent.name}")
+
+    def ask(point: Point, seed: Sequence[int]) -> float:
+        if point.num_in and point.depth:
+            raise Missing(f"{BATCHED_BENCH} has no prompts behind others: measure --depth 0 or take xllamacpp")
+        num_in, num_out = point.num_in or max(point.depth, 1), max(point.num_out, 2)
+        context = -(-point.batch * (num_in + num_out) // 256) * 256
+        sizes = (context, num_in, num_out, point.batch, threads, threads)
+        flags = [text for flag, size in zip(("-c", "-npp", "-ntg", "-npl", "-t", "-tb"), sizes, strict=True)
+                 for text in (flag, str(size))]  # fmt: skip
+        command = [str(program), "-m", str(file), *flags, "-b", "2048", "-ub", "512", "--output-format", "jsonl"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=ASK_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Missing(str(error)) from error
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            raise Missing(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+        return float(json.loads(lines[-1])["speed_pp" if point.num_in else "speed_tg"])
+
+    return ask
+
+
+@contextlib.contextmanager
+def _served(folder: Path, file: Path, threads: int, length: int) -> Iterator[Ask]:
+    """The server of the package xllamacpp in `folder`, asked for one sequence at a time."""
+    program = str(Path(__file__).with_name("compare_llama_cpp.py"))
+    sizes = (str(file), str(threads), "1", str(-(-length // 256) * 256))
+    with Child(("env", f"PYTHONPATH={folder}", sys.executable, "-P", program, *sizes)) as process:
+        url = process.line(START_TIMEOUT_S)["url"]
+
+        def complete(ids: Sequence[int], num_out: int, *, kept: bool) -> dict[str, Any]:
+            body = {"prompt": ids, "n_predict": num_out, "temperature": 0, "cache_prompt": kept, "ignore_eos": True}
+            data = json.dumps(body).encode()
+            try:
+                with urllib.request.urlopen(
+                    urllib.request.Request(f"{url}/completion", data), timeout=ASK_TIMEOUT_S
+                ) as answer:
+                    times: dict[str, Any] = json.load(answer)["timings"]
+            except OSError as error:
+                raise Missing(str(error)) from error
+            return times
+
+        def ask(point: Point, seed: Sequence[int]) -> float:
+            if point.batch > 1:
+                raise Missing("xllamacpp is asked for one sequence at a time: give a folder with its programs")
+            ids = point.prompts(seed, LAST_ID)[0].tolist()
+            if point.num_in and point.depth:
+                complete(ids[: point.depth], 1, kept=True)
+            times = complete(ids, point.num_out + 1 if point.num_out else 1, kept=bool(point.num_in and point.depth))
+            return float(times["prompt_per_second" if point.num_in else "predicted_per_second"])
+
+        yield ask
+
+
+def llama_folders(given: Sequence[str]) -> dict[str, Path]:
+    """By variant, from DIR (the variant `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
+    found = {}
+    for text in given:
+        name, sign, folder = text.rpartition("=")
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise ConfigError(f"--beside {text}: no such folder")
+        found[f"{LLAMA} {name}" if sign else LLAMA] = path
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def speeds_table(settings: BenchModel, found: Found, limits: Limits) -> str:
+    """A row a point and variant: mean and standard deviation, the share of the nearer limit, and what it is of each
+    llama.cpp of the same round."""
+    head = ["test", "engine", "weights", "tok/s", "of the limit", *(f"of {name}" for name in settings.beside)]
+    rows = []
+    for point in settings.points:
+        for name, samples in found.samples.items():
+            ours, about = samples.get(point.name, []), found.about.get(name, {})
+            held = ", ".join(f"{kind} {size / 2**20:.0f} MiB" for kind, size in about.get("kinds", ()))
+            beside = [
+                str(paired_difference(found.samples[other][point.name], ours))
+                if name not in settings.beside and other in found.samples
+                else ""
+                for other in settings.beside
+            ]
+            of_limit = "" if name in settings.beside else share(about, name, point, statistics.fmean(ours), limits)
+            rows.append((point.name, engine_name(name, about), held, spread(ours), of_limit, *beside))
+    return table(head, rows)
+
+
+def engine_name(name: str, about: Mapping[str, Any]) -> str:
+    return f"{name} ({about['isa']}, {about['threads']} threads)" if "isa" in about else name
+
+
+def spread(samples: Sequence[float]) -> str:
+    deviation = f" ± {number(statistics.stdev(samples))}" if len(samples) > 1 else ""
+    return number(statistics.fmean(samples)) + deviation
+
+
+def share(about: Mapping[str, Any], name: str, point: Point, tok_s: float, limits: Limits) -> str:
+    """Of memory's bandwidth or of multiply-adds, whichever is nearer. A decode step reads the weights once and the K
+    and V of each row; a prompt needs the head only once. Nothing where rows read other weights or not every K."""
+    if "token_bytes" not in about or (about["experts"] and point.batch > 1) or (about["windows"] and point.depth):
+        return ""
+    shares = {}
+    if point.num_out and ("read", "") in limits:
+        kv_bytes = about["kv_bytes"] * (point.depth + point.num_out / 2)
+        shares["read"] = tok_s * (about["token_bytes"] / point.batch + kv_bytes) / 1e9 / limits["read", ""]
+    of_kind = {isa: rate for (what, isa), rate in limits.items() if what == MULTIPLIED[name]}
+    if peak := max((rate for isa, rate in of_kind.items() if isa.startswith(about["isa"])), default=0.0):
+        needed = about["token_products"] - (about["head_products"] if point.num_in else 0)
+        shares["multiply-adds"] = tok_s * needed / 1e9 / peak
+    if not shares:
+        return ""
+    nearer = max(shares, key=lambda limit: shares[limit])
+    return f"{shares[nearer]:.0%} {nearer}"
+
+
+def limits_table(limits: Limits) -> str:
+    units = {"read": "memory read, GB/s"}
+    rows = [(units.get(what, f"{what}, G multiply-adds/s"), isa, rate) for (what, isa), rate in limits.items()]
+    return table(("limit of this machine", "by", "measured"), rows)

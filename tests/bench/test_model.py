@@ -1,0 +1,107 @@
+"""`minisgl bench model` on the echo engine and on made-up figures: it writes what it should, and says what cannot be
+measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.bench import model
+from minisgl.bench.model import BenchModel, Found
+from minisgl.bench.model_run import Point
+from minisgl.config import ConfigError, EngineConfig
+
+ABOUT: dict[str, Any] = {
+    "isa": "avx2",
+    "threads": 2,
+    "kinds": [("q4_k", 2**20)],
+    "token_bytes": 10**8,
+    "token_products": 10**8,
+    "head_products": 10**7,
+    "kv_bytes": 10**4,
+    "experts": False,
+    "windows": False,
+}
+
+
+def settings(*variants: str, points: tuple[Point, ...], beside: dict[str, Path] | None = None) -> BenchModel:
+    return BenchModel(engine=EngineConfig(), variants=variants, points=points, repeats=1, beside=beside or {})
+
+
+def bench(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "minisgl", "bench", "model", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_each_point_of_each_round(tmp_path: Path) -> None:
+    sizes = ("--prompt", "16", "--generate", "8", "--depth", "0", "32", "--batch", "1", "3", "--repeats", "2")
+    done = bench("--model", "smollm2", "--variants", "echo", *sizes, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    samples = json.loads(done.stdout.splitlines()[-1])["samples"]["echo"]
+    names = ["pp16", "pp16 @ d32", "tg8", "tg8 x 3", "tg8 @ d32", "tg8 x 3 @ d32"]
+    assert {name: len(values) for name, values in samples.items()} == dict.fromkeys(names, 2)
+    assert min(min(values) for values in samples.values()) > 0
+    report = (tmp_path / "README.md").read_text()
+    assert "minisgl bench model" in report and str(tmp_path) not in report and "| pp16 @ d32 | echo |" in report
+    assert json.loads((tmp_path / "raw.json").read_text())["result"]["samples"]["echo"].keys() == samples.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--prompt", "0", "--generate", "0"), "nothing is left"),
+        (("--depth", "-1"), "--depth -1"),
+        (("--batch", "0"), "--batch 0"),
+        (("--repeats", "0"), "--repeats 0"),
+        (("--layers", "0"), "--layers 0"),
+        (("--beside", "nowhere"), "--beside nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags: tuple[str, ...], says: str) -> None:
+    done = bench(*flags)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_variant_that_cannot_be_is_named(tmp_path: Path) -> None:
+    of = settings("echo", "torch", points=(Point(num_in=16),), beside={"llama.cpp": tmp_path})
+    of = BenchModel(**{**{name: getattr(of, name) for name in ("variants", "points", "repeats", "beside")},
+                       "engine": EngineConfig(model=str(tmp_path / "nowhere.gguf"))})  # fmt: skip
+    found = model.measure(of)
+    assert "nowhere" in found.missing["torch"] and "nowhere" in found.missing["llama.cpp"]
+
+
+def test_llama_cpp_needs_its_programs(tmp_path: Path) -> None:
+    found = model.measure(settings("echo", points=(Point(num_in=16),), beside={"llama.cpp": tmp_path}))
+    assert model.BATCHED_BENCH in found.missing["llama.cpp"] and list(found.samples) == ["echo"]
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    point = Point(num_out=2)
+    found = Found({"exact": {"tg2": [20.0, 40.0]}, "llama.cpp": {"tg2": [10.0, 20.0]}})
+    shown = model.speeds_table(settings("exact", points=(point,), beside={"llama.cpp": Path()}), found, {})
+    assert "+100.0 % [+100.0, +100.0]" in shown and "30.0 ± 14.1" in shown
+
+
+def test_the_nearer_limit() -> None:
+    limits = {("read", ""): 20.0, ("int8", "avx2"): 100.0, ("int8", "avx512 vnni"): 1e6}
+    eight = model.share(ABOUT, "int8", Point(depth=100, num_out=0, num_in=8), 500.0, limits)
+    assert eight == "45% multiply-adds"
+    assert model.share(ABOUT, "int8", Point(num_out=8, batch=10), 500.0, limits) == "50% multiply-adds"
+    assert model.share(ABOUT, "int8", Point(num_out=8), 150.0, limits) == "75% read"
+    assert model.share(ABOUT | {"windows": True}, "int8", Point(depth=9, num_out=8), 150.0, limits) == ""
+    assert model.share(ABOUT | {"experts": True}, "int8", Point(num_out=8, batch=2), 150.0, limits) == ""
+    assert model.share({}, "torch", Point(num_out=8), 150.0, limits) == ""
+
+
+def test_builds_of_llama_cpp_have_names(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    found = model.llama_folders([str(tmp_path), f"avx512={other}"])
+    assert found == {"llama.cpp": tmp_path, "llama.cpp avx512": other}
+    with pytest.raises(ConfigError, match="--beside"):
+        model.llama_folders([str(tmp_path / "none")])
