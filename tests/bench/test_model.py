@@ -30,7 +30,9 @@ ABOUT: dict[str, Any] = {
 
 
 def settings(*variants: str, points: tuple[Point, ...], beside: dict[str, Path] | None = None) -> BenchModel:
-    return BenchModel(engine=EngineConfig(), variants=variants, points=points, repeats=1, beside=beside or {})
+    return BenchModel(
+        engine=EngineConfig(model="smollm2"), variants=variants, points=points, repeats=1, beside=beside or {}
+    )
 
 
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -68,10 +70,16 @@ def test_what_cannot_be_measured_is_refused(flags: tuple[str, ...], says: str) -
 
 
 def test_a_variant_that_cannot_be_is_named(tmp_path: Path) -> None:
-    of = settings("echo", "torch", points=(Point(num_in=16),), beside={"llama.cpp": tmp_path})
-    of = BenchModel(**{**{name: getattr(of, name) for name in ("variants", "points", "repeats", "beside")},
-                       "engine": EngineConfig(model=str(tmp_path / "nowhere.gguf"))})  # fmt: skip
-    found = model.measure(of)
+    engine = EngineConfig(model=str(tmp_path / "nowhere.gguf"))
+    found = model.measure(
+        BenchModel(
+            engine=engine,
+            variants=("echo", "torch"),
+            points=(Point(num_in=16),),
+            repeats=1,
+            beside={"llama.cpp": tmp_path},
+        )
+    )
     assert "nowhere" in found.missing["torch"] and "nowhere" in found.missing["llama.cpp"]
 
 

@@ -31,7 +31,7 @@ from minisgl.bench.model_run import LAST_ID, Point
 from minisgl.bench.report import Report, number, print_result, table
 from minisgl.bench.stats import paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.weights.sources import resolve_model
+from minisgl.weights.sources import find_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {"engine": "cpu", "activations": "exact"},
@@ -179,7 +179,10 @@ def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
 
 
 def _file(model: str) -> Path:
-    source = resolve_model(model, lambda *_: None)
+    try:
+        source = find_model(model, lambda *_: None)
+    except ConfigError as error:
+        raise Missing(str(error)) from error
     if source.suffix != ".gguf" and not source.is_file():
         raise Missing("llama.cpp reads GGUF files")
     return source

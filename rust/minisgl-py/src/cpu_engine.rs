@@ -124,7 +124,7 @@ impl CpuEngine {
     }
 
     /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes; what a token that is decoded reads of
-    /// them and multiplies (token_bytes, token_products), and of the latter what a prompt does once (head_products); K and V
+    /// them and multiplies (token_bytes, token_products), and of these what a prompt does once (head_products); K, V
     /// of a token (kv_bytes); whether rows read weights of their own (experts), and not every K before them (windows).
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
