@@ -133,6 +133,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
         "_rust",  # types
     },
+    "registry": {
+        "supervisor",
+        "server",
+        "config",
+        "envs",
+        "utils",
+        "weights.hub_cache",
+        "weights.hub_names",
+        "weights.sources",
+    },
     "cli.doctor": {
         "scheduler",
         "engine",
@@ -147,6 +157,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "scheduler",
         "supervisor",
+        "registry",
         "chat",
         "llm",
         "tokenizer",  # what it refuses

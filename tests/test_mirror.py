@@ -48,6 +48,7 @@ TOGETHER = {
     "models": "models engine/test_transformers_loading.py engine/test_torch_adapters.py",
     "parsers": "parsers server/test_tools.py",
     "ray": "ray",
+    "registry": "registry",
     "runner": "runner e2e/test_startup.py e2e/test_front_ends.py",
     "scheduler": "scheduler parity property",
     "scheduler/reference": "scheduler parity property",

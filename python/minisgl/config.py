@@ -83,6 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     num_pages: int | None = None
     memory_ratio: float | None = None  # of the memory that is free after loading, for the KV pool, without num_pages
+    memory: int | None = None  # bytes of a CPU's memory for weights, states and KV pool; None: what is free
     attention_backend: str = "auto"  # on a CUDA device
     cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph, 0: none
     torch_compile: bool = False  # of forwards outside of graphs, on a CUDA device
@@ -132,7 +133,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
-            by_memory = name in ("num_pages", "state_memory")
+            by_memory = name in ("num_pages", "state_memory", "memory")
             if value is not None and value > _MOST and not by_memory:
                 raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
 
@@ -156,6 +157,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cache_max_prompt", 1)
         at_least("checkpoint_interval", 1)
         at_least("state_memory", 0)
+        at_least("memory", 1)
         at_least("echo_states", 0, self.debug)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
@@ -252,6 +254,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_priority: int = MAX_PRIORITY
     lora: bool = False  # it may load adapters, and unload them
     cache: bool = False  # it may list, store and release prefixes, and empty the prefix cache
+    models: bool = False  # it may load models and unload them, where there are several
     own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
 
     def __repr__(self) -> str:

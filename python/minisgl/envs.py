@@ -135,6 +135,11 @@ def notices() -> list[str]:
     return lines
 
 
+def with_temporary(folder: str) -> dict[str, str]:
+    """The environment of a child process whose temporary files lie there."""
+    return {**os.environ, "TMPDIR": folder}
+
+
 def shell_settings() -> dict[str, int | float]:
     """The fields of a chat's requests that variables set."""
     kinds: dict[str, type[int] | type[float]] = {

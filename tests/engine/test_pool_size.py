@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,7 +125,6 @@ def test_before_anything_is_read(
     sizes_of = {name: staticmethod(getattr(cpu_engine.RustEngine, name)) for name in ("page_bytes", "state_bytes")}
     monkeypatch.setattr(cpu_engine, "RustEngine", type("Engine", (), {"__init__": read, **sizes_of}))
     monkeypatch.setattr("minisgl.engine.loading.load_weights", read)
-    monkeypatch.setattr("minisgl.engine.loading.free_memory", pool_size.free_memory)
     load = load_cpu_engine if engine == "cpu" else load_engine
     free[0] = sum(sizes) - 1
     with pytest.raises(ConfigError, match=rf"^--model {re.escape(str(path))}: its weights take .* free here"):
@@ -133,3 +133,17 @@ def test_before_anything_is_read(
     if engine == "cpu":
         with pytest.raises(ConfigError, match=r"--max-seq-len 64: .* beside \d MiB of weights"):
             load(EngineConfig(model=str(path), engine="cpu", max_seq_len=64), quiet)
+
+
+def test_what_is_set_aside_bounds_weights_and_pool(free: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of it the pool gets all that the process and the weights leave, but for states a part."""
+    monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(rss=5 * PAGE))
+    config = EngineConfig.of({"memory": 45 * PAGE})
+    assert cpu_num_pages(config, PAGE, 1600, taken=10 * PAGE) == 30
+    with_states = cpu_num_pages(config, PAGE, 1600, taken=4 * PAGE, state=1)
+    assert 31 <= with_states < 35
+    free[0] = 20 * PAGE
+    assert cpu_num_pages(config, PAGE, 1600, taken=10 * PAGE) == 10
+    free[0] = 100 * PAGE
+    with pytest.raises(ConfigError, match=r"its weights take .* of --memory"):
+        cpu_num_pages(config, PAGE, 1600, taken=41 * PAGE)

@@ -33,7 +33,7 @@ _NUMBERS = {
     "tokens_per_minute": (0, MAX_NUMBER),
     "max_priority": (0, MAX_SHARE),
 }
-_SWITCHES = ("own_cache", "cache", "lora")
+_SWITCHES = ("own_cache", "cache", "lora", "models")
 
 
 def read(path: str) -> tuple[ApiKey, ...]:

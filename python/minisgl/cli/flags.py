@@ -141,6 +141,8 @@ class _Model(argparse.Action):
                 None, f"--model {given['flag']}: the model is given as {given['word']} already: give one of them"
             )
         namespace.model, namespace.model_given = values, given
+        if option_string:
+            namespace.each_model = [*getattr(namespace, "each_model", ()), values]
 
 
 MODEL = (
@@ -185,6 +187,7 @@ MODEL = (
     setting("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights"),
     setting(
         "--generation-config",
+        shown=False,
         choices=("auto", "none"),
         help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
     ),
@@ -257,6 +260,13 @@ CACHE = (
         "--mem-fraction-static",
         type=float,
         help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
+    ),
+    setting(
+        "--memory",
+        type=checked(spellings.size),
+        metavar="SIZE",
+        help="of a CPU's memory for weights and KV pool, such as 6GB; of several models for all of them, processes "
+        "included (default: what is free, or a control group leaves)",
     ),
     setting(
         "--cache",
@@ -468,10 +478,30 @@ SEVERAL = (
     ),
     setting(
         "--max-inflight-per-engine",
+        shown=False,
         type=int,
         metavar="N",
         help="requests that one engine has at once; others wait (default: any number; with --api-key-file twice "
         "--max-running-requests)",
+    ),
+)
+MODELS = (
+    setting(
+        "--models",
+        metavar="FILE",
+        help="YAML file of several models behind this port, each loaded when a request asks for it; --model A --model "
+        "B: the same without a file (default: one model)",
+    ),
+    setting(
+        "--models-dir", metavar="DIR", help="all GGUF files and model folders in it, by their names (default: none)"
+    ),
+    setting(
+        "--load-timeout",
+        shown=False,
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds that a request waits for its model to be loaded, then 503",
     ),
 )
 LIMITS = (
@@ -503,6 +533,7 @@ LIMITS = (
     ),
     setting(
         "--step-timeout",
+        shown=False,
         type=float,
         help="seconds that one forward may take before /livez says no; a rank of --tp that hangs for longer ends the "
         "server",
@@ -554,7 +585,7 @@ LOGS = (
     ),
     setting("--log-prompts", action="store_true", help="prompts and answers in the access lines"),
 )
-SERVER = {"HTTP": HTTP, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
+SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
 """The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import msgspec
 
 from minisgl import envs
 from minisgl.cli import aliases, api_key_file, chat
+from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
 from minisgl.config import Limits, ServerConfig
 
@@ -16,7 +18,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "serve", help="run the OpenAI-compatible server", formatter_class=Formatter, allow_abbrev=False
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
     add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags by name; flags given here win over it")
     # `minisgl chat`, as mini-sglang calls it
@@ -43,11 +45,16 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**fields).check()
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.any_key)
     warnings = notices(args)
+    if models.are_several(args):
+        from minisgl.registry.start import run_several
+
+        entries = models.entries(args, lambda one: server_config(parser.parse_args(one)))
+        return run_several(config, entries, args.load_timeout, *warnings)
     from minisgl.supervisor.start import run_server
 
     return run_server(config, *warnings)

@@ -23,7 +23,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
 from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
-from minisgl.engine.pool_size import check_weights, cpu_num_pages
+from minisgl.engine.pool_size import check_weights, cpu_num_pages, free_for
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
@@ -31,7 +31,7 @@ from minisgl.models.api import LoadedModel, Model
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.installed import need
-from minisgl.utils.memory import Free, free_memory
+from minisgl.utils.memory import Free
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.quantization import Packing
@@ -132,7 +132,7 @@ def _check_weights(
         free = Free(torch.cuda.mem_get_info(device)[0], f"on {device}")
         check_weights(config, num_bytes // group.size, free)
     else:
-        check_weights(config, num_bytes, free_memory())
+        check_weights(config, num_bytes, free_for(config))
 
 
 def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:

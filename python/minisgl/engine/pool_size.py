@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import psutil
+
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.utils.memory import Free, free_memory
 
@@ -13,6 +15,15 @@ MEMORY_RATIO = 0.5  # without --memory-ratio
 STATE_SHARE = 1 / 8  # of what the KV pool takes, for checkpoints
 LEAST_CHECKPOINTS = 8
 MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
+
+
+def free_for(config: EngineConfig) -> Free:
+    """What is free, but no more than this process has left of what was set aside for it."""
+    free = free_memory()
+    if config.memory is None:
+        return free
+    left = max(0, config.memory - psutil.Process().memory_info().rss)
+    return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda one: one.num_bytes)
 
 
 def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
@@ -38,7 +49,7 @@ def cpu_num_pages(
     """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
     bytes of what is free will go to the weights, and `state` to the state of each row. Raises `ConfigError`."""
     one = max(one, 1)  # pages without keys and values hold nothing, but count tokens
-    left = _check_states(config, state, check_weights(config, taken, free_memory()))
+    left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     free = left.num_bytes // ranks
     asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
@@ -50,10 +61,13 @@ def cpu_num_pages(
         return config.num_pages
     if asked * one > free:
         raise ConfigError(_too_long(config, context_len, asked * one, free // one, left, taken, one_in_q8))
-    ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
+    whole = config.memory is not None  # what is set aside is for nothing else but checkpoints
+    usual = (1 / (1 + STATE_SHARE) if state else 1.0) if whole else MEMORY_RATIO
+    ratio = usual if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
     useful = config.rows_on("cpu") * -(-context_len // config.page_size)
-    num_pages = max(asked, min(min(share, MAX_POOL_BYTES // ranks) // one, useful))
+    most = share if whole else min(share, MAX_POOL_BYTES // ranks)
+    num_pages = max(asked, min(most // one, useful))
     if num_pages < 1:
         raise ConfigError(
             f"--memory-ratio {ratio}: {_mib(share)} do not hold one page of {one // 1024} KiB: "
@@ -77,7 +91,7 @@ def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int)
     """How many states of so many bytes are kept beside those of rows, a KV pool of `pool` bytes and weights of `taken`:
     as many as asked for; else `STATE_SHARE` of what the pool takes, but a few at least, if they fit. Raises
     `ConfigError`."""
-    left = _check_states(config, state, check_weights(config, taken, free_memory()))
+    left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     fit = max(0, left.num_bytes - pool) // state
     if config.state_memory is None:
         return min(max(int(pool * STATE_SHARE) // state, LEAST_CHECKPOINTS), fit)

@@ -15,10 +15,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from minisgl.server.errors import ApiError, is_anthropic
+from minisgl.server.errors import STREAMS, ApiError, last_event
 from minisgl.server.resume import LINE, MARKS, Mark, Said
 
-RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses", "/v1/messages"})
+RESUMABLE = STREAMS
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
 _BUSY = (429, 503)
@@ -125,13 +125,11 @@ class Relay:
         return (not began or self._said is not None) and time.monotonic() - self._progress < self._retry_s
 
     def _give_up(self, error: ApiError) -> list[Head | bytes]:
-        anthropic = is_anthropic(self._path)
-        body = msgspec.json.encode(error.anthropic_body() if anthropic else error.body)
+        body = error.body_for(self._path)
         if self._head is None:
-            return [Head(error.status, [(b"content-type", b"application/json"), (b"retry-after", b"1")]), body]
-        if anthropic:
-            return [b"event: error\ndata: %b\n\n" % body]
-        return [b"data: %b\n\ndata: [DONE]\n\n" % body]
+            head = Head(error.status, [(b"content-type", b"application/json"), (b"retry-after", b"1")])
+            return [head, msgspec.json.encode(body)]
+        return [last_event(self._path, body)]
 
     def _next(self) -> Asked:
         if not self._marks:

@@ -89,7 +89,10 @@ def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], s
     threads = config.num_threads or len(os.sched_getaffinity(0))
     ratio = MEMORY_RATIO if config.memory_ratio is None else config.memory_ratio
     one = msgspec.structs.replace(config, num_threads=max(1, threads // number), memory_ratio=ratio / number)
-    pool = f"{one.memory_ratio:.3g} of the free memory" if config.num_pages is None else f"{config.num_pages} pages"
+    pool = f"{ratio / number:.3g} of the free memory" if config.num_pages is None else f"{config.num_pages} pages"
+    if config.memory is not None:
+        one = msgspec.structs.replace(one, memory=config.memory // number, memory_ratio=config.memory_ratio)
+        pool = f"{one.memory} bytes"
     return [one] * number, f"{number} engines, {one.num_threads} of {threads} threads and {pool} for each"
 
 

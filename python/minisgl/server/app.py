@@ -44,7 +44,7 @@ from minisgl.server.chat import chat_endpoint
 from minisgl.server.completions import completion_endpoint
 from minisgl.server.context import Served, ServerContext
 from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
-from minisgl.server.errors import MESSAGES, install_handlers
+from minisgl.server.errors import MESSAGES, RESPONSES, install_handlers
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.health import add_health
 from minisgl.server.live import add_live
@@ -58,7 +58,6 @@ from minisgl.server.prompts import Prompts
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.endpoint import (
     INPUT_TOKENS,
-    RESPONSES,
     add_responses,
     input_tokens_endpoint,
     responses_endpoint,

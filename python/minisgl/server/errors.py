@@ -22,6 +22,7 @@ SERVER = "server_error"
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -34,6 +35,10 @@ _ANTHROPIC_KINDS = {
 }
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Clients that read it send the whole conversation from then on."""
+
+
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", RESPONSES, MESSAGES})
+"""Where answers may be streams of events."""
 
 
 def is_anthropic(path: str) -> bool:
@@ -64,10 +69,24 @@ class ApiError(Exception):
             error["details"] = _NO_THREADS
         return {"type": "error", "error": error}
 
+    def body_for(self, path: str) -> dict[str, Any]:
+        return self.anthropic_body() if is_anthropic(path) else self.body
+
     def response(self, path: str = "") -> Response:
         """`path`: of the request."""
-        body = self.anthropic_body() if is_anthropic(path) else self.body
-        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
+        body = msgspec.json.encode(self.body_for(path))
+        return Response(body, self.status, self.headers, media_type="application/json")
+
+
+def last_event(path: str, body: dict[str, Any]) -> bytes:
+    """What ends a stream of that path that cannot go on; `body` is that of an `ApiError`, or of a server's answer."""
+    if is_anthropic(path):
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)
+    if path == RESPONSES:
+        detail = body["error"]
+        said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode({**said, "sequence_number": 0})
+    return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 
 
 Names = Sequence[tuple[str, str]]

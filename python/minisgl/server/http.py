@@ -85,6 +85,10 @@ class Connection:
         if not self.is_lost and chunk:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
+    def drop(self) -> None:
+        """Of an answer that cannot be ended as it began."""
+        self._transport.abort()
+
     # ----------------------------------------------------------------------------------------- called by the server
 
     def lost(self) -> None:

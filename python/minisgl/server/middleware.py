@@ -86,28 +86,14 @@ class Middleware:
             if (early := self._early_answer(scope, headers, request)) is not None:
                 await early(scope, receive, answer)
             elif counts:
-                await self._unless_gone(scope, receive, answer)
+                await unless_gone(self._app, scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
         finally:
             if counts:
                 self._leave()
-            if scope["path"] not in self._unlogged:
+            if scope["path"] not in self._unlogged and not request.is_passed_on:
                 request.log()
-
-    async def _unless_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; stop when the client goes away, wherever that is."""
-        connection: Connection = scope[CONNECTION]
-        task = asyncio.current_task()
-        connection.cancels(task)
-        try:
-            await self._app(scope, receive, send)
-        except asyncio.CancelledError:
-            if not connection.is_lost or task is None:
-                raise
-            task.uncancel()
-        finally:
-            connection.cancels(None)
 
     def _enter(self) -> None:
         self._num_open += 1
@@ -151,6 +137,21 @@ class Middleware:
             return False
         request.key, request.key_name = number, self._keys.name(number)
         return True
+
+
+async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer; stop when the client goes away, wherever that is."""
+    connection: Connection = scope[CONNECTION]
+    task = asyncio.current_task()
+    connection.cancels(task)
+    try:
+        await app(scope, receive, send)
+    except asyncio.CancelledError:
+        if not connection.is_lost or task is None:
+            raise
+        task.uncancel()
+    finally:
+        connection.cancels(None)
 
 
 class Posts:

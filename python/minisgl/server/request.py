@@ -83,6 +83,7 @@ class HttpRequest:
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
     resumable: Resumable | None = None  # another server may have to go on with its stream
+    is_passed_on: bool = False  # another server has its access line
     is_large: bool = False  # its body: what is made of all of it is made off the event loop
     prompt: str | None = None  # only with --log-prompts
     output: str | None = None
@@ -107,7 +108,7 @@ class HttpRequest:
     async def read(self, receive: Receive, model: type[B], context: ServerContext) -> B:
         """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly,
         400 for what it says."""
-        await self._receive(receive, context.turns, context.limits)
+        await self.receive(receive, context.turns, context.limits)
         if self.resumable is not None:
             self.resumable.take_from(self.body)
         if context.config.log_prompts:
@@ -124,7 +125,8 @@ class HttpRequest:
 
         return await context.prompts.run(work)
 
-    async def _receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
+    async def receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
+        """All of `body`. Raises `ClientGone` and `ApiError` 413 or 408."""
         max_bytes, timeout_s, announced = limits.max_body_bytes, limits.slow_client_timeout, self.content_length
         if self.resumable is not None:
             max_bytes += self.resumable.num_said_bytes

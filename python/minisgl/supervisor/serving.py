@@ -57,7 +57,7 @@ def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: 
     return uvloop.run(_supervise(config, front_end, process, signals, began))
 
 
-class _Signals:
+class Signals:
     """SIGTERM asks to drain; Ctrl-C, or SIGTERM again, to stop at once."""
 
     def __init__(self, came: Sequence[int]) -> None:
@@ -82,12 +82,12 @@ class _Signals:
 async def _supervise(
     config: ServerConfig, front_end: FrontEnd, process: Engines, came: Sequence[int], began: float
 ) -> int:
-    signals = _Signals(came)
-    with _until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
+    signals = Signals(came)
+    with until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
         return await _run(config, front_end, process, signals, began)
 
 
-async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: _Signals, began: float) -> int:
+async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Signals, began: float) -> int:
     client: ProcessClient | None = None
     if is_exposed(config):
         warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
@@ -201,7 +201,7 @@ async def _serve(
     tokenizer: Tokenizer,
     *,
     process: Engines,
-    signals: _Signals,
+    signals: Signals,
     began: float,
 ) -> int:
     """From ready to the end; returns the exit code."""
@@ -221,7 +221,7 @@ async def _serve(
         form = form_of(app.context.parsing)
         await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, form)
         app.context.opening = False
-    url = _url(front_end)
+    url = url_of(front_end.address)
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
     died = asyncio.ensure_future(_until_gone(client, process))
@@ -312,8 +312,9 @@ def _last_words(client: ProcessClient, exit_code: int | None) -> None:
     complain(f"minisgl: {client.failure}")
 
 
-def _url(front_end: FrontEnd) -> str:
-    host, port = front_end.address
+def url_of(address: tuple[str, int]) -> str:
+    """Of a server that listens there."""
+    host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -330,7 +331,7 @@ def _greet(
     )
     if config.managed:
         say(f"ready: {url} after {seconds:.1f} s")
-        _announce(url, config.model_name, config.any_key)
+        _announce(url, config, ready)
         return
     asks: dict[str, object] = {"prompt": "The capital of France is"}
     route = "completions"
@@ -345,13 +346,15 @@ def _greet(
     say(f"  curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
 
 
-def _announce(url: str, model: str, key: str | None) -> None:
-    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one."""
-    print(json.dumps({"url": url, "model": model, "key": key}), flush=True)
+def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
+    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one;
+    `max_model_len`: of a request."""
+    said = {"url": url, "model": config.model_name, "key": config.any_key, "max_model_len": ready.max_seq_len}
+    print(json.dumps(said), flush=True)
 
 
 @contextlib.contextmanager
-def _until_stdin_ends(stop: Callable[[], None]) -> Iterator[None]:
+def until_stdin_ends(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` when standard input, which must be a pipe or a socket, is closed by the other side."""
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()

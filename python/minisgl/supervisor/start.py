@@ -54,11 +54,8 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     for line in warnings:
         warn(f"minisgl: {line}")
     check_files(config.engine)
-    try:
-        listener = _listen(config.host, config.port)
-    except OSError as error:
-        raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
-    _raise_descriptors()
+    listener = listen(config)
+    raise_descriptors()
     keep_little()
     signals = EarlySignals()
     try:
@@ -84,7 +81,7 @@ def check_files(config: EngineConfig) -> None:
         raise ConfigError(f"--record-trace {trace}: its folder is not there")
 
 
-def _raise_descriptors() -> None:
+def raise_descriptors() -> None:
     """A connection is a file descriptor or three; systems give a process 1,024 unless it asks for what it may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
@@ -119,15 +116,16 @@ def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProces
     return serving.serve
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def listen(config: ServerConfig) -> socket.socket:
+    """At the server's address. Raises `ConfigError`."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener.bind((config.host, config.port))
         listener.listen(2048)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise ConfigError(f"--host {config.host} --port {config.port}: {error.strerror}: choose another") from error
     listener.setblocking(False)
     return listener

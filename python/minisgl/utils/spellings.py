@@ -6,6 +6,7 @@ Invariants: what is accepted means exactly what the word here means; a name give
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,18 @@ def kv_dtype(value: object) -> str:
 def quantization(value: object) -> str:
     name = str(value).lower()
     return QUANTIZATIONS.get(name, name)
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+def size(value: object) -> int:
+    """Bytes: a number, with a unit such as 6GB or 512MiB. Raises `ConfigError`."""
+    found = _SIZE.fullmatch(str(value).strip())
+    if found is None or not (num_bytes := int(float(found[1]) * _UNITS[(found[2] or "").lower()])):
+        raise ConfigError(f"{value}: must be a size such as 6GB, 512MiB or a number of bytes")
+    return num_bytes
 
 
 def routing(value: object) -> str:

@@ -22,7 +22,7 @@ from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, TurnFormatter, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, renamed
 from minisgl.server.formatter import chat_entries, json_bytes, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.log import say
@@ -419,7 +419,6 @@ def _usage(given: dict[str, Any], num_thought: int) -> dict[str, Any]:
     }
 
 
-RESPONSES = "/v1/responses"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 MAX_ITEMS_SHOWN = 100
 

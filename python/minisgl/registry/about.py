@@ -1,0 +1,157 @@
+"""What is said of all models at once: their cards, health, and the figures of their servers.
+
+Invariants: nothing here loads a model; what a server says of itself is said by it, with its model's name on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from minisgl.config import ConfigError
+from minisgl.registry import passing
+from minisgl.registry.registry import Model, Registry
+from minisgl.server.formatter import json_response
+
+STARTED = int(time.time())
+ANSWER_TIMEOUT_S = 5.0
+_SAMPLE = re.compile(rb"([^{\s]+)(?:\{(.*)\})? (\S+)")
+_FAMILY = re.compile(rb"# (?:HELP|TYPE) (\S+)")
+
+
+class Asks:
+    """What servers are asked on behalf of nobody. `key`: one that lets in."""
+
+    def __init__(self, registry: Registry, key: str | None) -> None:
+        self.registry = registry
+        self._headers = [(b"host", b"localhost")]
+        if key is not None:
+            self._headers.append((b"authorization", b"Bearer " + key.encode()))
+
+    async def all(self, path: bytes) -> dict[str, bytes]:
+        """The answers of those that are loaded and answer, by model."""
+        loaded = [one for one in self.registry.models.values() if one.server is not None]
+        found = await asyncio.gather(*(self._one(model, path) for model in loaded))
+        return {model.name: body for model, body in zip(loaded, found, strict=True) if body is not None}
+
+    async def _one(self, model: Model, path: bytes) -> bytes | None:
+        if model.server is None:
+            return None
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                request = passing.request_bytes("GET", path, self._headers, b"")
+                answer = await passing.ask(model.server.address, request)
+                try:
+                    return await answer.whole() if answer.status == 200 else None
+                finally:
+                    answer.close()
+        except (passing.Lost, TimeoutError):
+            return None
+
+
+def card(model: Model) -> list[dict[str, Any]]:
+    """As /v1/models has it: the model's, then those of its adapters."""
+    entry = model.entry
+    try:
+        size, failure = entry.size(), model.failure
+    except ConfigError as error:
+        size, failure = None, str(error)
+    found: dict[str, Any] = {
+        "id": model.name,
+        "object": "model",
+        "created": STARTED,
+        "owned_by": "minisgl",
+        "root": entry.config.engine.shown_model,
+        "max_model_len": model.max_model_len,
+        "state": model.state,
+        "size": size,
+        "memory": model.measured or None,
+    }
+    if entry.aliases:
+        found["aliases"] = list(entry.aliases)
+    if entry.pin:
+        found["pinned"] = True
+    if model.state == "loading":
+        found["doing"] = model.doing
+    if failure:
+        found["failure"] = failure
+    of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
+    return [found, *({"id": name, **of_adapter, "root": name, "parent": model.name} for name in entry.adapters)]
+
+
+def health(registry: Registry, draining: bool) -> dict[str, Any]:
+    models = registry.models.values()
+    return {
+        "status": "draining" if draining else "ok",
+        "memory": {
+            "budget": registry.budget,
+            "set_aside": registry.set_aside,
+            "used": sum(m.used_bytes for m in models),
+        },
+        "requests_waiting": registry.num_waiting,
+        "models": {
+            model.name: {
+                "state": model.state,
+                "requests": model.num_serving,
+                "waiting": len(model.waiting),
+                "used_bytes": model.used_bytes,
+                "load_s": round(model.load_s, 3),
+                **({"failure": model.failure} if model.failure else {}),
+            }
+            for model in models
+        },
+    }
+
+
+async def stats(asks: Asks) -> Response:
+    """GET /stats: those of each server."""
+    found = await asks.all(b"/stats")
+    return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
+
+
+async def metrics(asks: Asks) -> Response:
+    """GET /metrics: the families of all servers, each family once, and this one's own."""
+    families = dict[bytes, tuple[list[bytes], list[bytes]]]()
+    for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry)}).items():
+        heads, samples = list[bytes](), list[bytes]()
+        for line in body.splitlines():
+            if (found := _FAMILY.match(line)) is not None:
+                heads, samples = families.setdefault(found[1], ([], []))
+                if line not in heads:
+                    heads.append(line)
+            elif line and not line.startswith(b"#"):
+                samples.append(_named(line, name))
+    text = b"".join(line + b"\n" for heads, samples in families.values() for line in (*heads, *samples))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _named(sample: bytes, model: str) -> bytes:
+    """With the label `model_name`, unless it has one."""
+    if not model or b'model_name="' in sample:
+        return sample
+    if (found := _SAMPLE.fullmatch(sample)) is None:
+        return sample
+    name, labels, value = found.groups()
+    return b'%b{model_name="%b"%b} %b' % (name, model.encode(), b"," + labels if labels else b"", value)
+
+
+def _own(registry: Registry) -> bytes:
+    models = registry.models
+    rows: list[tuple[str, str, str, dict[str, float]]] = [
+        ("model_loaded", "gauge", "1: the model is loaded", {n: m.state == "loaded" for n, m in models.items()}),
+        ("model_memory_bytes", "gauge", "memory of its server", {n: m.used_bytes for n, m in models.items()}),
+        ("model_requests_waiting", "gauge", "that wait for it", {n: len(m.waiting) for n, m in models.items()}),
+        ("model_requests_serving", "gauge", "that it answers", {n: m.num_serving for n, m in models.items()}),
+        ("model_loads_total", "counter", "how often it was loaded", dict(registry.num_loads)),
+        ("model_unloads_total", "counter", "how often it was unloaded", dict(registry.num_unloads)),
+    ]
+    lines = list[str]()
+    for name, kind, meaning, values in rows:
+        lines += [f"# HELP minisgl:{name} {meaning}", f"# TYPE minisgl:{name} {kind}"]
+        lines += [f'minisgl:{name}{{model_name="{model}"}} {float(value)}' for model, value in values.items()]
+    return "\n".join(lines).encode()

@@ -1,0 +1,268 @@
+"""What answers at the port of several models: finds the model that a request is for, has it loaded, and passes the
+request on to its server; and the few routes that are about all of them.
+
+A request says its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. One that says none is
+for the first that is loaded, else for the first.
+
+Invariants: who may ask is decided before anything is loaded (`server/middleware.py`); a model that loads for a stream
+keeps its client alive with comments, and what goes wrong from then on is an event; a request whose server dies before
+it has said anything is sent once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import chain
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minisgl.config import ServerConfig
+from minisgl.registry import passing
+from minisgl.registry.about import Asks, card, health, metrics, stats
+from minisgl.registry.passing import Answer, Lost
+from minisgl.registry.registry import Lease, Model, Registry
+from minisgl.server.errors import SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
+from minisgl.server.formatter import json_response
+from minisgl.server.http import CONNECTION, Connection
+from minisgl.server.middleware import unless_gone
+from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.waiting import Turns
+from minisgl.utils.installed import own_version
+
+MODEL_HEADER = b"x-minisgl-model"
+MODELS = "/v1/models"
+COMMENT_AFTER_S = 5.0
+"""So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
+_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_SSE += [(b"x-accel-buffering", b"no")]
+
+
+class _Body(msgspec.Struct):
+    model: object = None
+    stream: object = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+Own = Callable[[], Awaitable[Response]]
+
+
+class Front:
+    """An ASGI application, to be put behind `Middleware`."""
+
+    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+        self._registry = registry
+        self._config = config
+        self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
+        self.draining = False
+        asks = Asks(registry, config.any_key)
+        self._own: dict[str, Own] = {
+            "/livez": self._alive,
+            "/readyz": self._ready,
+            "/health": lambda: _now(health(registry, self.draining)),
+            "/version": lambda: _now({"version": own_version()}),
+            "/v1": lambda: _now({"status": "ok"}),
+            MODELS: lambda: _now({"object": "list", "data": [*chain(*map(card, registry.models.values()))]}),
+            "/stats": lambda: stats(asks),
+            "/metrics": lambda: metrics(asks),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: HttpRequest = scope[REQUEST]
+        try:
+            answer = await self._answer(scope, receive, send, request)
+        except ClientGone:
+            return
+        except ApiError as error:
+            request.error = error.code
+            answer = error.response(scope["path"])
+        finally:
+            request.body_done()
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request: HttpRequest) -> Response | None:
+        path, method = scope["path"], scope["method"]
+        if method in ("GET", "HEAD"):
+            if (own := self._own.get(path)) is not None:
+                return await own()
+            if path.startswith(f"{MODELS}/"):
+                return json_response(card(self._named(path.removeprefix(f"{MODELS}/")))[0])
+        if self.draining:
+            raise draining()
+        if method == "POST" and path.startswith(f"{MODELS}/") and path.endswith(("/load", "/unload")):
+            return await self._load_or_unload(path, request)
+        await request.receive(receive, self._turns, self._config.limits)
+        model, is_stream = self._asked(scope, request)
+        passed = _Passed(self._registry, model, scope, request, send, is_stream and path in STREAMS)
+        if method == "POST":
+            await passed.answer()
+        else:
+            await unless_gone(lambda *_: passed.answer(), scope, receive, send)
+        return None
+
+    def _asked(self, scope: Scope, request: HttpRequest) -> tuple[Model, bool]:
+        """The model that a request is for, and whether it asks for a stream. Raises `ApiError` 404."""
+        try:
+            body = _decode(request.body) if request.body else _Body()
+        except (msgspec.MsgspecError, ValueError):
+            body = _Body()  # a server has the words for what is wrong with it
+        query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
+        header = dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1")
+        name = body.model or query or header
+        model = self._named(name) if isinstance(name, str) and name else self._registry.first
+        return model, body.stream is True
+
+    def _named(self, name: str) -> Model:
+        if (model := self._registry.find(name)) is not None:
+            return model
+        known = ", ".join(self._registry.models)
+        text = f"model: {name[:80]!r} does not exist here: there are {known}"
+        raise ApiError(404, text, param="model", code="model_not_found")
+
+    async def _alive(self) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self) -> Response:
+        if self.draining:
+            raise draining()
+        if not self._registry.is_ready:
+            raise loading("models that are to be there from the start are loading")
+        return json_response({"status": "ok"})
+
+    async def _load_or_unload(self, path: str, request: HttpRequest) -> Response:
+        name, _, what = path.removeprefix(f"{MODELS}/").rpartition("/")
+        keys = self._config.api_keys
+        if request.key and not keys[request.key - 1].models:
+            reason = f"API key {keys[request.key - 1].name}: not without `models: true` in its entry of the key file"
+            raise ApiError(403, f"{path}: {reason}", code="not_allowed")
+        model = self._named(unquote(name))
+        if what == "unload":
+            await self._registry.unload(model)
+        else:
+            with self._registry.lease(model) as lease:
+                await until_ready(lease, self._registry)
+        return json_response(card(model)[0])
+
+
+async def _now(found: object) -> Response:
+    return json_response(found)
+
+
+async def until_ready(lease: Lease, registry: Registry) -> None:
+    """Raises `ApiError` 503: not in time."""
+    try:
+        async with asyncio.timeout(registry.load_timeout_s):
+            await asyncio.shield(lease.ready)
+    except TimeoutError as error:
+        model, place = lease.model, registry.place(lease.model)
+        doing = f"it is loading: {model.doing}" if model.state == "loading" else f"{place} models wait before it"
+        reason = f"model: {model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
+        late = ApiError(503, reason, kind=SERVER, code="model_not_loaded")
+        late.headers["retry-after"] = "1"
+        raise late from error
+
+
+class _Passed:
+    """One request on its way to its model's server."""
+
+    def __init__(
+        self, registry: Registry, model: Model, scope: Scope, request: HttpRequest, send: Send, is_stream: bool
+    ) -> None:
+        self._registry = registry
+        self._model = model
+        self._path: str = scope["path"]
+        self._connection: Connection = scope[CONNECTION]
+        self._request = request
+        self._send = send
+        self._is_stream = is_stream
+        self._has_begun = False
+        headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + query
+        headers.append((b"x-request-id", request.request_id.encode()))
+        if not any(name == b"host" for name, _ in headers):  # HTTP/1.0
+            headers.append((b"host", b"localhost"))
+        self._bytes = passing.request_bytes(method, path, headers, request.body)
+
+    async def answer(self) -> None:
+        try:
+            try:
+                await self._once()
+            except Lost as error:
+                if error.began or self._has_begun:
+                    raise
+                await self._once()
+        except Lost as error:
+            await self._end_with(engine_gone(f"model: {self._model.name}: {error}"), error.began)
+        except ApiError as error:
+            await self._end_with(error, self._has_begun)
+
+    async def _once(self) -> None:
+        """Raises `Lost`, `ApiError`."""
+        with self._registry.lease(self._model) as lease:
+            if self._is_stream:
+                await self._until_ready_with_comments(lease)
+            else:
+                await until_ready(lease, self._registry)
+            server = lease.ready.result()
+            try:
+                answer = await passing.ask(server.address, self._bytes)
+            except Lost:
+                await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
+                raise
+            try:
+                await self._pass(answer)
+            finally:
+                answer.close()
+
+    async def _until_ready_with_comments(self, lease: Lease) -> None:
+        ready = asyncio.ensure_future(until_ready(lease, self._registry))
+        try:
+            while not (await asyncio.wait({ready}, timeout=COMMENT_AFTER_S))[0]:
+                if not self._has_begun:
+                    await self._begin(200, _SSE)
+                self._connection.write(b": %b\n\n" % self._comment().encode())
+            await ready
+        finally:
+            ready.cancel()
+
+    def _comment(self) -> str:
+        model, place = self._model, self._registry.place(self._model)
+        doing = model.doing if model.state == "loading" else f"{place} models before it"
+        return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
+
+    async def _begin(self, status: int, headers: passing.Headers) -> None:
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _pass(self, answer: Answer) -> None:
+        is_late = self._has_begun
+        self._request.is_passed_on = True
+        if is_late and answer.status != 200:
+            self._connection.write(last_event(self._path, msgspec.json.decode(await answer.whole())))
+        elif answer.is_chunked:
+            if not is_late:
+                await self._begin(answer.status, answer.headers)
+            await answer.into(self._connection)
+        else:
+            body = await answer.whole()
+            await self._begin(answer.status, answer.headers)
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _end_with(self, error: ApiError, has_begun: bool) -> None:
+        """Raises `ApiError` where it can still be a status."""
+        self._request.error, self._request.is_passed_on = error.code, False
+        if not has_begun and not self._has_begun:
+            raise error
+        if not self._is_stream:
+            self._connection.drop()  # a length was promised, or an end that nobody can write
+            return
+        self._connection.write(last_event(self._path, error.body_for(self._path)))
+        await self._send({"type": "http.response.body", "body": b""})

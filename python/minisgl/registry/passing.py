@@ -1,0 +1,167 @@
+"""A request's way on to the server of its model, and the answer's way back, as bytes.
+
+Invariants: nothing of a body is changed or understood; of a stream only whole chunks are passed on, as the server wrote
+them, so that one that is cut is cut between two events; a client that does not read holds up its own server's stream
+alone; one that leaves ends its request there, because the connection to the server is reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import cast
+
+import httptools
+
+from minisgl.server.http import Connection
+
+Headers = list[tuple[bytes, bytes]]
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
+)
+OF_THIS_SERVER = frozenset({b"date", b"server"})
+"""Headers of an answer that this server writes."""
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Lost(Exception):
+    """The server is gone. `began`: its answer had begun."""
+
+    def __init__(self, reason: str, began: bool) -> None:
+        super().__init__(reason)
+        self.began = began
+
+
+class Answer(asyncio.Protocol):
+    """One connection to a server, for one request. `head` is done when status and headers are there; pieces of the body
+    are taken by `take`, or by `into` as they come."""
+
+    def __init__(self, request: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.head: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.status = 0
+        self.headers: Headers = []
+        self.is_chunked = False
+        self._request = request
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []  # not taken yet
+        self._chunk: list[bytes] = []  # of the chunk that is not whole yet
+        self._connection: Connection | None = None
+
+    # ------------------------------------------------------------------------------------------- called by its reader
+
+    async def whole(self) -> bytes:
+        """The rest of the body. Raises `Lost`."""
+        await self.done
+        return b"".join(self._parts)
+
+    async def into(self, connection: Connection) -> None:
+        """The rest of the body, as it comes, into a client's connection, whose answer has begun. Raises `Lost`."""
+        self._connection = connection
+        with connection.stream(self._pause, self._resume):
+            parts, self._parts = self._parts, []
+            for part in parts:
+                connection.write(part)
+            await self.done
+
+    def close(self) -> None:
+        for one in (self.head, self.done):
+            one.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --------------------------------------------------------------------------------------- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"its answer is no HTTP: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail("its server ended the connection" + (f": {error}" if error else ""))
+
+    def _fail(self, reason: str) -> None:
+        for one in (self.head, self.done):
+            if not one.done():
+                one.set_exception(Lost(reason, self.head.done()))
+                one.exception()  # whoever waits for the other one has it
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------------------------------------- called by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # an answer before the answer
+            self.headers = []
+            return
+        self.status = status
+        self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self.headers = [one for one in self.headers if one[0] not in HOP_BY_HOP | OF_THIS_SERVER]
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        if self.is_chunked:
+            self._chunk.append(body)
+        else:
+            self._pass(body)
+
+    def on_chunk_complete(self) -> None:
+        if self._chunk:
+            self._pass(self._chunk[0] if len(self._chunk) == 1 else b"".join(self._chunk))
+            self._chunk = []
+
+    def on_message_complete(self) -> None:
+        if self.status and not self.done.done():
+            self.done.set_result(None)
+
+    def _pass(self, body: bytes) -> None:
+        if self._connection is None:
+            self._parts.append(body)
+        else:
+            self._connection.write(body)
+
+
+def request_bytes(method: str, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes | bytearray) -> bytes:
+    """`path`: as the client sent it, with its query. A server is asked once a connection."""
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), path)]
+    lines += [b"%b: %b" % one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
+    if body or method not in ("GET", "DELETE"):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join([*lines, b"connection: close", b"", b""]) + body
+
+
+async def ask(address: tuple[str, int], request: bytes) -> Answer:
+    """Send it; returns when the answer has begun. Raises `Lost`."""
+    loop = asyncio.get_running_loop()
+    answer = Answer(request)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await loop.create_connection(lambda: answer, *address)
+    except (OSError, TimeoutError) as error:
+        raise Lost(f"its server cannot be reached: {error or 'it does not answer'}", False) from error
+    try:
+        await answer.head
+    except BaseException:
+        answer.close()
+        raise
+    return answer

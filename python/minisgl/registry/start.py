@@ -1,0 +1,125 @@
+"""A server of several models, from the start to the end: its port, its front, and the servers that it starts.
+
+Invariants: those of a server of one model (`supervisor/`): SIGTERM lets running answers end, Ctrl-C or a second signal
+does not, all with exit code 0; no process, socket or file is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import socket
+from collections.abc import Sequence
+
+import uvloop
+from msgspec.structs import replace
+
+from minisgl.config import ConfigError, ServerConfig
+from minisgl.registry.entries import Entry, check_names
+from minisgl.registry.front import Front
+from minisgl.registry.registry import Registry
+from minisgl.server.callers import ANY, Callers
+from minisgl.server.http import HttpServer
+from minisgl.server.log import say, set_up, warn
+from minisgl.server.middleware import Middleware
+from minisgl.supervisor.serving import Signals, is_exposed, until_stdin_ends, url_of
+from minisgl.supervisor.start import EarlySignals, listen, raise_descriptors
+from minisgl.utils.memory import free_memory, keep_little
+
+SHARE = 0.9  # of what is free, without --memory
+
+
+def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
+    """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
+    set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    for line in warnings:
+        warn(f"minisgl: {line}")
+    budget = _budget(config, entries)
+    hosts = tuple(Callers.of(config).hosts or (ANY,))  # the front has asked; its servers know the same names
+    behind = [replace(one, config=replace(one.config, allowed_hosts=hosts)) for one in entries]
+    with listen(config) as listener:
+        raise_descriptors()
+        keep_little()
+        signals = EarlySignals()
+        try:
+            return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, signals.came))
+        finally:
+            signals.restore()
+
+
+def _budget(config: ServerConfig, entries: Sequence[Entry]) -> int:
+    """Bytes for all models. Raises `ConfigError`: what is pinned does not fit."""
+    check_names(entries)
+    free = free_memory()
+    budget = int(free.num_bytes * SHARE) if config.engine.memory is None else config.engine.memory
+    needs = dict[str, int]()
+    for entry in entries:
+        try:
+            needs[entry.name] = entry.need() or 0
+        except ConfigError as error:
+            warn(f"{entry.name}: cannot be loaded now: {error}")
+    pinned = sum(needs.get(entry.name, 0) for entry in entries if entry.pin)
+    if pinned > budget:
+        raise ConfigError(
+            f"--memory: {budget / 2**20:.0f} MiB: the models that are pinned need {pinned / 2**20:.0f} MiB: pin fewer, "
+            "or give more"
+        )
+    for entry in entries:
+        others = pinned if not entry.pin else 0
+        if (need := needs.get(entry.name, 0)) > budget - others:
+            warn(
+                f"{entry.name}: needs {need / 2**20:.0f} MiB, and there are {(budget - others) / 2**20:.0f} MiB for it "
+                "(--memory): its requests are refused"
+            )
+    say(f"{len(entries)} models, {budget / 2**20:.0f} MiB for those that are loaded: {', '.join(needs)}")
+    return budget
+
+
+async def _serve(
+    config: ServerConfig,
+    entries: Sequence[Entry],
+    budget: int,
+    load_timeout_s: float,
+    listener: socket.socket,
+    came: Sequence[int],
+) -> int:
+    signals = Signals(came)
+    if is_exposed(config):
+        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
+    registry = Registry(entries, budget, config.limits, load_timeout_s)
+    front = Front(registry, config)
+    middleware = Middleware(front, config)
+    url = url_of(listener.getsockname()[:2])
+    http = HttpServer(middleware, listener, config.limits)
+    measuring = asyncio.ensure_future(registry.measure_forever())
+    try:
+        with until_stdin_ends(signals.interrupt) if config.managed else contextlib.nullcontext():
+            await http.start()
+            gc.collect()
+            gc.freeze()
+            say(f"ready: {url} (a model is loaded when a request asks for it)")
+            if config.managed:
+                said = {"url": url, "model": entries[0].name, "key": config.any_key}
+                print(json.dumps(said), flush=True)
+            registry.preload()
+            await signals.drain.wait()
+            front.draining = True
+            await _drain(middleware, config.limits.drain_timeout, signals.stop)
+    finally:
+        measuring.cancel()
+        await asyncio.gather(http.stop(at_once=signals.stop.is_set()), registry.close())
+    return 0
+
+
+async def _drain(middleware: Middleware, timeout_s: float, stop: asyncio.Event) -> None:
+    """Return when the open requests are answered, at the latest after `timeout_s`."""
+    if not middleware.num_open or stop.is_set():
+        return
+    say(f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
+    waits = [asyncio.ensure_future(middleware.idle.wait()), asyncio.ensure_future(stop.wait())]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    say(f"drained: {middleware.num_open} requests are cut off")

@@ -1,0 +1,110 @@
+"""Servers of several models: registries over servers that are none, and whole ones as child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from minisgl.config import EngineConfig, Limits, ServerConfig
+from minisgl.registry.entries import Entry
+from minisgl.registry.registry import Model, Registry
+from minisgl.registry.server import ModelServer, NotLoaded
+
+MIB = 2**20
+NEED = 100 * MIB
+
+
+def entry(name: str, **settings: Any) -> Entry:
+    """Of an engine without a model, so that nothing has to be there."""
+    config = ServerConfig(engine=EngineConfig(model=name, engine="echo"), served_model_name=name)
+    return Entry(name=name, config=config, **{"memory": NEED, **settings})
+
+
+class FakeServer:
+    """It serves nobody. `used` bytes are what it takes."""
+
+    def __init__(self, name: str, used: int) -> None:
+        self.name = name
+        self.address = ("127.0.0.1", 1)
+        self.max_model_len = 64
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.used = used
+        self.stopped = asyncio.Event()
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    async def stop(self) -> None:
+        await asyncio.sleep(0)
+        if not self.ended.done():
+            self.ended.set_result(0)
+        self.stopped.set()
+
+
+class Fleet:
+    """Starts servers: at once, or when a test says so (`hold`); `refuse` says why one does not start."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, int] = {}
+        self.refuse: dict[str, str] = {}
+        self.hold: dict[str, asyncio.Event] = {}
+        self.started: list[str] = []
+        self.servers: dict[str, FakeServer] = {}
+        self.configs: dict[str, ServerConfig] = {}
+
+    async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
+        name = config.model_name
+        self.started.append(name)
+        self.configs[name] = config
+        hear("reading")
+        if (gate := self.hold.get(name)) is not None:
+            await gate.wait()
+        if name in self.refuse:
+            raise NotLoaded(self.refuse[name])
+        self.servers[name] = FakeServer(name, self.used.get(name, NEED))
+        return self.servers[name]
+
+
+def registry(fleet: Fleet, *entries: Entry, room_for: float, **limits: Any) -> Registry:
+    """With room for so many models of `NEED` bytes."""
+    seconds = limits.pop("load_timeout_s", 60.0)
+    return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def states(found: Registry) -> dict[str, str]:
+    return {model.name: model.state for model in found.models.values()}
+
+
+async def use(found: Registry, name: str) -> None:
+    """One request from its beginning to its end."""
+    with found.lease(model(found, name)) as lease:
+        await lease.ready
+
+
+def model(found: Registry, name: str) -> Model:
+    return found.models[name]
+
+
+def write_models(path: Path, entries: Sequence[dict[str, object]]) -> str:
+    """JSON is YAML."""
+    path.write_text(json.dumps({"models": entries}))
+    return str(path)
+
+
+def echo(name: str, **more: object) -> dict[str, object]:
+    return {"name": name, "model": "echo", "flags": "--engine echo --num-pages 500", "memory": "150MB", **more}
+
+
+def encoded(config: ServerConfig) -> bytes:
+    return msgspec.json.encode(config)

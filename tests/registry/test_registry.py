@@ -1,0 +1,310 @@
+"""Leases, the queue, and whose room goes to whom, over servers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from minisgl.registry import registry as module
+from minisgl.registry.registry import Registry
+from minisgl.server.errors import ApiError
+from tests.helpers.several import MIB, NEED, Fleet, entry, registry, states, until, use
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_model_is_loaded_by_its_first_request_and_stays() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=2)
+        assert states(found) == {"a": "unloaded", "b": "unloaded"}
+        await use(found, "a")
+        await use(found, "a")
+        assert states(found) == {"a": "loaded", "b": "unloaded"} and fleet.started == ["a"]
+        await found.close()
+        assert fleet.servers["a"].stopped.is_set() and states(found)["a"] == "unloaded"
+
+    run(work())
+
+
+def test_a_server_gets_the_memory_that_is_set_aside() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a", memory=1000 * MIB), room_for=20)
+        await use(found, "a")
+        given = fleet.configs["a"].engine.memory
+        assert given is not None and 900 * MIB < given < 1000 * MIB
+        await found.close()
+
+    run(work())
+
+
+def test_all_who_ask_while_it_loads_share_one_server() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        fleet.hold["a"] = asyncio.Event()
+        found = registry(fleet, entry("a"), room_for=1)
+        uses = [asyncio.ensure_future(use(found, "a")) for _ in range(5)]
+        await until(lambda: states(found)["a"] == "loading" and found.num_waiting == 5)
+        fleet.hold["a"].set()
+        await asyncio.gather(*uses)
+        assert fleet.started == ["a"] and found.num_waiting == 0
+        await found.close()
+
+    run(work())
+
+
+def test_the_least_recently_used_makes_room() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, *map(entry, "abc"), room_for=2)
+        for name in "aba":
+            await use(found, name)
+        await use(found, "c")
+        assert states(found) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        await found.close()
+
+    run(work())
+
+
+def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+        with found.lease(found.models["a"]) as lease:
+            await lease.ready
+            waits = asyncio.ensure_future(use(found, "b"))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert states(found) == {"a": "loaded", "b": "unloaded"} and found.place(found.models["b"]) == 0
+        await waits
+        assert states(found) == {"a": "unloaded", "b": "loaded"}
+        await found.close()
+
+    run(work())
+
+
+def test_a_model_that_is_always_asked_for_gives_way_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new requests wait behind the one that waits for its room, and those in flight end."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+        with found.lease(found.models["a"]) as first:
+            await first.ready
+            found.models["a"].load_s = 0.0
+            waits = asyncio.ensure_future(use(found, "b"))
+            await until(lambda: bool(found._leaving))
+            late = asyncio.ensure_future(use(found, "a"))
+            await until(lambda: found.num_waiting == 2)
+            assert not waits.done() and not late.done()
+        await asyncio.gather(waits, late)
+        assert fleet.started == ["a", "b", "a"]
+        await found.close()
+
+    run(work())
+
+
+def test_a_claim_whose_clients_have_left_is_none() -> None:
+    """And a model that was to give way for it serves again."""
+
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+        with found.lease(found.models["a"]) as first:
+            await first.ready
+            waits = asyncio.ensure_future(use(found, "b"))
+            await until(lambda: found.num_waiting == 1)
+            waits.cancel()
+            await until(lambda: found.num_waiting == 0)
+            await use(found, "a")
+        assert states(found) == {"a": "loaded", "b": "unloaded"}
+        await found.close()
+
+    run(work())
+
+
+def test_pinned_models_stay_and_are_there_from_the_start() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a", pin=True), entry("b"), entry("c", memory=2 * NEED), room_for=2)
+        assert found.is_ready
+        found.preload()
+        assert not found.is_ready
+        await until(lambda: found.is_ready)
+        assert states(found)["a"] == "loaded"
+        await use(found, "b")
+        assert states(found)["a"] == "loaded"
+        with pytest.raises(ApiError) as error:
+            found.lease(found.models["c"])
+        assert error.value.status == 400 and "100 MiB are pinned" in str(error.value)
+        await found.close()
+
+    run(work())
+
+
+def test_an_idle_model_ends_after_its_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a", ttl_s=0.02), entry("b"), room_for=2)
+        await use(found, "b")
+        with found.lease(found.models["a"]) as lease:
+            await lease.ready
+            await asyncio.sleep(0.05)
+            assert states(found)["a"] == "loaded"
+        await until(lambda: states(found)["a"] == "unloaded")
+        assert states(found)["b"] == "loaded"
+        await found.close()
+
+    run(work())
+
+
+def test_the_queue_is_bounded() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        fleet.hold["a"] = asyncio.Event()
+        found = registry(fleet, entry("a"), room_for=1, max_queued_requests=3)
+        uses = [asyncio.ensure_future(use(found, "a")) for _ in range(3)]
+        await until(lambda: found.num_waiting == 3)
+        with pytest.raises(ApiError) as error:
+            found.lease(found.models["a"])
+        assert error.value.status == 429 and error.value.headers["retry-after"]
+        fleet.hold["a"].set()
+        await asyncio.gather(*uses)
+        await found.close()
+
+    run(work())
+
+
+def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        fleet.refuse["a"] = "the file ends early"
+        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+        for _ in range(2):
+            with pytest.raises(ApiError) as error:
+                await use(found, "a")
+            assert error.value.status == 503 and "the file ends early" in str(error.value)
+            assert error.value.headers["retry-after"] == "1"
+        assert fleet.started == ["a"]
+        await use(found, "b")
+        found.models["a"].retry_at = 0.0
+        fleet.refuse.clear()
+        await use(found, "a")
+        assert states(found) == {"a": "loaded", "b": "unloaded"} and not found.models["a"].failure
+        await found.close()
+
+    run(work())
+
+
+def test_a_server_that_dies_is_started_again_by_the_next_request() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), room_for=1)
+        await use(found, "a")
+        fleet.servers["a"].ended.set_result(-9)
+        await until(lambda: states(found)["a"] == "unloaded")
+        await use(found, "a")
+        assert fleet.started == ["a", "a"]
+        await found.close()
+
+    run(work())
+
+
+def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_go() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=2)
+        await use(found, "a")
+        await use(found, "b")
+        fleet.servers["b"].used = NEED + MIB
+        await found._measure(found.models["b"])
+        await until(lambda: states(found)["a"] == "unloaded")
+        assert found.set_aside == NEED + MIB and found.models["b"].measured == NEED + MIB
+        await found.close()
+
+    run(work())
+
+
+def test_unload_refuses_what_is_used() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), room_for=1)
+        with found.lease(found.models["a"]) as lease:
+            await lease.ready
+            with pytest.raises(ApiError) as error:
+                await found.unload(found.models["a"])
+            assert error.value.status == 409
+        await found.unload(found.models["a"])
+        await found.unload(found.models["a"])
+        assert states(found)["a"] == "unloaded"
+        await found.close()
+
+    run(work())
+
+
+def test_the_end_refuses_those_who_wait_and_stops_what_loads() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        fleet.hold["a"] = asyncio.Event()
+        found = registry(fleet, entry("a"), room_for=1)
+        waits = asyncio.ensure_future(use(found, "a"))
+        await until(lambda: states(found)["a"] == "loading")
+        await found.close()
+        with pytest.raises(ApiError):
+            await waits
+        assert states(found)["a"] == "unloaded" and not fleet.servers
+
+    run(work())
+
+
+def check(found: Registry, held: dict[str, int]) -> None:
+    for name, model in found.models.items():
+        assert model.num_serving >= held[name] and (model.state == "loaded" or not held[name]), name
+    assert found.set_aside <= found.budget
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Six models of different needs, of which two or three fit: each request gets its model, and no model is unloaded
+    under one."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+
+    async def client(found: Registry, rng: random.Random, held: dict[str, int], most: int) -> None:
+        for _ in range(most):
+            name = rng.choice(list(found.models))
+            task = asyncio.current_task()
+            with found.lease(found.models[name]) as lease:
+                if rng.random() < 0.1:
+                    continue  # it leaves before anything came
+                server = await lease.ready
+                assert task is not None
+                held[name] += 1
+                for _ in range(rng.randint(0, 8)):
+                    await asyncio.sleep(0)
+                    check(found, held)
+                    assert found.models[name].server is server
+                held[name] -= 1
+
+    async def work() -> None:
+        rng = random.Random(seed)
+        fleet = Fleet()
+        needs = [rng.randint(NEED // 2, NEED) for _ in range(6)]
+        for name, need in zip("abcdef", needs, strict=True):
+            fleet.used[name] = need
+        entries = [entry(name, memory=need) for name, need in zip("abcdef", needs, strict=True)]
+        found = registry(fleet, *entries, room_for=2.2)
+        held = dict.fromkeys("abcdef", 0)
+        await asyncio.gather(*(client(found, random.Random(seed * 100 + i), held, 40 * times) for i in range(8)))
+        assert found.num_waiting == 0 and sum(held.values()) == 0
+        assert sum(found.num_unloads.values()) > 10
+        await found.close()
+
+    run(work())

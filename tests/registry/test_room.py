@@ -1,0 +1,58 @@
+"""Who goes for whom: by hand, and under random tenants against all choices there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from minisgl.registry.room import Tenant, never_fits, victims
+
+
+def test_the_least_recently_used_goes_first_and_no_more_than_must() -> None:
+    there = [Tenant("a", 10, used=3), Tenant("b", 10, used=1), Tenant("c", 10, used=2)]
+    assert victims(40, there, 10) == []
+    assert victims(30, there, 10) == ["b"]
+    assert victims(30, there, 15) == ["b", "c"]
+    assert victims(30, there, 31) is None
+
+
+def test_a_small_one_stays_where_a_large_one_goes_anyway() -> None:
+    there = [Tenant("small", 1, used=1), Tenant("large", 20, used=2)]
+    assert victims(25, there, 20) == ["large"]
+
+
+def test_who_serves_or_is_pinned_stays() -> None:
+    there = [
+        Tenant("busy", 10, used=1, busy=True),
+        Tenant("pinned", 10, used=2, pinned=True),
+        Tenant("idle", 10, used=3),
+    ]
+    assert victims(30, there, 10) == ["idle"]
+    assert victims(30, there, 20) is None
+    assert victims(30, there, 20, even_busy=True) == ["idle", "busy"]
+    assert victims(30, there, 30, even_busy=True) is None
+    assert never_fits(30, there, 21) and not never_fits(30, there, 20)
+
+
+def test_random_tenants(times: int) -> None:
+    rng = random.Random(7)
+    for _ in range(300 * times):
+        there = [
+            Tenant(str(i), rng.randint(1, 20), used, rng.random() < 0.2, rng.random() < 0.3)
+            for i, used in enumerate(rng.sample(range(100), rng.randint(0, 6)))
+        ]
+        budget, need = sum(one.need for one in there) + rng.randint(-5, 10), rng.randint(0, 40)
+        going = victims(budget, there, need)
+        movable = [one for one in there if not one.pinned and not one.busy]
+        free = budget - sum(one.need for one in there)
+        if going is None:
+            assert free + sum(one.need for one in movable) < need
+            continue
+        gone = {one for one in movable if one.name in going}
+        assert len(gone) == len(going) == len(set(going))
+        assert free + sum(one.need for one in gone) >= need
+        for fewer in range(len(gone)):  # none of them could have stayed
+            assert all(free + sum(one.need for one in some) < need for some in itertools.combinations(gone, fewer)), (
+                there,
+                going,
+            )
