@@ -55,6 +55,7 @@ TOGETHER = {
     "server": "server e2e/test_adapters.py e2e/test_sampling_fields.py",
     "server/llama_cpp": "server/llama_cpp",
     "server/messages": "server/messages clients/test_anthropic_messages.py",
+    "server/ollama": "server/ollama",
     "server/responses": "server/responses clients/test_openai_responses.py",
     "supervisor": "supervisor e2e/test_startup.py",
     "tokenizer": "tokenizer gateway",

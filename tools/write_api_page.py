@@ -17,6 +17,7 @@ from minisgl.server import answers, bodies, sampling_fields
 from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
+from minisgl.server.ollama import body as ollama
 from minisgl.server.openapi import ROUTES, bounds, kind
 from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses import body as responses_body
@@ -33,6 +34,7 @@ MODULES = (
     messages_body,
     messages_answers,
     llama_cpp,
+    ollama,
     bodies,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -66,6 +66,16 @@ def test_litellm(url: str) -> None:
 
 
 @pytest.mark.timeout(CLIENT_S)
+def test_ollama(url: str) -> None:
+    found = report([*python_command("ollama"), "programs/ollama_calls.py"], url)
+    assert found["text"] == found["streamed"] == found["generated"] and "Paris" in found["text"]
+    assert set(found["form"]) == {"name", "rank"} and 0 <= found["form"]["rank"] <= 99
+    assert found["vectors"] == [found["vectors"][0]] * 2 and found["again"]
+    assert found["models"] == ["smollm2"] and found["family"] == "llama" and found["size"] > 1 << 20
+    assert {"completion", "embedding"} <= set(found["capabilities"])
+
+
+@pytest.mark.timeout(CLIENT_S)
 def test_vercel(url: str) -> None:
     for name, one in report(node_command("vercel.mjs"), url).items():
         is_city(one["object"])

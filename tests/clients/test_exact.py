@@ -18,6 +18,7 @@ PROGRAMS: list[tuple[str, int, Callable[[], list[str]]]] = [
     ("instructor", 7, lambda: [*python_command("instructor"), "programs/exact_instructor.py"]),
     ("langchain", 15, lambda: [*python_command("langchain"), "programs/exact_langchain.py"]),
     ("litellm", 18, lambda: [*python_command("litellm"), "programs/exact_litellm.py"]),
+    ("ollama", 15, lambda: [*python_command("ollama"), "programs/exact_ollama.py"]),
     ("pydantic-ai", 9, lambda: [*python_command("pydantic-ai"), "programs/exact_pydantic_ai.py"]),
     ("openai-node", 23, lambda: node_command("exact_openai.mjs")),
     ("vercel", 64, lambda: node_command("exact_vercel.mjs")),

@@ -53,6 +53,8 @@ from minisgl.server.log import say
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
 from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
 from minisgl.server.middleware import Endpoint, Middleware, Posts
+from minisgl.server.ollama import endpoint as ollama
+from minisgl.server.ollama import models as ollama_models
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prompts import Prompts
 from minisgl.server.responses.body import ResponsesRequest
@@ -87,6 +89,8 @@ TOLD: dict[str, tuple[type[Any], Endpoint]] = {
     LOAD: (LoadAdapterRequest, load_adapter_endpoint),
     UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
     PREFIXES: (PrefixRequest, insert_prefix_endpoint),
+    **ollama.POSTS,
+    **ollama_models.POSTS,
 }
 """Those that are told of the request itself."""
 OTHER: dict[str, tuple[type[Any], PlainEndpoint]] = {
@@ -156,6 +160,7 @@ def build_app(
     add_live(app, context)
     add_sglang(app, context, config.engine.shown_model)
     llama_cpp.add_llama_cpp(app, context, config.engine.shown_model)
+    ollama_models.add_ollama(app, context)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)

@@ -21,6 +21,7 @@ from minisgl.server.prompts import Prompts
 from minisgl.server.responses.store import ResponseStore
 from minisgl.server.waiting import Queue, Turns
 
+LATEST = ":latest"
 Running = tuple[int, str, Callable[[], None]]
 """What /abort_request may end: the number of its API key, its id, and how it ends."""
 
@@ -43,6 +44,8 @@ class Served:
             return self.name
         if self._adapters.number(name) is not None:
             return name
+        if name.endswith(LATEST):  # as Ollama's clients write a name without a tag
+            return self.check(name.removesuffix(LATEST))
         if self._any_model_name:
             return self.name
         served = " and ".join(repr(one) for one in (self.name, *(a.name for a in self._adapters.ready())))

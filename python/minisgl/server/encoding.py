@@ -27,7 +27,9 @@ def gives_embeddings(info: EngineReady) -> bool:
     return info.engine in ("cpu", "torch") and not info.device.startswith("cuda")
 
 
-async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -> EmbeddingFormatter:
+async def embeddings_endpoint(
+    context: ServerContext, asked: EmbeddingRequest, shown_as: type[EmbeddingFormatter] | None = None
+) -> EmbeddingFormatter:
     info = context.info
     if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"
@@ -43,7 +45,7 @@ async def embeddings_endpoint(context: ServerContext, asked: EmbeddingRequest) -
     prompts, sampling = await context.prompts.encode(
         asked.inputs(), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
     )
-    return EmbeddingFormatter(context.served.check(asked.model), asked, prompts, sampling)
+    return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
 
 
 class EmbeddingFormatter(Formatter):

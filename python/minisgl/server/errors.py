@@ -1,4 +1,5 @@
-"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, and Anthropic's under /v1/messages.
+"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, Anthropic's under /v1/messages, and
+Ollama's under /api.
 
 Invariants: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
 """
@@ -23,6 +24,7 @@ RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
+OLLAMA = "/api/"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -44,6 +46,11 @@ STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", RES
 def is_anthropic(path: str) -> bool:
     """Whether clients of Anthropic's API ask for it."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def is_ollama(path: str) -> bool:
+    """Whether clients of Ollama's API ask for it."""
+    return path.startswith(OLLAMA)
 
 
 class ApiError(Exception):
@@ -69,13 +76,20 @@ class ApiError(Exception):
             error["details"] = _NO_THREADS
         return {"type": "error", "error": error}
 
+    def ollama_body(self) -> dict[str, Any]:
+        return {"error": self.body["error"]["message"]}
+
     def body_for(self, path: str) -> dict[str, Any]:
-        return self.anthropic_body() if is_anthropic(path) else self.body
+        """As who asks for `path` expects it."""
+        if is_anthropic(path):
+            return self.anthropic_body()
+        return self.ollama_body() if is_ollama(path) else self.body
 
     def response(self, path: str = "") -> Response:
         """`path`: of the request."""
-        body = msgspec.json.encode(self.body_for(path))
-        return Response(body, self.status, self.headers, media_type="application/json")
+        return Response(
+            msgspec.json.encode(self.body_for(path)), self.status, self.headers, media_type="application/json"
+        )
 
 
 def last_event(path: str, body: dict[str, Any]) -> bytes:
@@ -86,6 +100,8 @@ def last_event(path: str, body: dict[str, Any]) -> bytes:
         detail = body["error"]
         said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode({**said, "sequence_number": 0})
+    if is_ollama(path):
+        return msgspec.json.encode(body) + b"\n"
     return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 
 

@@ -230,6 +230,8 @@ LLAMA_CPP: Table = {
     "logprobs": (0, False),
 }
 
+OLLAMA: Table = {"template": ("",), "context": ([],), "images": ([],)}
+
 SAY_INSTEAD: dict[str, str] = {
     "max_tokens": "max_output_tokens",
     "max_new_tokens": "max_tokens",

@@ -53,7 +53,7 @@ class Starting:
             answer = json_response({"status": "loading", "model": self._model_name, "reason": reason})
             answer.status_code = 503
         else:
-            answer = loading(reason).response()
+            answer = loading(reason).response(scope["path"])
         await answer(scope, receive, send)
 
 

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
-from minisgl.server.errors import is_anthropic
+from minisgl.server.errors import is_anthropic, is_ollama
 from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
+from minisgl.server.ollama import body as ollama
 from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses import body as responses_body
 from minisgl.utils.installed import own_version
@@ -57,6 +58,8 @@ _STREAMS = {
     "/v1/messages": ("text/event-stream",),
     "/completion": ("text/event-stream",),
     "/infill": ("text/event-stream",),
+    "/api/chat": ("application/x-ndjson",),
+    "/api/generate": ("application/x-ndjson",),
 }
 _REASONS = {
     400: "A bad value; `error.param` names the field.",
@@ -69,6 +72,7 @@ _REASONS = {
     415: "The body is not said to be JSON.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
     500: "The engine failed on this request.",
+    501: "This server has one model.",
     503: "The engine is not ready, is gone, or the server is draining.",
     504: "The request took longer than the server allows.",
 }
@@ -88,6 +92,7 @@ _GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 _TEXT = tuple(status for status in _GENERATE if status != 500)
 _RESPONSE = "/v1/responses/{response_id}"
 _KEPT = (400, 401, 403, 404)
+_REFUSED = (401, 403, 415, 501)
 _KEEP = (*_GENERATE[:5], 409, *_GENERATE[5:])
 ROUTES: tuple[Route, ...] = (
     Route("/v1/chat/completions", "post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
@@ -189,6 +194,52 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("/props", "get", "What is served, in llama.cpp's form.", llama_cpp.Props),
     Route("/slots", "get", "How many requests run, in llama.cpp's form.", llama_cpp.Slots),
+    Route(
+        "/api/chat",
+        "post",
+        "Answer a conversation (Ollama's API).",
+        ollama.OllamaChatAnswer,
+        ollama.OllamaChatRequest,
+        _GENERATE,
+    ),
+    Route(
+        "/api/generate",
+        "post",
+        "Answer or continue a prompt (Ollama's API).",
+        ollama.OllamaGenerateAnswer,
+        ollama.OllamaGenerateRequest,
+        _GENERATE,
+    ),
+    Route(
+        "/api/embed",
+        "post",
+        "Get vectors of texts (Ollama's API).",
+        ollama.OllamaEmbedAnswer,
+        ollama.OllamaEmbedRequest,
+        _GENERATE,
+    ),
+    Route(
+        "/api/embeddings",
+        "post",
+        "Get the vector of a text (Ollama's older API).",
+        ollama.OllamaEmbeddingsAnswer,
+        ollama.OllamaEmbeddingsRequest,
+        _GENERATE,
+    ),
+    Route("/api/show", "post", "The model (Ollama's API).", ollama.OllamaShown, ollama.OllamaShowRequest, _TEXT),
+    Route("/api/tags", "get", "The model and its adapters (Ollama's API).", ollama.OllamaModels),
+    Route("/api/ps", "get", "The same, with when they are unloaded: never.", ollama.OllamaModels),
+    Route("/api/version", "get", "The version of Ollama's API.", ollama.OllamaVersion, errors=(401, 403)),
+    *(
+        Route(f"/api/{name}", method, "Always refused: there is one model.", ollama.OllamaError, errors=_REFUSED)
+        for name, method in (
+            ("pull", "post"),
+            ("push", "post"),
+            ("create", "post"),
+            ("copy", "post"),
+            ("delete", "delete"),
+        )
+    ),
     Route("/abort_request", "post", "End requests to /generate.", None, bodies.AbortGenerate, _TEXT),
     Route("/v1/load_lora_adapter", "post", "Load an adapter.", None, bodies.LoadAdapterRequest, _KEEP),
     Route("/v1/unload_lora_adapter", "post", "Unload an adapter.", None, bodies.UnloadAdapterRequest, _TEXT),
@@ -241,7 +292,7 @@ def _name(path: str) -> str:
 
 def _page() -> dict[str, Any]:
     models: set[Any] = {m for route in ROUTES for m in (route.body, route.answer) if m is not None}
-    models |= {answers.ErrorAnswer, messages_answers.AnthropicErrorAnswer}
+    models |= {answers.ErrorAnswer, messages_answers.AnthropicErrorAnswer, ollama.OllamaError}
     ordered = sorted(models, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=_REF)
     return {
@@ -284,7 +335,11 @@ def _responses(route: Route) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if route.body is bodies.PrefixRequest:
         responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
-    error = messages_answers.AnthropicErrorAnswer if is_anthropic(route.path) else answers.ErrorAnswer
+    error: type[BaseModel] = answers.ErrorAnswer
+    if is_anthropic(route.path):
+        error = messages_answers.AnthropicErrorAnswer
+    elif is_ollama(route.path):
+        error = ollama.OllamaError
     for status in route.errors:
         responses[str(status)] = {"description": _REASONS[status], "content": _json(error)}
     return responses

@@ -205,6 +205,11 @@ class Prompts:
         """Made once: a thousand special tokens take a twentieth of a second."""
         return FillIn.of(self.tokenizer)
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model has tokens of fill-in-the-middle."""
+        return self._gap is not None and self._gap.last_marker < self.info.vocab_size
+
     async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
         with self._fits("prompt"):
@@ -212,7 +217,7 @@ class Prompts:
 
     def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
-        if (fill_in := self._gap) is None or fill_in.last_marker >= vocab_size:
+        if (fill_in := self._gap) is None or not self.fills_in:
             raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
         found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
         return found, tuple(token for token in fill_in.end_ids if token < vocab_size)

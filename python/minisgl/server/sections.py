@@ -7,7 +7,9 @@ before, between and after other sections is none, but an answer of nothing else 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 
@@ -48,6 +50,15 @@ class Section:
     def text(self) -> str:
         """As far as it has come; of a call, its arguments."""
         return str(self.grown)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of a call. Cut by a limit they are no JSON, and nothing that could be called."""
+        try:
+            found = msgspec.json.decode(self.text or "{}")
+        except msgspec.DecodeError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,17 @@ import pytest
 from minisgl.config import ApiKey
 from minisgl.server.llama_cpp.body import LlamaCppAnswer, Props, Slots
 from tests.helpers.fill_in import MARKERS, with_markers
-from tests.helpers.server import CONFIG, EOS, MAX_SEQ_LEN, MODEL, Frontend, check_error, frontend, prompt_ids
+from tests.helpers.server import (
+    CONFIG,
+    EOS,
+    MAX_SEQ_LEN,
+    MODEL,
+    Frontend,
+    check_error,
+    failed_step,
+    frontend,
+    prompt_ids,
+)
 
 PATH = "/completion"
 VIM: dict[str, Any] = {  # as llama.vim asks
@@ -96,9 +106,16 @@ def test_several_prompts_have_a_list(http: httpx.Client) -> None:
     assert (ids["content"], ids["prompt"]) == ("c", [*b"say:c"])
 
 
-def test_a_failure_in_a_stream_is_an_event(http: httpx.Client) -> None:
-    found = events(http.post(PATH, json={"prompt": "fail:ab", "stream": True}))
-    assert found[-1]["error"]["message"]
+def test_a_failure_in_a_stream_is_an_event(http: httpx.Client, server: Frontend) -> None:
+    text = ""
+    with http.stream("POST", PATH, json={"prompt": "hang:breaks", "stream": True}) as response:
+        req_id = server.engine.wait_for_request("hang:breaks").req_id
+        for part in response.iter_text():
+            if not text:
+                server.engine.send(failed_step(req_id, "scripted failure"))
+            text += part
+    last = json.loads(text.split("\n\n")[-2].removeprefix("data: "))
+    assert "scripted failure" in last["error"]["message"]
 
 
 def test_what_has_no_effect_is_named_and_the_rest_refused(http: httpx.Client) -> None:

@@ -214,19 +214,10 @@ def _event(type: str, **fields: Any) -> bytes:
 
 def _block(section: Section) -> dict[str, Any]:
     if section.kind == "call":
-        return {"type": "tool_use", "id": section.call_id, "name": section.name, "input": _input(section.text)}
+        return {"type": "tool_use", "id": section.call_id, "name": section.name, "input": section.arguments}
     if section.kind == "reasoning":
         return {"type": "thinking", "thinking": section.text, "signature": ""}
     return {"type": "text", "text": section.text}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Cut by `max_tokens` they are no JSON, and nothing that could be called."""
-    try:
-        found = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _frame(change: Change) -> bytes:

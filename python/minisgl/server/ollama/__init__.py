@@ -1,0 +1,1 @@
+"""Ollama's API, as a translation of chats, completions and embeddings."""

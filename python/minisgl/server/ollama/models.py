@@ -1,0 +1,145 @@
+"""What the server says of itself to Ollama's clients: its one model, and that it fetches, copies and deletes none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from minisgl.server.context import ServerContext
+from minisgl.server.encoding import gives_embeddings
+from minisgl.server.errors import ApiError
+from minisgl.server.formatter import json_response
+from minisgl.server.ollama.body import OllamaShowRequest
+from minisgl.server.request import HttpRequest
+from minisgl.server.resume import fingerprint
+from minisgl.utils.installed import own_version
+
+VERSION = "0.12.11"
+"""Of the API that is spoken here: clients refuse versions that they think too old."""
+NEVER = "9999-12-31T23:59:59Z"
+REFUSED = {
+    "/api/pull": ("POST", "fetches no others: start it with the model that you want"),
+    "/api/push": ("POST", "sends it nowhere"),
+    "/api/create": ("POST", "makes no others"),
+    "/api/copy": ("POST", "makes no copies: --served-model-name gives the model another name"),
+    "/api/delete": ("DELETE", "keeps it"),
+}
+"""Routes that stand for more models than one, with their methods and why they are refused."""
+
+
+def _config(folder: Path | None) -> dict[str, Any]:
+    try:
+        found = json.loads(((folder or Path("none")) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _family(context: ServerContext) -> str:
+    folder = context.info.model_dir
+    return str(_config(None if folder is None else Path(folder)).get("model_type", ""))
+
+
+def _files(context: ServerContext) -> list[Path]:
+    """Of the weights, where they lie in the folder that is served or are the file."""
+    given, folder = Path(os.path.expanduser(context.config.engine.model)), context.info.model_dir
+    if given.is_file():
+        return [given]
+    return [] if folder is None else [*Path(folder).glob("*.safetensors")]
+
+
+def _cards(context: ServerContext, **more: Any) -> list[dict[str, Any]]:
+    """Of the model and its adapters."""
+    family, files, info = _family(context), _files(context), context.info
+    card = {
+        "modified_at": datetime.fromtimestamp(context.served.created, UTC).isoformat().replace("+00:00", "Z"),
+        "size": sum(file.stat().st_size for file in files),
+        "digest": hashlib.sha256(fingerprint(context.served.name, info).encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "gguf" if any(file.suffix == ".gguf" for file in files) else "safetensors",
+            "family": family,
+            "families": [family] if family else [],
+            "parameter_size": "",
+            "quantization_level": info.dtype,
+        },
+    }
+    names = [context.served.name, *(adapter.name for adapter in context.client.adapters.ready())]
+    return [{"name": name, "model": name, **card, **more} for name in names]
+
+
+def _tags(context: ServerContext) -> dict[str, Any]:
+    return {"models": _cards(context)}
+
+
+def _running(context: ServerContext) -> dict[str, Any]:
+    """All of them: none is ever unloaded. `size`: the memory of the engine processes."""
+    resident = sum(view.stats.resident_bytes for view in context.client.engines if view.stats is not None)
+    on_device = context.info.device.startswith("cuda")
+    sizes = {"size": resident, "size_vram": resident if on_device else 0}
+    return {"models": _cards(context, expires_at=NEVER, context_length=context.info.max_seq_len, **sizes)}
+
+
+def _version(context: ServerContext) -> dict[str, Any]:
+    return {"version": VERSION, "minisgl": own_version()}
+
+
+async def show_endpoint(context: ServerContext, asked: OllamaShowRequest, request: HttpRequest) -> Response:
+    name = context.served.check(asked.model or asked.name)
+    card = next(one for one in _cards(context) if one["name"] == name)
+    family = card["details"]["family"] or "unknown"
+    return json_response(
+        {
+            "modelfile": f"FROM {name}",
+            "parameters": "\n".join(f"{name} {value}" for name, value in context.served.defaults.items()),
+            "template": context.tokenizer.template_source(),
+            "details": card["details"],
+            "model_info": {"general.architecture": family, f"{family}.context_length": context.info.max_seq_len},
+            "capabilities": _capabilities(context),
+            "modified_at": card["modified_at"],
+        }
+    )
+
+
+def _capabilities(context: ServerContext) -> list[str]:
+    has = {
+        "completion": True,
+        "tools": context.parsing.shows_tools,
+        "thinking": context.parsing.thinking is not None,
+        "insert": context.prompts.fills_in,
+        "embedding": gives_embeddings(context.info),
+    }
+    return [name for name, is_there in has.items() if is_there]
+
+
+GETS: dict[str, Callable[[ServerContext], dict[str, Any]]] = {
+    "/api/tags": _tags,
+    "/api/ps": _running,
+    "/api/version": _version,
+}
+POSTS = {"/api/show": (OllamaShowRequest, show_endpoint)}
+
+
+def add_ollama(app: FastAPI, context: ServerContext) -> None:
+    for path, told in GETS.items():
+        app.get(path)(partial(_answer, context, told))
+    for path, (method, _) in REFUSED.items():
+        app.api_route(path, methods=[method])(_refuse)
+
+
+async def _answer(context: ServerContext, told: Callable[[ServerContext], dict[str, Any]]) -> Response:
+    return json_response(told(context))
+
+
+async def _refuse(request: Request) -> Response:
+    path = request.scope["path"]
+    raise ApiError(501, f"{path}: this server has one model and {REFUSED[path][1]}", code="not_implemented")
