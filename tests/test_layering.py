@@ -167,6 +167,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.sources",
         "weights.hub_cache",
         "weights.hub_names",
+        "_rust",  # pages on a disk
         "config",
         "sampling_params",
         "utils",

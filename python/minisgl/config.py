@@ -94,6 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CachePolicy = "lru"
     cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
     cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
+    cache_dir: str | None = None  # folder for pages of the KV pool, which lasts; None: no pages are kept on a disk
+    cache_size: int | None = None  # bytes that the folder may hold; None: 20 GiB
     checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
     state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
@@ -133,7 +135,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
-            by_memory = name in ("num_pages", "state_memory", "memory")
+            by_memory = name in ("num_pages", "state_memory", "memory", "cache_size")
             if value is not None and value > _MOST and not by_memory:
                 raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
 
@@ -158,6 +160,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("checkpoint_interval", 1)
         at_least("state_memory", 0)
         at_least("memory", 1)
+        at_least("cache_size", 1)
+        if self.cache_size is not None and self.cache_dir is None:
+            raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
+        if self.cache_dir is not None and self.cache == "naive":
+            raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
         at_least("echo_states", 0, self.debug)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
@@ -219,7 +226,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_cpu_only(self) -> Iterator[str]:
         """Flags, as they are set, that only the CPU engine has something for."""
-        plains = {"activations": "exact", "kv_dtype": "f16", "quantization": None, "state_memory": None}
+        plains = {
+            "activations": "exact",
+            "kv_dtype": "f16",
+            "quantization": None,
+            "state_memory": None,
+            "cache_dir": None,
+        }
         for name, plain in plains.items():
             if (value := getattr(self, name)) != plain:
                 yield f"--{name.replace('_', '-')} {value}"

@@ -162,6 +162,12 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             prefixes=(PrefixState(3, 200, True, False, 70000),),
             num_drafted_total=21,
             num_accepted_total=22,
+            store_bytes=2**34,
+            num_store_written_total=23,
+            num_store_loaded_total=24,
+            num_store_dropped_total=25,
+            num_store_failed_total=26,
+            num_store_damaged_total=27,
         )
     ],
     "heartbeat": [Heartbeat("idle", 0.5), Heartbeat("forward", 1.25, 17, 2.5, 4096)],

@@ -240,6 +240,7 @@ CUDA = (
     ),
     setting(
         "--cuda-graph-max-bs",
+        shown=False,
         type=int,
         metavar="N",
         help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
@@ -294,6 +295,19 @@ CACHE = (
         type=float,
         metavar="R",
         help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
+    ),
+    setting(
+        "--cache-dir",
+        metavar="DIR",
+        help="a folder that keeps pages of the KV pool: what was computed once is read from there, by whatever serves "
+        "the same model next; who can read it can read the prompts (default: none)",
+    ),
+    setting(
+        "--cache-size",
+        shown=False,
+        type=checked(spellings.num_bytes),
+        metavar="SIZE",
+        help="what --cache-dir may hold, such as 500MiB: what was not used for longest goes (default: 20GiB)",
     ),
     setting(
         "--warm-prefix",

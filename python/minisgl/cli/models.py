@@ -55,7 +55,7 @@ def _list(args: argparse.Namespace) -> int:
     rows = [("NAME", "SIZE", "LAST USED", "HUB")]
     for one in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_ns / 1e9))
-        rows.append((one.name, _size(one.num_bytes), used, one.source))
+        rows.append((one.name, size(one.num_bytes), used, one.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -80,11 +80,11 @@ def _remove(args: argparse.Namespace) -> int:
                 f"{name}: is not listed: " + (f"there are {', '.join(same)}" if same else "see minisgl list")
             )
     for name, found in chosen.items():
-        print(f"removed {name}: {_size(sum(map(remove, found)))} freed")
+        print(f"removed {name}: {size(sum(map(remove, found)))} freed")
     return 0
 
 
-def _size(num_bytes: int) -> str:
+def size(num_bytes: int) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,43 @@ class EngineInfo:
 class StoredPages(Protocol):
     """Pages of a request's text that were computed before, and are at hand."""
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The first page of the text that is at hand, and the end."""
+
     def page(self, column: int) -> bytes:
         """The KV of a page, as the engine gave it away."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """What has come of pages in the folder of a store, as far as one engine knows."""
+
+    num_bytes: int
+    num_written: int
+    num_loaded: int
+    num_dropped: int  # the disk did not follow
+    num_failed: int  # could not be written or read
+    num_damaged: int
+
+
+class PageReader(Protocol):
+    """Pages on a disk."""
+
+    def stage(self, tokens: Int32Array, first: int, most: int) -> StoredPages:
+        """Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them; in any
+        thread. Whatever is wrong with the disk, there are fewer."""
+
+
+@runtime_checkable
+class Stores(Protocol):
+    """An engine that gives the pages which fill to a store, and loads those of it that a plan says."""
+
+    @property
+    def store(self) -> PageReader | None:
+        """None: it was not asked to."""
+
+    def store_counts(self) -> StoreCounts | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +86,7 @@ class SlotAssignment:
     """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
     first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None. `grammar`
     is the request's own: the engine restarts it with what was generated, in forward order. `stored` has at least the
-    pages that plans load for the slot."""
+    pages that plans load for the slot; `keeps`: those that it fills may go to the store."""
 
     slot: int
     req_id: int
@@ -60,6 +95,7 @@ class SlotAssignment:
     num_prompt: int
     grammar: Matcher | None = None
     stored: StoredPages | None = None
+    keeps: bool = False
 
     def generated(self) -> list[int]:
         """By the request so far; for its grammar."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl import envs
-from minisgl._rust import CpuAdapter, gguf_parts
+from minisgl._rust import CpuAdapter, PageStore, gguf_parts
 from minisgl._rust import CpuEngine as RustEngine
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.adapters import find_adapter
@@ -35,7 +35,9 @@ from minisgl.engine.api import (
     StepHandle,
     StepLogprobs,
     StepResult,
+    StoreCounts,
 )
+from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.architectures import find_architecture, has_text_half
@@ -52,10 +54,20 @@ from minisgl.weights.stored import weight_files
 
 class CpuEngine:
     def __init__(
-        self, rust: RustEngine, info: EngineInfo, model: ModelConfig, settings: str, *, threaded: bool = True
+        self,
+        rust: RustEngine,
+        info: EngineInfo,
+        model: ModelConfig,
+        settings: str,
+        *,
+        threaded: bool = True,
+        store: PageStore | None = None,
     ) -> None:
-        """`settings`: those that `rust` was made of."""
+        """`settings`: those that `rust` was made of. `store` has pages of just this model."""
         self._rust = rust
+        self._store = store
+        if store is not None:
+            rust.keep(store)
         self._info = info
         self._model = model
         self._settings = settings
@@ -69,6 +81,13 @@ class CpuEngine:
     def rust(self) -> RustEngine:
         """For measurements."""
         return self._rust
+
+    @property
+    def store(self) -> PageStore | None:
+        return self._store
+
+    def store_counts(self) -> StoreCounts | None:
+        return None if self._store is None else StoreCounts(*self._store.counts())
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
@@ -91,6 +110,8 @@ class CpuEngine:
     def close(self) -> None:
         self._thread.close()
         self._rust.close()
+        if self._store is not None:
+            self._store.flush(FLUSH_S)
 
     def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
         rows, tokens = plan.num_rows, plan.num_tokens
@@ -110,6 +131,7 @@ class CpuEngine:
                 entry.freed[: plan.num_freed],
                 entry.state_begins[: plan.num_state_begins].reshape(-1),
                 entry.state_saves[: plan.num_state_saves].reshape(-1),
+                entry.page_loads[: plan.num_page_loads].reshape(-1),
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
@@ -155,6 +177,7 @@ HOW = {
     "bf16": "activations rounded to bfloat16",
     "int8": "activations rounded to int8 in blocks of 32",
 }
+FLUSH_S = 2.0  # for pages on their way to a disk, at the end
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
 
@@ -185,6 +208,9 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
     settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
+    if state and config.cache_dir is not None:
+        why = "the model's layers keep states, which are not stored: leave it out"
+        raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
     if config.load_format != "dummy":
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
@@ -213,7 +239,11 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=checkpoints,
     )
-    return CpuEngine(rust, info, model, _json(settings))
+    store = None
+    if config.cache_dir is not None:
+        read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
+        store = open_store(config, settings, read, about["isa"], page, say)
+    return CpuEngine(rust, info, model, _json(settings), store=store)
 
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
@@ -375,12 +405,13 @@ def _refused(call: Callable[[], T]) -> T:
         raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
 
 
+def _files_of(source: Path) -> list[Path]:
+    return _refused(partial(gguf_parts, source)) if source.is_file() else weight_files(source)
+
+
 def _weight_bytes(config: EngineConfig, source: Path) -> int:
     """What the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
-    size = sum(
-        file.stat().st_size
-        for file in (_refused(partial(gguf_parts, source)) if source.is_file() else weight_files(source))
-    )
+    size = sum(file.stat().st_size for file in _files_of(source))
     return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

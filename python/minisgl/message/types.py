@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -202,6 +202,12 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_saved_total: int = 0
     num_cut_short_total: int = 0
     num_computed_again_total: int = 0
+    store_bytes: int = 0  # of the folder with pages; the totals are those of `StoreCounts`
+    num_store_written_total: int = 0
+    num_store_loaded_total: int = 0
+    num_store_dropped_total: int = 0
+    num_store_failed_total: int = 0
+    num_store_damaged_total: int = 0
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

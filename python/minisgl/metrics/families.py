@@ -72,6 +72,7 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("kv_pages_pinned", "cached pages that prefixes have pinned", stats.num_pinned_pages),
         ("checkpoints", "slots in use for the states of layers that keep one", stats.num_checkpoints),
         ("cache_prefixes", "prefixes that are kept on order", len(stats.prefixes)),
+        ("store_bytes", "bytes of the folder with pages, --cache-dir", stats.store_bytes),
         (
             "kv_usage_ratio",
             "share of pages in use by requests",
@@ -92,6 +93,15 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("states_saved", "states that were saved for others to begin with", stats.num_saved_total),
         ("cache_cut_short", "requests that found less than was cached, for want of a state", stats.num_cut_short_total),
         ("computed_again_tokens", "tokens that were cached, and computed for a state", stats.num_computed_again_total),
+        ("store_written_pages", "pages that were written to it", stats.num_store_written_total),
+        ("store_loaded_pages", "pages that were read from it", stats.num_store_loaded_total),
+        (
+            "store_dropped_pages",
+            "pages that were not written: the disk did not follow",
+            stats.num_store_dropped_total,
+        ),
+        ("store_failed_pages", "pages that could not be written or read", stats.num_store_failed_total),
+        ("store_damaged_pages", "pages that were damaged, and removed", stats.num_store_damaged_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),

@@ -1,7 +1,7 @@
 """From messages to the scheduler's events: which requests, prefixes and adapters there are, and what a step is told.
 
-Invariants: a request comes to the scheduler once its grammar is compiled and its adapter is loaded, or is refused; an
-end that a client asks for reaches whoever has the request.
+Invariants: a request comes to the scheduler once its grammar is compiled, its adapter is loaded and its pages were
+looked for in the store, or is refused; an end that a client asks for reaches whoever has the request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minisgl.config import EngineConfig
-from minisgl.engine.api import Engine
+from minisgl.engine.api import Engine, Stores
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.message import (
@@ -30,6 +30,7 @@ from minisgl.message import (
 )
 from minisgl.runner.adapters import EngineAdapters
 from minisgl.runner.prefixes import Prefixes
+from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
 from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import AGE, ControlPlane
@@ -58,8 +59,8 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Who works beside the steps: the compiler of grammars, and the reader of adapters, which calls `wake` from its
-    thread when it is done; without `wake` an adapter is read at once."""
+    """Who works beside the steps: the compiler of grammars, and the readers of adapters and pages, which call `wake`
+    from their threads when they are done; without `wake` all is read at once."""
 
     compiler: GrammarCompiler | None = None
     wake: Callable[[], None] | None = None
@@ -79,6 +80,8 @@ class Intake:
         self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
         self.compiling = Compiling(beside.compiler)
         self.adapters = EngineAdapters(engine, send, self.end_early, self._adapters_in_use, beside.wake)
+        store = engine.store if isinstance(engine, Stores) else None
+        self.reading = Reading(store, limits.page_size, beside.wake)
         self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self.watch: Watch | None = None  # that the loop has not seen
         self.shutdown = False
@@ -104,7 +107,7 @@ class Intake:
             elif matcher is None:
                 self.refuse(request.req_id, f"{GRAMMAR_REFUSED}{error}")
             else:
-                events.add(self._arrival(request, matcher))
+                self._arrive(events, self._tracked(request, matcher), control_plane)
         for message in self.adapters.intake(messages):
             match message:
                 case AddRequest() if error := _error_of(message, self._vocab_size):
@@ -113,24 +116,25 @@ class Intake:
                     if error := self.compiling.add(message):
                         self.refuse(message.req_id, f"{GRAMMAR_REFUSED}{error}")
                 case AddRequest():
-                    events.add(self._arrival(message))
+                    self._arrive(events, self._tracked(message), control_plane)
                 case AbortRequest(req_id):
                     self._end(events, Abort(req_id), FinishReason.ABORT)
                 case FinishRequest(req_id):
                     self._end(events, Finish(req_id), FinishReason.STOP)
                 case AddPrefix() | RemovePrefix() | ClearCache():
                     for event in self.prefixes.take(message, control_plane.stats().num_evictable_pages):
-                        events.add(event)
-                        if isinstance(event, Abort):
-                            self.ending.setdefault(event.req_id, FinishReason.ABORT)
+                        self._of_prefix(events, event, control_plane)
                 case Watch():
                     self.watch = message
                 case Shutdown():
                     self.shutdown = True
+        for read in self.reading.take():
+            events.add(read.arrival())
 
     def arrivals(self) -> list[Event]:
         """All that live at the scheduler, for another one."""
-        return [one.arrival() for one in self.requests.live() if one.req_id not in self.compiling]
+        elsewhere = self.compiling, self.reading
+        return [one.arrival() for one in self.requests.live() if not any(one.req_id in place for place in elsewhere)]
 
     def forget(self, req_id: int, field: str, reason: str) -> None:
         """The scheduler refuses an arrival."""
@@ -150,7 +154,7 @@ class Intake:
 
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
         """A client asks for it."""
-        if self.compiling.drop(event.req_id):
+        if self.compiling.drop(event.req_id) or self.reading.drop(event.req_id):
             if event.req_id in self.requests:
                 self.requests.drop(event.req_id)
             self.end_early(event.req_id, reason)
@@ -158,7 +162,25 @@ class Intake:
         events.add(event)
         self.ending.setdefault(event.req_id, reason)
 
-    def _arrival(self, message: AddRequest, grammar: Matcher | None = None) -> Arrival:
+    def _of_prefix(self, events: Events, event: Event, control_plane: ControlPlane) -> None:
+        match event:
+            case Arrival(req_id):
+                self._arrive(events, self.requests.get(req_id), control_plane)
+            case Abort(req_id) if self.reading.drop(req_id):
+                self.requests.drop(req_id)
+                self.prefixes.computed.pop(req_id, None)
+            case Abort(req_id):
+                self.ending.setdefault(req_id, FinishReason.ABORT)
+                events.add(event)
+            case _:
+                events.add(event)
+
+    def _arrive(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
+        """Now, or once its pages are read."""
+        if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens)):
+            events.add(request.arrival())
+
+    def _tracked(self, message: AddRequest, grammar: Matcher | None = None) -> TrackedRequest:
         if message.req_id in self.requests:
             raise ValueError(f"request id {message.req_id} was used twice")
         tokens = np.frombuffer(message.tokens, np.int32)
@@ -170,7 +192,7 @@ class Intake:
         request.grammar = grammar
         request.number = self._num_arrivals
         self._num_arrivals += 1
-        return request.arrival()
+        return request
 
     def _return(self, request: TrackedRequest) -> Arrival:
         """Of one that waited outside for a mask. It does not stand behind those that came since it did."""

@@ -157,11 +157,11 @@ class StepLoop:
     @property
     def idle(self) -> bool:
         """Nothing is in flight and nothing waits: a step would change nothing."""
-        return self.rests and not self._intake.compiling
+        return self.rests and not self._intake.compiling and not self._intake.reading
 
     @property
     def rests(self) -> bool:
-        """A step would change nothing until a message comes, or a grammar is compiled."""
+        """A step would change nothing until a message comes, a grammar is compiled, or pages are read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
         if self._left_something or self._intake.any_left:
@@ -172,6 +172,11 @@ class StepLoop:
         """If nothing else is to be done, until one is compiled: for those who wait for no messages."""
         if self._intake.compiling and self.rests:
             self._intake.compiling.wait()
+
+    def close(self) -> None:
+        """End what works beside the steps."""
+        self.adapters.close()
+        self._intake.reading.close()
 
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl.config import ConfigError
-from minisgl.engine.api import Engine
+from minisgl.engine.api import Engine, Stores
 from minisgl.message import (
     Codec,
     EngineReady,
@@ -132,7 +132,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         collections.start()
         _run(config, loop, chosen, engine, link)
         collections.stop()
-        loop.adapters.close()
+        loop.close()
     finally:
         link.timers.close()
         if compiler is not None:
@@ -235,8 +235,22 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         num_saved_total=stats.num_saved_total,
         num_cut_short_total=stats.num_cut_short_total,
         num_computed_again_total=stats.num_computed_again_total,
+        **_store_counts(engine),
         prefixes=loop.prefixes.states(),
     )
+
+
+def _store_counts(engine: Engine) -> dict[str, int]:
+    if not isinstance(engine, Stores) or (counts := engine.store_counts()) is None:
+        return {}
+    return {
+        "store_bytes": counts.num_bytes,
+        "num_store_written_total": counts.num_written,
+        "num_store_loaded_total": counts.num_loaded,
+        "num_store_dropped_total": counts.num_dropped,
+        "num_store_failed_total": counts.num_failed,
+        "num_store_damaged_total": counts.num_damaged,
+    }
 
 
 def _last_words(config: ProcessConfig, link: Link, reason: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from minisgl.engine import api as engine_api
-from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult
+from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult, StoredPages
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import LATE, Matcher
 from minisgl.message import AddRequest, Embedding, PromptLogprobs, StepTokens, TokenLogprobs
@@ -54,11 +54,23 @@ class TrackedRequest:
     grammar: Matcher | None = None
     namespace: int = 0  # of the prefix cache
     number: int = 0  # of arrivals before it
+    stored: StoredPages | None = None  # until it gets a slot: what was read of its pages
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its pages are everybody's: those of an adapter, or of a key with a cache of its own, are not."""
+        return not self.namespace
+
+    @property
+    def no_match(self) -> bool:
+        """Whether all of its prompt is computed, whatever is cached."""
+        return self.sampling.prompt_logprobs is not None or self.sampling.embedding is not None
 
     def arrival(self) -> Arrival:
         """The event for a scheduler: a new request, or with what it has generated, after a failover."""
         sampling = self.sampling
         assert sampling.max_tokens is not None
+        stored_from, stored_to = (0, 0) if self.stored is None else self.stored.columns
         return Arrival(
             req_id=self.req_id,
             tokens=np.ascontiguousarray(self.tokens),
@@ -69,15 +81,20 @@ class TrackedRequest:
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             priority=self.priority,
-            no_match=sampling.prompt_logprobs is not None or sampling.embedding is not None,
+            no_match=self.no_match,
             background=self.background,
             pin=self.pin,
             namespace=self.namespace,
             no_drafts=sampling.depends_on_output or self.grammar is not None,
+            stored_from=stored_from,
+            stored_to=stored_to,
         )
 
     def assignment(self, slot: int) -> SlotAssignment:
-        return SlotAssignment(slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar)
+        stored, self.stored = self.stored, None
+        return SlotAssignment(
+            slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar, stored, self.keeps
+        )
 
 
 class RequestTracker:

@@ -28,6 +28,9 @@ class WrappedControlPlane:
     def tree_view(self, limit: int) -> TreeView:
         return self._inner.tree_view(limit)
 
+    def cached_pages(self, tokens: Int32Array) -> int:
+        return self._inner.cached_pages(tokens)
+
     def check(self) -> None:
         self._inner.check()
 

@@ -21,7 +21,7 @@ use crate::invariants::{TableWatch, check_all};
 use crate::metadata::DecidedStep;
 use crate::numbers::ToI64;
 use crate::page_pool::{Page, PageSize};
-use crate::radix::{Checkpoints, TreeView};
+use crate::radix::{Checkpoints, ROOT, TreeView};
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
 use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget};
@@ -192,6 +192,15 @@ impl Scheduler {
         self.state
             .tree
             .view(limit, &self.state.pins.locked_nodes(&self.state.tree))
+    }
+
+    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace. Reads only.
+    #[must_use]
+    pub fn cached_pages(&self, tokens: &[i32]) -> usize {
+        let tree = &self.state.tree;
+        tree.find(ROOT, 0, tokens, 0, tokens.len() / tree.page_size())
+            .pages
+            .len()
     }
 
     /// Check every invariant. O(everything).

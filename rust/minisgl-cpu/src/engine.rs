@@ -7,7 +7,9 @@
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+
+use minisgl_store::{Keeper, Store};
 
 use crate::adapters::Adapters;
 use crate::attention::Rows;
@@ -42,6 +44,7 @@ pub struct Engine {
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
     spoiled: BTreeSet<usize>, // pages that may hold what is not finite
+    keeper: Option<Keeper>,
 }
 
 impl Engine {
@@ -64,6 +67,7 @@ impl Engine {
             logits: Grid::new(config.vocab_size),
             scratch: (0..pool.threads()).map(|_| Mutex::new(Scratch::default())).collect(),
             spoiled: BTreeSet::new(),
+            keeper: None,
             decoder,
             pool,
             kv,
@@ -76,6 +80,11 @@ impl Engine {
     /// The adapters that requests may name.
     pub fn adapters(&mut self) -> &mut Adapters {
         &mut self.adapters
+    }
+
+    /// Pages that fill go to `store` from now on, and its pages may be loaded. It has none of a model with states.
+    pub fn keep(&mut self, store: Arc<Store>) {
+        self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
     }
 
     /// The model.
@@ -103,21 +112,33 @@ impl Engine {
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         for slot in &step.freed {
             self.slots.free(*slot as usize);
+            if let Some(keeper) = &mut self.keeper {
+                keeper.free(*slot as usize);
+            }
         }
-        for (slot, binding) in bindings {
+        for (slot, mut binding) in bindings {
             if slot > self.sizes.max_rows {
                 return Err(Error::step(format!("binding: slot {slot} of {}", self.sizes.max_rows)));
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
+            if let Some(keeper) = &mut self.keeper {
+                keeper.bind(slot, &binding.tokens, binding.keeps, binding.staged.take());
+            }
             self.slots.bind(slot, binding);
         }
         self.change_pages(step)?;
-        if step.req_slots.is_empty() {
+        if step.req_slots.is_empty() && step.page_loads.is_empty() {
             return Ok(Sampled::default());
         }
         // a panic of any of the threads' own jobs is an error already; this is for what runs between them
-        let run = || self.checked(step).and_then(|ids| self.run(step, &ids));
+        let run = || {
+            self.load_pages(step)?;
+            let ids = self.checked(step)?;
+            let sampled = self.run(step, &ids)?;
+            self.keep_pages(step, &ids, &sampled);
+            Ok(sampled)
+        };
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(self.kv.shape().clone())?;
@@ -187,6 +208,50 @@ impl Engine {
             from += count;
         }
         Ok(())
+    }
+
+    /// Fill pages with what is at hand for them.
+    fn load_pages(&mut self, step: &Step) -> Result<()> {
+        for load in &step.page_loads {
+            let [slot, first, count] = load.map(|number| number as usize);
+            for column in first..first.saturating_add(count) {
+                let place = slot.saturating_mul(self.columns).saturating_add(column);
+                let staged = self.keeper.as_ref().and_then(|keeper| keeper.staged(slot, column));
+                let (Some(page), Some(bytes)) = (self.page_table.get(place), staged) else {
+                    return Err(Error::step(format!(
+                        "page_loads: slot {slot}, page {column}: is not at hand"
+                    )));
+                };
+                let page = *page as usize;
+                if bytes.len() != KvPool::page_bytes(self.kv.shape()) {
+                    return Err(Error::step(format!("page_loads: {} bytes: no page", bytes.len())));
+                }
+                self.kv.put(page, bytes);
+                self.spoiled.remove(&page);
+            }
+        }
+        Ok(())
+    }
+
+    /// Give away the pages that rows have filled. Of the rows of a slot the first is the text's; others are a draft's.
+    fn keep_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
+        let Some(keeper) = &mut self.keeper else { return };
+        let (mut seen, mut end) = (BTreeSet::new(), 0);
+        for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
+            let start = end;
+            end += *count as usize;
+            if sampled.tokens[row] == NOT_FINITE || !seen.insert(*slot) {
+                continue;
+            }
+            let (kv, table) = (
+                &self.kv,
+                &self.page_table[*slot as usize * self.columns..][..self.columns],
+            );
+            let first = step.positions[start] as usize;
+            keeper.computed(*slot as usize, first, &ids[start..end], |column| {
+                kv.page(table[column] as usize)
+            });
+        }
     }
 
     /// The ids of all tokens, once nothing in the step points out of bounds.

@@ -196,6 +196,27 @@ impl KvPool {
         unsafe { self.head(0, page, 0).write_bytes(0, self.page_bytes) };
     }
 
+    /// A page in all layers, as it lies: what it is does not depend on its number.
+    #[allow(unsafe_code)]
+    pub(crate) fn page(&self, page: usize) -> Vec<u8> {
+        assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
+        // SAFETY: a whole page within the mapping; who stores at the same time breaks the contract of `store`.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(page * self.page_bytes), self.page_bytes) }
+            .to_vec()
+    }
+
+    /// Make a page what `page` gave of another one, of a pool of the same shape.
+    #[allow(unsafe_code)]
+    pub(crate) fn put(&mut self, page: usize, bytes: &[u8]) {
+        assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
+        assert_eq!(bytes.len(), self.page_bytes, "bytes of a page");
+        // SAFETY: a whole page within the mapping, and nobody else has the pool.
+        unsafe {
+            let to = self.memory.as_ptr().add(page * self.page_bytes);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
     /// The sizes it was made with.
     pub fn shape(&self) -> &KvShape {
         &self.shape

@@ -45,6 +45,8 @@ pub struct Step {
     pub num_decode_rows: usize,
     /// Slots whose requests have ended.
     pub freed: Vec<i32>,
+    /// (slot, first column, count): pages that come from what is staged for the slot, before the forward.
+    pub page_loads: Vec<[i32; 3]>,
     /// (slot, the checkpoint that its state begins with; -1: with nothing), before the forward.
     pub state_begins: Vec<[i32; 2]>,
     /// (row, after how many of its tokens its state is copied, the checkpoint that it is copied to).

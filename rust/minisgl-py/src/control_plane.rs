@@ -12,6 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
+use crate::arrays::Int32s;
 use crate::buffers::{Ring, View};
 use crate::errors::to_python;
 use crate::events::EventTypes;
@@ -152,6 +153,12 @@ impl ControlPlane {
             stats.num_loaded_pages_total.into_pyobject(py)?,
         ];
         kind.call1(PyTuple::new(py, counts)?)
+    }
+
+    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace.
+    #[allow(clippy::needless_pass_by_value)] // an argument of Python
+    fn cached_pages(&self, tokens: Int32s<'_>) -> usize {
+        self.scheduler.cached_pages(tokens.as_slice())
     }
 
     /// The `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.

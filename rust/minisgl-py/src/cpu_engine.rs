@@ -15,6 +15,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList};
 
 use crate::arrays::{Int32s, to_numpy};
+use crate::page_store::PageStore;
 use crate::sampling::binding_from_python;
 
 /// A loaded model.
@@ -178,12 +179,19 @@ impl CpuEngine {
         }
     }
 
+    /// Give pages that fill to `store`, and load what is staged there.
+    fn keep(&self, store: &PageStore) -> PyResult<()> {
+        let mut guard = self.locked();
+        guard.as_mut().ok_or_else(closed)?.keep(store.shared());
+        Ok(())
+    }
+
     /// Run a step: its arrays without padding rows, those of several numbers a row flat, bindings of slots, free slots.
     /// Gives (tokens by row, log probabilities or None, list of prompts', list of prompts' embeddings as bytes, what
     /// failed by row).
     #[pyo3(signature = (input_ids, positions, out_loc, req_slots, seq_lens, extend_lens, sample_rows,
                         page_table_updates, page_ids, num_decode_rows, bindings, freed,
-                        state_begins, state_saves))]
+                        state_begins, state_saves, page_loads=None))]
     #[allow(clippy::too_many_arguments)] // a step has as many
     fn step<'py>(
         &self,
@@ -202,6 +210,7 @@ impl CpuEngine {
         freed: Int32s<'py>,
         state_begins: Int32s<'py>,
         state_saves: Int32s<'py>,
+        page_loads: Option<Int32s<'py>>,
     ) -> PyResult<Told<'py>> {
         let step = Step {
             input_ids: input_ids.as_slice().to_vec(),
@@ -215,6 +224,7 @@ impl CpuEngine {
             page_ids: page_ids.as_slice().to_vec(),
             num_decode_rows,
             freed: freed.as_slice().to_vec(),
+            page_loads: page_loads.map_or_else(Vec::new, |loads| loads.as_slice().as_chunks().0.to_vec()),
             state_begins: state_begins.as_slice().as_chunks().0.to_vec(),
             state_saves: state_saves.as_slice().as_chunks().0.to_vec(),
         };

@@ -1,5 +1,5 @@
-//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu`, `minisgl-gateway` and
-//! `minisgl-loadgen`.
+//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu`, `minisgl-gateway`,
+//! `minisgl-loadgen` and `minisgl-store`.
 
 #![deny(unsafe_code)]
 
@@ -27,6 +27,7 @@ mod grammar;
 mod grammar_of;
 mod grammar_tokens;
 mod load;
+mod page_store;
 mod router;
 mod sampling;
 mod step;
@@ -62,6 +63,8 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine_pool::EnginePool>()?;
     module.add_function(wrap_pyfunction!(engine_pool::recode_to_engine, module)?)?;
     module.add_function(wrap_pyfunction!(engine_pool::recode_from_engine, module)?)?;
+    module.add_class::<page_store::PageStore>()?;
+    module.add_class::<page_store::StagedPages>()?;
     module.add_class::<step::StepPlan>()?;
     module.add_class::<step::StepOutput>()?;
     module.add_class::<router::Router>()?;

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::{Int32s, words_of};
 use crate::grammar_of::grammar_of;
+use crate::page_store::staged_of;
 
 /// The attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
 pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params> {
@@ -65,6 +66,8 @@ pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize
         tokens: tokens.extract::<Int32s<'_>>()?.as_slice().to_vec(),
         num_prompt: binding.getattr("num_prompt")?.extract()?,
         grammar: grammar_of(&binding.getattr("grammar")?)?,
+        keeps: binding.getattr("keeps")?.extract()?,
+        staged: staged_of(&binding.getattr("stored")?)?,
     };
     Ok((binding.getattr("slot")?.extract()?, made))
 }

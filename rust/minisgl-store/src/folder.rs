@@ -66,6 +66,15 @@ impl Folder {
         Ok(folder)
     }
 
+    /// One that is there, for people: nothing is made, and nothing has to go for want of room.
+    ///
+    /// # Errors
+    /// It is not there, or is no folder.
+    pub fn existing(root: &Path) -> io::Result<Self> {
+        fs::read_dir(root)?;
+        Self::open(root, u64::MAX)
+    }
+
     /// Bytes of its files, as far as this process knows.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

@@ -3,6 +3,13 @@
 //! Invariants: two pages have one key only if the same model, by the same rules of computing, made them of the same
 //! tokens, all those before them among these.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, available_parallelism};
+
 use blake3::Hasher;
 
 /// Of a page.
@@ -37,19 +44,54 @@ pub fn keys(first: &Key, tokens: &[i32], page_size: usize) -> Vec<Key> {
         .collect()
 }
 
-/// A digest of long data, such as the files of a model.
-#[derive(Default)]
-pub struct Digest(Hasher);
+const STRETCH: usize = 4 << 20; // of a file, hashed by itself: several threads do
+const MAX_THREADS: usize = 4; // which hash faster than disks read
 
-impl Digest {
-    /// More of the data.
-    pub fn update(&mut self, data: &[u8]) {
-        self.0.update(data);
+/// The digest of all that some files hold, in their order.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn digest_of_files(files: &[PathBuf]) -> io::Result<Key> {
+    let mut whole = Hasher::new();
+    for path in files {
+        let file = File::open(path)?;
+        let stretches = stretches(&file, file.metadata()?.len())?;
+        whole.update(&(stretches.len() as u64).to_le_bytes());
+        for stretch in stretches {
+            whole.update(&stretch);
+        }
     }
+    Ok(*whole.finalize().as_bytes())
+}
 
-    /// Of all so far.
-    #[must_use]
-    pub fn finish(&self) -> [u8; 32] {
-        *self.0.finalize().as_bytes()
-    }
+fn stretches(file: &File, bytes: u64) -> io::Result<Vec<Key>> {
+    let count = bytes.div_ceil(STRETCH as u64);
+    let next = AtomicU64::new(0);
+    let work = || -> io::Result<Vec<(u64, Key)>> {
+        let (mut found, mut data) = (Vec::new(), vec![0; STRETCH]);
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return Ok(found);
+            }
+            let start = number * STRETCH as u64;
+            let length = usize::try_from(bytes - start).map_or(STRETCH, |left| left.min(STRETCH));
+            file.read_exact_at(&mut data[..length], start)?;
+            found.push((number, *blake3::hash(&data[..length]).as_bytes()));
+        }
+    };
+    let threads = available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS));
+    let mut all = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut all = work()?;
+        for other in others {
+            let found = other
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
+            all.append(&mut found?);
+        }
+        Ok::<_, io::Error>(all)
+    })?;
+    all.sort_unstable();
+    Ok(all.into_iter().map(|(_, key)| key).collect())
 }

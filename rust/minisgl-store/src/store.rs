@@ -4,18 +4,20 @@
 //! Invariants: giving a page away never waits: what the disk does not follow is dropped, and counted; whatever goes
 //! wrong with the disk is a counter.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use crate::folder::Folder;
 use crate::key::{Key, first_key, keys};
 
 const QUEUE_BYTES: usize = 256 << 20;
+const STAGED_BYTES: usize = 512 << 20; // of pages that are read and not yet loaded
 const MAX_KNOWN: usize = 1 << 20;
 
 /// What has come of pages so far, and what this process knows of the folder.
@@ -55,7 +57,7 @@ impl Counters {
 /// Pages `first ..` of a text, read.
 pub struct Staged {
     first: usize,
-    pages: Vec<Vec<u8>>,
+    pages: Vec<Arc<Vec<u8>>>,
 }
 
 impl Staged {
@@ -69,7 +71,7 @@ impl Staged {
     #[must_use]
     pub fn page(&self, column: usize) -> Option<&[u8]> {
         let at = column.checked_sub(self.first)?;
-        self.pages.get(at).map(Vec::as_slice)
+        self.pages.get(at).map(|page| page.as_slice())
     }
 }
 
@@ -82,27 +84,55 @@ impl std::fmt::Debug for Staged {
 struct Shared {
     folder: Folder,
     counters: Counters,
-    known: Mutex<HashSet<Key>>, // pages of which there is a file, or will be
+    known: Mutex<HashSet<Key>>,                 // pages of which there is a file, or will be
+    staged: Mutex<HashMap<Key, Weak<Vec<u8>>>>, // pages that somebody has at hand
+    queued: Mutex<usize>,
+    less_queued: Condvar,
 }
 
 impl Shared {
-    fn known(&self) -> std::sync::MutexGuard<'_, HashSet<Key>> {
+    fn known(&self) -> MutexGuard<'_, HashSet<Key>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self, from: &Receiver<(Key, Vec<u8>)>) {
         for (key, page) in from {
-            if self.folder.has(&key) {
-                continue;
-            }
-            match self.folder.write(&key, &page) {
-                Ok(()) => Counters::add(&self.counters.written),
-                Err(error) => {
-                    self.counters.error(&error);
-                    self.known().remove(&key);
+            if !self.folder.has(&key) {
+                match self.folder.write(&key, &page) {
+                    Ok(()) => Counters::add(&self.counters.written),
+                    Err(error) => {
+                        self.counters.error(&error);
+                        self.known().remove(&key);
+                    }
                 }
             }
+            *self.queued() -= 1;
+            self.less_queued.notify_all();
         }
+    }
+
+    fn queued(&self) -> MutexGuard<'_, usize> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A page that somebody has at hand already, or what the folder has.
+    fn read(&self, key: &Key, bytes: usize) -> io::Result<Option<Arc<Vec<u8>>>> {
+        let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(page) = staged().get(key).and_then(Weak::upgrade) {
+            return Ok(Some(page));
+        }
+        let found = self.folder.read(key, bytes)?.map(Arc::new);
+        if let Some(page) = &found {
+            staged().insert(*key, Arc::downgrade(page));
+        }
+        Ok(found)
+    }
+
+    /// How many pages somebody has at hand.
+    fn num_staged(&self) -> usize {
+        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        staged.retain(|_, page| page.strong_count() > 0);
+        staged.len()
     }
 }
 
@@ -126,6 +156,9 @@ impl Store {
             folder: Folder::open(root, limit)?,
             counters: Counters::default(),
             known: Mutex::default(),
+            staged: Mutex::default(),
+            queued: Mutex::default(),
+            less_queued: Condvar::new(),
         });
         let (queue, from) = sync_channel((QUEUE_BYTES / page_bytes.max(1)).clamp(4, 65_536));
         let of_writer = Arc::clone(&shared);
@@ -165,9 +198,11 @@ impl Store {
             return;
         }
         drop(known);
+        *self.shared.queued() += 1;
         match queue.try_send((key, page())) {
             Ok(()) => (),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                *self.shared.queued() -= 1;
                 Counters::add(&self.shared.counters.dropped);
                 self.shared.known().remove(&key);
             }
@@ -181,12 +216,24 @@ impl Store {
         keys.get(column).is_some_and(|key| self.shared.folder.has(key))
     }
 
-    /// Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them.
+    /// Wait until what was given is written, but not longer than `most`.
+    pub fn flush(&self, most: Duration) {
+        let wait = |queued| {
+            self.shared
+                .less_queued
+                .wait_timeout_while(queued, most, |left| *left > 0)
+        };
+        drop(wait(self.shared.queued()));
+    }
+
+    /// Read the pages of `tokens` from `first` on, as far as they are there and there is room, at most `most` of them.
     #[must_use]
     pub fn stage(&self, tokens: &[i32], first: usize, most: usize) -> Staged {
         let mut pages = Vec::new();
+        let room = (STAGED_BYTES / self.page_bytes.max(1)).saturating_sub(self.shared.num_staged());
+        let most = most.min(room);
         for key in keys(&self.first, tokens, self.page_size).iter().skip(first).take(most) {
-            match self.shared.folder.read(key, self.page_bytes) {
+            match self.shared.read(key, self.page_bytes) {
                 Ok(Some(page)) => pages.push(page),
                 Ok(None) => break,
                 Err(error) => {

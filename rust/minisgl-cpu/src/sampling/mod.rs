@@ -13,13 +13,14 @@ mod params;
 mod sampler;
 mod softmax;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use changes::Changes;
 use grammar::Masked;
 pub use grammar::{Grammar, Masks, SharedGrammar};
 pub use logprobs::{TokenLogprobs, logprobs};
 pub use mask::words as mask_words;
+use minisgl_store::Staged;
 pub use params::{Params, Pooling};
 pub use sampler::{Best, Scratch, argmax, sample, uniform};
 
@@ -38,6 +39,10 @@ pub struct Binding {
     pub grammar: Option<SharedGrammar>,
     /// Number of the adapter that changes the model for it; 0: none.
     pub adapter: u32,
+    /// Whether the store of pages may have its pages.
+    pub keeps: bool,
+    /// Pages of `tokens` that were computed before.
+    pub staged: Option<Arc<Staged>>,
 }
 
 #[derive(Debug, Default)]

@@ -156,6 +156,10 @@ class ReferenceControlPlane:
     def tree_view(self, limit: int) -> TreeView:
         return view(self.state.tree, limit, self.state.pins.locked_nodes())
 
+    def cached_pages(self, tokens: Int32Array) -> int:
+        tree = self.state.tree
+        return len(tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size).pages)
+
     def check(self) -> None:
         self._require_alive()
         with self._changing("check()"):

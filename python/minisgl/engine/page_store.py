@@ -1,0 +1,60 @@
+"""The store of pages of an engine: which pages are its own, by all that their numbers depend on.
+
+Invariants: two engines find each other's pages only if they compute the same bits of the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from minisgl._rust import PageStore
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.utils.installed import own_version
+from minisgl.utils.progress import Report
+
+NUMERICS = 1
+"""Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
+DEFAULT_BYTES = 20 * 2**30
+_BESIDE = {  # settings that change no bit
+    "weights",  # a path: the files' digest stands for it
+    "eos_ids",
+    "num_threads",
+    "isa",  # its class stands for it
+    "num_pages",
+    "max_rows",
+    "max_seq_len",
+    "num_checkpoints",
+    "timed",
+}
+
+
+def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
+    """What computes, and how: `settings` of the engine, the digest of the files that it reads, and the class of
+    instruction sets whose bits are equal: tiles (AMX) add up in an order of their own."""
+    said = {
+        "version": own_version(),
+        "numerics": NUMERICS,
+        "class": "amx" if isa == "amx" else "exact",
+        "weights": weights.hex(),
+        "settings": {name: value for name, value in settings.items() if name not in _BESIDE},
+    }
+    return msgspec.json.encode(said, order="deterministic")
+
+
+def open_store(
+    config: EngineConfig, settings: dict[str, Any], files: Sequence[Path], isa: str, page_bytes: int, say: Report
+) -> PageStore:
+    """In `config.cache_dir`. `files` have the weights. Raises `ConfigError`."""
+    assert config.cache_dir is not None
+    folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
+    try:
+        made_by = identity(settings, PageStore.digest([str(file) for file in files]), isa)
+        store = PageStore(str(folder), limit, made_by, config.page_size, page_bytes)
+    except OSError as error:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
+    say(f"pages on disk: {store.counts()[0] / 2**20:.0f} MiB of at most {limit / 2**20:.0f}")
+    return store

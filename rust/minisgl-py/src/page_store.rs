@@ -1,0 +1,116 @@
+//! `minisgl._rust.PageStore`: pages of KV on disk, for an engine, for what reads before requests arrive and for people.
+//!
+//! Invariants: whatever touches the disk runs without the GIL.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use minisgl_store::{Folder, Staged, Store, Totals, digest_of_files};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arrays::Int32s;
+
+/// The pages of one model, computed in one way, in a folder.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct PageStore {
+    inner: Arc<Store>,
+}
+
+impl PageStore {
+    pub fn shared(&self) -> Arc<Store> {
+        Arc::clone(&self.inner)
+    }
+}
+
+/// Pages of a text, read.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct StagedPages {
+    inner: Arc<Staged>,
+}
+
+/// A `StagedPages` or None.
+pub(crate) fn staged_of(stored: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Staged>>> {
+    let found: Option<PyRef<'_, StagedPages>> = stored.extract()?;
+    Ok(found.map(|pages| Arc::clone(&pages.inner)))
+}
+
+/// Pages, bytes of their files, and damaged files.
+type Counted = (u64, u64, u64);
+
+fn counted(totals: Totals) -> Counted {
+    (totals.pages, totals.bytes, totals.damaged)
+}
+
+#[pymethods]
+impl PageStore {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        folder: PathBuf,
+        limit: u64,
+        identity: &[u8],
+        page_size: usize,
+        page_bytes: usize,
+    ) -> PyResult<Self> {
+        let opened = py.detach(|| Store::open(&folder, limit, identity, page_size, page_bytes))?;
+        Ok(Self {
+            inner: Arc::new(opened),
+        })
+    }
+
+    fn stage(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, most: usize) -> StagedPages {
+        let tokens = tokens.as_slice().to_vec();
+        let staged = py.detach(|| self.inner.stage(&tokens, first, most));
+        StagedPages {
+            inner: Arc::new(staged),
+        }
+    }
+
+    /// Bytes of the folder, pages written, loaded, dropped, failed, damaged.
+    fn counts(&self) -> (u64, u64, u64, u64, u64, u64) {
+        let now = self.inner.counts();
+        (now.bytes, now.written, now.loaded, now.dropped, now.failed, now.damaged)
+    }
+
+    /// Wait until what was given is written, but not longer than so many seconds.
+    fn flush(&self, py: Python<'_>, seconds: f64) {
+        py.detach(|| self.inner.flush(Duration::from_secs_f64(seconds)));
+    }
+
+    #[staticmethod]
+    fn totals(py: Python<'_>, folder: PathBuf) -> PyResult<Counted> {
+        Ok(counted(py.detach(|| Folder::existing(&folder)?.totals())?))
+    }
+
+    #[staticmethod]
+    fn clear(py: Python<'_>, folder: PathBuf) -> PyResult<Counted> {
+        Ok(counted(py.detach(|| Folder::existing(&folder)?.clear())?))
+    }
+
+    #[staticmethod]
+    fn verify(py: Python<'_>, folder: PathBuf) -> PyResult<Counted> {
+        Ok(counted(py.detach(|| Folder::existing(&folder)?.verify())?))
+    }
+
+    /// The digest of all that some files hold, in their order.
+    #[staticmethod]
+    fn digest<'py>(py: Python<'py>, files: Vec<PathBuf>) -> PyResult<Bound<'py, PyBytes>> {
+        let digest = py.detach(|| digest_of_files(&files))?;
+        Ok(PyBytes::new(py, &digest))
+    }
+}
+
+#[pymethods]
+impl StagedPages {
+    /// The first page that there is, and the end.
+    #[getter]
+    fn columns(&self) -> (usize, usize) {
+        self.inner.columns()
+    }
+
+    fn page<'py>(&self, py: Python<'py>, column: usize) -> Option<Bound<'py, PyBytes>> {
+        self.inner.page(column).map(|page| PyBytes::new(py, page))
+    }
+}

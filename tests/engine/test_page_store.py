@@ -1,0 +1,240 @@
+"""Pages on disk as the CPU engine writes and loads them: what is loaded is what would be computed, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import SlotAssignment, StoreCounts
+from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine.page_store import identity
+from minisgl.step import Int32Array
+from minisgl.tokenizer.echo import echo_json
+from tests.helpers.models import save, tiny_model
+
+pytestmark = pytest.mark.any_cpu
+
+SIZE, PAGES, VOCAB = 8, 40, 258
+SAMPLING = SamplingParams(temperature=0.7, seed=3, max_tokens=100, logprobs=5)
+TEXT = np.random.default_rng(2).integers(3, 131, 77).astype(np.int32)
+MODELS = ["qwen3-tied", "mistral-window", "gemma2-caps", "deepseek3-yarn", "gpt-oss", "gemma4", "llama4"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tiny_model(request.param), tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save(tiny_model("qwen3-tied", vocab_size=VOCAB), tmp_path_factory.mktemp("checkpoint"))
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    return folder
+
+
+def engine_of(folder: Path, **settings: Any) -> CpuEngine:
+    config = {"page_size": SIZE, "num_pages": PAGES, "max_running_requests": 4, **settings}
+    return load_cpu_engine(EngineConfig(model=str(folder), **config), lambda text, done=0, total=0: None)
+
+
+Row = tuple[int, tuple[float, ...]]
+
+
+def answer(engine: CpuEngine, pages: list[int], *, loads: bool = False, steps: int = 12) -> list[Row]:
+    """Tokens of a text in these pages, with the log probabilities of the likeliest ones; `loads`: what the store has
+    is not computed."""
+    staged = engine.store.stage(TEXT, 0, (len(TEXT) - 1) // SIZE) if loads and engine.store is not None else None
+    first = 0 if staged is None else staged.columns[1]
+    binding = SlotAssignment(1, 7, SAMPLING, TEXT, len(TEXT), None, staged, keeps=True)
+    found: list[Row] = []
+    start, ids = first * SIZE, TEXT[first * SIZE :].tolist()
+    for step in range(steps):
+        at = range(start, start + len(ids))
+        arrays: list[Any] = [
+            ids,
+            at,
+            [pages[one // SIZE] * SIZE + one % SIZE for one in at],
+            [1],
+            [at.stop],
+            [len(ids)],
+            [0],
+            [] if step else [1, 0, len(pages)],
+            [] if step else pages,
+        ]
+        loaded = [1, 0, first] if first and not step else []
+        tokens, logprobs, *_ = engine.rust.step(
+            *map(_array, arrays), int(step > 0), [] if step else [binding], *map(_array, ([], [], [], loaded))
+        )
+        assert logprobs is not None
+        found.append((int(tokens[0]), tuple(logprobs[3][0])))
+        start, ids = at.stop, [-2]
+    return found
+
+
+def _array(numbers: Any) -> Int32Array:
+    return np.array(numbers, np.int32)
+
+
+def counts(engine: CpuEngine) -> StoreCounts:
+    found = engine.store_counts()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8"])
+def test_what_is_loaded_has_the_bits_of_what_is_computed(folder: Path, kv_dtype: str, tmp_path: Path) -> None:
+    cold = engine_of(folder, kv_dtype=kv_dtype, cache_dir=str(tmp_path))
+    computed = answer(cold, list(range(12)))
+    cold.close()
+    whole = (len(TEXT) + 11) // SIZE
+    assert counts(cold).num_written == whole, "pages of the prompt and of the answer"
+    warm = engine_of(folder, kv_dtype=kv_dtype, cache_dir=str(tmp_path))
+    assert answer(warm, list(range(30, 18, -1)), loads=True) == computed
+    assert counts(warm).num_loaded == (len(TEXT) - 1) // SIZE
+    warm.close()
+    assert counts(warm).num_written == 0, "they are there already"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kv_dtype": "f32"},
+        {"activations": "int8"},
+        {"page_size": 4},
+        {"quantization": "q8"},
+        {"max_seq_len": 64},
+        {"num_threads": 1, "max_running_requests": 9, "num_pages": 50},
+    ],
+    ids=str,
+)
+def test_what_changes_a_bit_changes_the_pages_names(small: Path, other: dict[str, Any], tmp_path: Path) -> None:
+    first = engine_of(small, cache_dir=str(tmp_path))
+    answer(first, list(range(12)))
+    first.close()
+    second = engine_of(small, cache_dir=str(tmp_path), **other)
+    assert second.store is not None
+    same = other.keys() <= {"num_threads", "max_running_requests", "num_pages", "max_seq_len"}
+    assert second.store.stage(TEXT, 0, 9).columns == (0, 9 if same else 0)
+    second.close()
+
+
+def test_another_model_has_other_pages(small: Path, tmp_path: Path) -> None:
+    first = engine_of(small, cache_dir=str(tmp_path / "cache"))
+    answer(first, list(range(12)))
+    first.close()
+    file = small / "model.safetensors"
+    other = tmp_path / "other"
+    other.mkdir()
+    for one in small.iterdir():
+        (other / one.name).write_bytes(one.read_bytes())
+    same = engine_of(other, cache_dir=str(tmp_path / "cache"))
+    assert same.store is not None and same.store.stage(TEXT, 0, 9).columns == (0, 9), "a copy is the same"
+    same.close()
+    data = bytearray(file.read_bytes())
+    data[-4] ^= 1
+    (other / file.name).write_bytes(data)
+    changed = engine_of(other, cache_dir=str(tmp_path / "cache"))
+    assert changed.store is not None and changed.store.stage(TEXT, 0, 9).columns == (0, 0), "by one bit of a weight"
+    changed.close()
+
+
+def test_instruction_sets_of_equal_bits_share(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for isa in ("scalar", "avx2", "avx512"):
+        monkeypatch.setenv("MINISGL_CPU_ISA", isa)
+        try:
+            engine = engine_of(small, cache_dir=str(tmp_path))
+        except ConfigError as error:
+            assert "MINISGL_CPU_ISA" in str(error), "this processor has it not"
+            continue
+        found.append(answer(engine, list(range(12)), loads=True))
+        assert (counts(engine).num_loaded > 0) == (len(found) > 1)
+        engine.close()
+    assert found and all(one == found[0] for one in found)
+
+
+def test_the_classes_of_instruction_sets() -> None:
+    names = [identity({"seed": 1, "isa": isa}, b"", isa) for isa in ("scalar", "avx2", "avx512", "neon", "amx")]
+    assert len(set(names[:4])) == 1 and names[4] != names[0]
+
+
+def test_a_load_of_what_is_not_at_hand_is_a_failed_step(small: Path, tmp_path: Path) -> None:
+    engine = engine_of(small, cache_dir=str(tmp_path))
+    none = _array([])
+    with pytest.raises(RuntimeError, match="page_loads: slot 1, page 0: is not at hand"):
+        engine.rust.step(*[none] * 9, 0, [], none, none, none, _array([1, 0, 2]))
+    assert answer(engine, list(range(12)))[0][0] >= 0, "the engine goes on"
+    engine.close()
+
+
+def test_a_model_with_states_says_that_they_are_not_stored(tmp_path: Path) -> None:
+    folder = save(tiny_model("lfm2"), tmp_path)
+    with pytest.raises(ConfigError, match=r"--cache-dir .*: the model's layers keep states"):
+        engine_of(folder, cache_dir=str(tmp_path / "cache"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--cache-dir .*file/cache: "):
+        engine_of(small, cache_dir=str(tmp_path / "file" / "cache"))
+
+
+@pytest.fixture
+def llm_of(small: Path, tmp_path: Path) -> Iterator[Any]:
+    opened: list[LLM] = []
+
+    def open_one(**settings: Any) -> LLM:
+        config = {"page_size": SIZE, "num_pages": PAGES, "max_seq_len": 200, "cache_dir": str(tmp_path), **settings}
+        opened.append(LLM(str(small), log_level="error", **config))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("cpu_backend", ["python", "rust_hotpath"])
+def test_offline_a_second_process_finds_what_the_first_computed(llm_of: Any, cpu_backend: str) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True)
+    prompts = [TEXT[: 70 - i].tolist() + [9 + i] * 5 for i in range(4)]
+    plain = llm_of(cache_dir=None, cpu_backend=cpu_backend)
+    expected = [one.token_ids for one in plain.generate(prompts, params, progress=False)]
+    first = llm_of(cpu_backend=cpu_backend)
+    assert [one.token_ids for one in first.generate(prompts, params, progress=False)] == expected
+    first.close()
+    second = llm_of(cpu_backend=cpu_backend)
+    found = second.generate(prompts, params, progress=False)
+    assert [one.token_ids for one in found] == expected
+    assert [one.num_cached_tokens for one in found] == [(len(one) - 1) // SIZE * SIZE for one in prompts]
+    longer = prompts[0] + expected[0]
+    (found_longer,) = second.generate([longer], params, progress=False)
+    assert found_longer.num_cached_tokens == (len(longer) - 1) // SIZE * SIZE, "answers are kept, too"
+    (scored,) = second.generate(
+        [prompts[0]], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1), progress=False
+    )
+    assert scored.num_cached_tokens == 0, "it wants every token computed"
+    assert second.insert_prefix(TEXT.tolist()).num_tokens == len(TEXT)
+
+
+def test_the_bits_of_a_page_are_those_of_this_version(small: Path, tmp_path: Path) -> None:
+    """Fails when what the engine computes has other bits: then raise `NUMERICS` of engine/page_store.py, or pages of
+    before would be taken for those of now."""
+    settings: dict[str, Any] = {"load_format": "dummy", "cache_dir": str(tmp_path)}
+    engine = engine_of(small, **settings)
+    answer(engine, list(range(12)))
+    engine.close()
+    again = engine_of(small, **settings)
+    assert again.store is not None
+    staged = again.store.stage(TEXT, 0, 9)
+    assert staged.columns == (0, 9)
+    digest = hashlib.sha256(b"".join(staged.page(column) for column in range(9))).hexdigest()
+    again.close()
+    if "amx" not in again.info.details:
+        assert digest[:16] == "0821dae48f808423"

@@ -1,0 +1,115 @@
+"""Requests between messages and the scheduler while their pages are read: who waits, who does not, who leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from minisgl.runner.reading import Reading
+from minisgl.runner.request_tracker import RequestTracker, TrackedRequest
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array
+from tests.helpers.seconds import WAIT_S
+
+SIZE = 4
+
+
+class Pages:
+    def __init__(self, first: int, end: int) -> None:
+        self.columns = (first, end)
+
+    def page(self, column: int) -> bytes:
+        return bytes([column])
+
+
+class Store:
+    """It has the first pages of every text; `held`: reading waits until it is let go."""
+
+    def __init__(self, num_pages: int, held: bool = False) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+        self._num_pages = num_pages
+        self.go_on = threading.Event()
+        if not held:
+            self.go_on.set()
+
+    def stage(self, tokens: Int32Array, first: int, most: int) -> Pages:
+        assert self.go_on.wait(WAIT_S)
+        self.asked.append((int(tokens[0]), first, most))
+        return Pages(first, max(first, min(first + most, self._num_pages)))
+
+
+def request(req_id: int, length: int = 18, **sampling: object) -> TrackedRequest:
+    tokens = np.full(length, req_id, np.int32)
+    params = SamplingParams(max_tokens=5, seed=0, **sampling)  # type: ignore[arg-type]
+    return RequestTracker().add(req_id, params, tokens, length)
+
+
+def nothing_cached() -> int:
+    return 0
+
+
+def not_asked() -> int:
+    raise AssertionError("nobody needs to know")
+
+
+def test_without_a_store_nobody_waits() -> None:
+    reading = Reading(None, SIZE)
+    assert not reading.add(request(1), not_asked) and not reading.take() and not len(reading)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [request(1, 4), request(1, prompt_logprobs=1), request(1, embedding="mean"), request(1, adapter=3)],
+    ids=["no page before the last token", "scored", "embedded", "of an adapter"],
+)
+def test_who_can_load_nothing_does_not_wait(one: TrackedRequest) -> None:
+    assert not Reading(Store(9), SIZE).add(one, not_asked)
+
+
+def test_without_threads_it_is_read_at_once() -> None:
+    store = Store(3)
+    reading = Reading(store, SIZE)
+    one, cached, unknown = request(1), request(2), request(3)
+    assert reading.add(one, lambda: 1)
+    assert not reading.add(cached, lambda: 4), "the tree has all that it may find"
+    assert reading.add(unknown, lambda: 3)
+    assert store.asked == [(1, 1, 3), (3, 3, 1)]
+    assert reading.take() == [one, unknown] and not reading.take()
+    arrival = one.arrival()
+    assert (arrival.stored_from, arrival.stored_to) == (1, 3)
+    assert one.assignment(0).stored is not None and one.assignment(0).stored is None, "once: then they are loaded"
+    arrival = unknown.arrival()
+    assert (unknown.stored, arrival.stored_from, arrival.stored_to) == (None, 0, 0)
+    reading.close()
+
+
+def test_they_leave_in_the_order_in_which_they_came_but_those_who_were_dropped() -> None:
+    woken = threading.Semaphore(0)
+    store = Store(9, held=True)
+    reading = Reading(store, SIZE, woken.release)
+    every = [request(number) for number in range(1, 6)]
+    assert all(reading.add(one, nothing_cached) for one in every)
+    assert not reading.take() and len(reading) == 5 and 3 in reading
+    assert reading.drop(3) and not reading.drop(3) and 3 not in reading
+    store.go_on.set()
+    assert all(woken.acquire(timeout=WAIT_S) for _ in every)
+    assert [one.req_id for one in reading.take()] == [1, 2, 4, 5]
+    assert (3, 0, 4) not in store.asked, "of who has left nothing is read"
+    reading.close()
+
+
+def test_the_end_waits_for_nobody() -> None:
+    closed = threading.Event()
+    store = Store(9, held=True)
+    reading = Reading(store, SIZE, closed.set)
+    for number in range(1, 4):
+        reading.add(request(number), nothing_cached)
+    ending: Callable[[], None] = reading.close
+    thread = threading.Thread(target=ending)
+    thread.start()
+    store.go_on.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive() and not len(reading) and len(store.asked) <= 1
