@@ -297,10 +297,10 @@ class CpuHead:
     def product(self, x: object, out: object, bf16: bool) -> None:
         """float32 arrays: [n, columns] -> [n, width]. `bf16`: the numbers of `x` are bfloat16's."""
 
-@final
 def cpu_limits(threads: int, seconds: float) -> list[tuple[str, str, float]]:
     """(what, instruction set, how much a second): `read` in GB/s, `f32`, `int8`, `bf16` in G multiply-adds."""
 
+@final
 class CpuEngine:
     """The CPU engine's tensors, kernels and sampling. Failed loads raise `ValueError` of (fault, text), failed steps
     `RuntimeError`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,75 @@ def test_a_restart_after_kill_9_computes_nothing_twice(tmp_path: Path, front_end
     assert warm == cold and cached >= 15 * 16
     assert cache.stat().st_mode & 0o777 == 0o700
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files(cache))
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    text = httpx.get(server.url + "/metrics", timeout=ANSWER_S).raise_for_status().text
+    lines = [line for line in text.splitlines() if line.startswith(f"minisgl:store_{name}")]
+    return float(lines[0].split()[-1])
+
+
+@pytest.mark.slow
+def test_damage_is_computed_and_counted(tmp_path: Path) -> None:
+    flags = (*MODEL, "--cache-dir", str(tmp_path))
+    with serving(*flags) as server:
+        cold, _ = ask(server)
+    made = sorted(files(tmp_path), key=lambda file: file.stat().st_mtime_ns)
+    assert len(made) >= 15
+    data = made[7].read_bytes()
+    made[7].write_bytes(data[:5000] + bytes([data[5000] ^ 4]) + data[5001:])
+    made[9].write_bytes(data[:100])
+    with serving(*flags) as server:
+        found, cached = ask(server)
+        assert (found, cached) == (cold, 7 * 16), "up to the first that is damaged"
+        until(lambda: metric(server, "damaged_pages_total") == 1, "it is counted")
+        again, _ = ask(server)
+    assert again == cold
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "cache", "verify", str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "damaged, and removed: 1 page\n" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_folder_that_goes_while_it_is_served_costs_no_answer(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with serving(*MODEL, "--cache-dir", str(cache)) as server:
+        first, _ = ask(server)
+        until(lambda: metric(server, "written_pages_total") >= 15, "pages are written")
+        shutil.rmtree(cache)
+        cache.write_text("a file in its place")
+        others = [ask(server, f"{number} {PROMPT}") for number in range(2)]
+        until(lambda: metric(server, "failed_pages_total") > 0, "what cannot be written is counted")
+        httpx.request("DELETE", server.url + "/v1/cache", timeout=ANSWER_S).raise_for_status()
+        assert ask(server) == (first, 0)
+        cache.unlink()
+        assert [ask(server, f"{number} {PROMPT}")[0] for number in range(2)] == [text for text, _ in others]
+        ask(server, f"3 {PROMPT}")
+        until(lambda: len(files(cache)) > 0, "and it comes back")
+
+
+@pytest.mark.slow
+def test_what_one_engine_has_computed_another_one_loads(tmp_path: Path) -> None:
+    flags = (*MODEL, "--num-pages", "512", "--dp", "2", "--routing", "round_robin", "--cache-dir", str(tmp_path))
+    with serving(*flags, env={"MINISGL_CPU_ISA": "avx2"}) as server:
+        cold, cached = ask(server)
+        assert cached == 0
+        until(lambda: len(files(tmp_path)) >= 15, "pages are written")
+        warm, cached = ask(server)
+        assert warm == cold and cached >= 15 * 16
+    with serving(*MODEL, "--cache-dir", str(tmp_path)) as server:
+        warm, cached = ask(server)
+        assert warm == cold and cached >= 15 * 16, "one of the best instruction set that is here"
+
+
+@pytest.mark.slow
+def test_what_is_evicted_comes_back(tmp_path: Path) -> None:
+    flags = ("--model", "smollm2", "--engine", "cpu", "--num-pages", "40", "--max-seq-len", "600")
+    prompts = [f"{number} {PROMPT}" for number in range(4)]
+    with serving(*flags, "--cache-dir", str(tmp_path)) as server:
+        first = [ask(server, prompt)[0] for prompt in prompts]
+        until(lambda: len(files(tmp_path)) >= 60, "pages are written")
+        again = [ask(server, prompt) for prompt in prompts]
+        assert [text for text, _ in again] == first and all(cached >= 15 * 16 for _, cached in again)
+        assert metric(server, "loaded_pages_total") >= 45
