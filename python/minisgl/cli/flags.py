@@ -305,7 +305,7 @@ CACHE = (
     setting(
         "--cache-size",
         shown=False,
-        type=checked(spellings.num_bytes),
+        type=checked(spellings.size),
         metavar="SIZE",
         help="what --cache-dir may hold, such as 500MiB: what was not used for longest goes (default: 20GiB)",
     ),

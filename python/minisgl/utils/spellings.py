@@ -41,7 +41,6 @@ ATTENTION = {
 NO_ATTENTION = {"trtllm": "not supported"}
 CACHES = {"radix": "lru"}
 ROUTINGS = {"rr": "round_robin", "fsfs": "least_load"}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 SETTINGS = {
     "model_path": "model",
     "max_seq_len_override": "max_seq_len",
@@ -96,15 +95,6 @@ def number_of_engines(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise ConfigError(f"{text!r}: must be a number of engines, or auto") from None
-
-
-def num_bytes(text: str) -> int:
-    """From 20GiB, 500MB, or a number of bytes. Raises `ConfigError`."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"{text!r}: must be a number of bytes, or such as 20GiB or 500MB")
-    base, power = (1024, "KMGT") if found[3] else (1000, "KMGT")
-    return int(float(found[1]) * base ** (power.index(found[2].upper()) + 1 if found[2] else 0))
 
 
 def attention_backend(text: str) -> str:
