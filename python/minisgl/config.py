@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from minisgl.scheduler.policies import CachePolicy
+from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 
 EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
@@ -103,6 +103,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
     speculative: str | None = None  # ngram:K: up to K tokens of a row are guessed and computed with it
+    schedule_policy: SchedulePolicy = "fcfs"  # who of the waiting starts next, within the bound of ageing
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
     num_threads: int | None = None

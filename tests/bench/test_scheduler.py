@@ -26,7 +26,15 @@ def reference(config: ControlPlaneConfig) -> ReferenceControlPlane:
 
 
 @pytest.mark.parametrize(
-    "case", [cases.decode(1), cases.decode(32), cases.churn(cases.SMALLEST_POOL), cases.prefill_16x512]
+    "case",
+    [
+        cases.decode(1),
+        cases.decode(32),
+        cases.churn(cases.SMALLEST_POOL),
+        cases.prefill_16x512,
+        cases.line("lpm"),
+        cases.blocked_line("srpf"),
+    ],
 )
 def test_one_time_per_step(case: cases.Case) -> None:
     times = case(reference, 4)

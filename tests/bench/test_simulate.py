@@ -106,6 +106,26 @@ def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: 
     assert results[0]["runs"][0]["mean_rows"] > 2
 
 
+def test_policies_side_by_side(engine: EngineConfig) -> None:
+    """One row, and four requests at once: by hand, each is prefilled in a step of 10 ms and ends two later."""
+    requests = [TraceRequest(0.0, length, 1) for length in (8, 700, 30, 900, 20)]
+    first = {
+        policy: run(msgspec.structs.replace(engine, max_running_requests=1, schedule_policy=policy), *requests)
+        for policy in ("fcfs", "srpf")
+    }
+    assert np.argsort(first["fcfs"].first_token_s).tolist() == [0, 1, 2, 3, 4]
+    assert np.argsort(first["srpf"].first_token_s).tolist() == [0, 4, 2, 1, 3]
+
+
+def test_a_comparison_has_a_run_for_each_policy(engine: EngineConfig, mooncake: str) -> None:
+    policies = ("fcfs", "lpm", "srpf")
+    settings = Simulation(engine=engine, trace=mooncake, time_scales=(1.0, 2.0), policies=policies)
+    runs = simulate(settings)["runs"]
+    assert [(one["time_scale"], one["policy"]) for one in runs] == [(x, p) for x in (1.0, 2.0) for p in policies]
+    classes = runs[0]["ttft_by_prompt_s"]
+    assert list(classes) == ["prompts below 1,000", "prompts to 4,000"]
+
+
 QWEN = {
     "chat_id": 159,
     "parent_chat_id": 55,

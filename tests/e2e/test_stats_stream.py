@@ -14,7 +14,10 @@ from tests.helpers.e2e import ServerProcess
 from tests.helpers.seconds import WAIT_S
 
 IDS = list(range(40, 60))
-KINDS = [("python", "python", ()), ("rust", "rust_hotpath", ("--dp", "2"))]
+KINDS = [
+    ("python", "python", ()),
+    ("rust", "rust_hotpath", ("--dp", "2", "--schedule-policy", "srpf")),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
@@ -50,6 +53,11 @@ def events(url: str, wanted: Callable[[str, Any], bool], meanwhile: Callable[[],
 
 def steps_of(found: list[Any]) -> list[dict[str, Any]]:
     return [step for name, data in found if name == "steps" for step in data["steps"]]
+
+
+def test_the_policy_that_serves_is_told(server: ServerProcess) -> None:
+    policy = "srpf" if "srpf" in server.process.args else "fcfs"
+    assert httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["schedule_policy"] == policy
 
 
 def test_the_steps_of_a_known_request(server: ServerProcess) -> None:

@@ -153,6 +153,7 @@ def draw_config(draw: Draw) -> ControlPlaneConfig:
         cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
         cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
         max_draft_len=draw(1, 5) if draw(0, 1) else 0,
+        schedule_policy=("fcfs", "lpm", "srpf")[draw(0, 2)],  # type: ignore[arg-type]
     )
     if not config.max_draft_len and draw(0, 1):
         interval, slots = page_size * draw(1, 4), draw(0, 9)

@@ -117,6 +117,7 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
         graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
         cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
         cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
+        schedule_policy=("fcfs", "lpm", "srpf")[draw(0, 2)],  # type: ignore[arg-type]
     )
     config = replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
     limit = config.limits().max_seq_len

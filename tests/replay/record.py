@@ -249,6 +249,33 @@ SCENARIOS: dict[str, Scenario] = {
         overlap=False,
         config={"page_size": 16, "cache": "lfu", "num_pages": 60},
     ),
+    **{
+        f"{policy}-page{size}-{cache}": Scenario(
+            90,
+            (1, 60),
+            (1, 80),
+            burst=30,
+            gap=40,
+            shared_len=24,
+            follow_ups=50,
+            told_every=9,
+            fail_at=(45,),
+            num_priorities=2,
+            background=15,
+            stored=15 if states == 0 else 0,
+            num_namespaces=2,
+            config={"page_size": size, "cache": cache, "num_pages": 480 // size, "schedule_policy": policy}
+            | {"max_running_requests": 16, "context_len": 160}
+            | {"checkpoint_interval": states, "num_checkpoints": states},
+        )
+        for policy, size, cache, states in (
+            ("lpm", 4, "lru", 0),
+            ("lpm", 16, "lfu", 0),
+            ("srpf", 1, "lru", 0),
+            ("srpf", 4, "lfu", 0),
+            ("srpf", 4, "lru", 16),
+        )
+    },
     "naive-page4": Scenario(30, (1, 40), (1, 20), shared_len=20, config={"cache": "naive", "num_pages": 64}),
 }
 

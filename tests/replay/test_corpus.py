@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
-from minisgl.scheduler.reference import ReferenceControlPlane, admission, request, scheduler
+from minisgl.scheduler.reference import ReferenceControlPlane, admission, ranking, request, scheduler
 from minisgl.scheduler.reference.drafter import Drafter
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import tree
@@ -61,6 +61,11 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         plane = control_plane(scenario.control_plane_config())
         stats = drive(scenario, plane)
         plane.check()
+        policy = scenario.control_plane_config().schedule_policy
+        if policy != "fcfs":
+            other = dataclasses.replace(scenario, config=scenario.config | {"schedule_policy": "fcfs"})
+            assert stats != drive(other, control_plane(other.control_plane_config())), f"{name}: nobody went first"
+            continue
         retracts = name.split("-")[0] in ("retraction", "seldom_retracted", "background")
         assert retracts == (stats.num_retracted_total > 2), name
         if "namespaces" in name:
@@ -160,9 +165,19 @@ def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
 
+def longest_prefill_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(ranking.RANKS, "srpf", lambda request: -len(request.tokens))
+
+
+def priorities_are_overruled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "priority", property(lambda self: 0, lambda self, value: None))
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        longest_prefill_first,
+        priorities_are_overruled,
         one_budget_for_all,
         one_namespace_for_all,
         newest_first,

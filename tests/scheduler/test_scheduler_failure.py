@@ -195,6 +195,13 @@ def test_control_planes_are_chosen_by_name() -> None:
         make_control_plane("fortran", CONFIG)
 
 
+def test_a_policy_that_nobody_knows_is_refused(
+    control_plane: Callable[[ControlPlaneConfig], ControlPlane],
+) -> None:
+    with pytest.raises(ValueError, match="schedule_policy: 'sjf': one of fcfs, lpm, srpf"):
+        control_plane(ControlPlaneConfig(16, 4, 8, 64, 61, schedule_policy="sjf"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_pinned_pages", -1), ("max_pinned_pages", 2), ("cache_token_budget", -1), ("cache_max_prompt", -1)],

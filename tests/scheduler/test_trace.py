@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import Abort, Events, TokenBudget
@@ -38,18 +40,20 @@ def load(plane: ControlPlane, num_steps: int = 60) -> None:
         plane.commit(step, np.array([rng.randrange(3) for _ in range(plan.num_rows)], np.int32))
 
 
-def record(path: Path) -> None:
+def record(path: Path, config: ControlPlaneConfig = CONFIG) -> None:
     with path.open("wb") as file:
-        load(RecordingControlPlane(make_control_plane("python", CONFIG), CONFIG, file))
+        load(RecordingControlPlane(make_control_plane("python", config), config, file))
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "srpf"])
 @pytest.mark.parametrize("name", ["python", "rust_hotpath"])
-def test_a_trace_gives_the_same_decisions_again(tmp_path: Path, name: str) -> None:
-    record(tmp_path / "trace")
+def test_a_trace_gives_the_same_decisions_again(tmp_path: Path, name: str, policy: SchedulePolicy) -> None:
+    config = replace(CONFIG, schedule_policy=policy)
+    record(tmp_path / "trace", config)
     trace = read_trace(tmp_path / "trace")
-    assert trace.config == CONFIG and len(trace.calls) == 120
-    found = replay(trace, make_control_plane(name, CONFIG))
-    assert found.num_steps == 60 and found.digests == replay(trace, make_control_plane("python", CONFIG)).digests
+    assert trace.config == config and len(trace.calls) == 120
+    found = replay(trace, make_control_plane(name, trace.config))
+    assert found.num_steps == 60 and found.digests == replay(trace, make_control_plane("python", config)).digests
     assert len(set(found.digests)) > 60
 
 

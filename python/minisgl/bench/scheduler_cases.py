@@ -10,15 +10,17 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.step import Abort, Arrival, Event, Events, StepPlan
 
 Make = Callable[[ControlPlaneConfig], ControlPlane]
 Case = Callable[[Make, int], list[float]]
+POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
 NEVER = 1 << 20
 TOKEN = 7  # sampled by every row; no stop id
 EOS = 2
@@ -161,6 +163,61 @@ def prefill_16x512(make: Make, repeats: int) -> list[float]:
     return loop.times_us
 
 
+def line(policy: SchedulePolicy) -> Case:
+    """64 rows; in every step one request ends by its length, one of 80 that wait starts, and one comes. Their prompts
+    of 200 tokens begin with one of eight texts of 128."""
+
+    def case(make: Make, repeats: int) -> list[float]:
+        batch, life, size = 64, 64, 16
+        config = ControlPlaneConfig(4096, size, batch, 8192, 1024, (EOS,), schedule_policy=policy)
+        loop = Loop(make, config)
+
+        def arrival() -> Arrival:
+            made = loop.arrival(200, life)
+            made.tokens[128] = made.tokens[0]
+            made.tokens[0] = loop.next_id * 7919 % 8
+            return made
+
+        for _ in range(batch):  # one a step: from here on one ends a step
+            loop.run([arrival()])
+        loop.run([arrival() for _ in range(81)])
+        for _ in range(200):
+            loop.run([arrival()])
+        for _ in range(repeats):
+            plan = loop.timed(Events([arrival()]), batch)
+            assert (plan.num_rows, plan.num_assigned) == (batch, 1) and plan.num_retracted == 0
+        assert loop.plane.stats().num_waiting == 80
+        return loop.times_us
+
+    return case
+
+
+def blocked_line(policy: SchedulePolicy) -> Case:
+    """8 rows decode, and 64 requests wait for memory, each for more than there is; 8,192 tokens of each are cached."""
+
+    def case(make: Make, repeats: int) -> list[float]:
+        batch, size, known, length = 8, 16, 8192, 42_000
+        config = ControlPlaneConfig(2640, size, 2 * batch, known + size, length + size, (EOS,), schedule_policy=policy)
+        loop = Loop(make, config)
+        text = np.full(known, 5, np.int32)
+        for _ in range(batch):
+            running = loop.arrival(known + size, repeats + 300)
+            running.tokens[:known], running.tokens[known] = text, running.tokens[0]
+            loop.run([running])
+        waiting: list[Event] = []
+        for _ in range(64):
+            one = loop.arrival(length, 64)
+            one.tokens[:known], one.tokens[known] = text, one.tokens[0]
+            waiting.append(one)
+        loop.run(waiting)
+        for _ in range(repeats):
+            assert loop.timed(loop.empty, batch).num_assigned == 0
+        assert loop.plane.stats().num_waiting == 64
+        return loop.times_us
+
+    return case
+
+
 class Spec(NamedTuple):
     """A case, how many steps are timed, and the bars in us."""
 
@@ -182,4 +239,8 @@ CASES: dict[str, Spec] = {
     "churn_256": spec(churn(SMALLEST_POOL), (2000, 10.0), 200),
     "decode_256_evict_16": spec(decode_256_evict_16(65_536), (2000, 10.0), 200),
     "prefill_16x512": spec(prefill_16x512, (100, 50.0), 20),
+    **{f"line_{policy}": Spec(line(policy), {"rust_hotpath": 2000, "python": 100}, {}) for policy in POLICIES},
+    **{
+        f"blocked_{policy}": Spec(blocked_line(policy), {"rust_hotpath": 1000, "python": 50}, {}) for policy in POLICIES
+    },
 }

@@ -5,6 +5,7 @@ The result depends on the settings alone: same seed, same report. It says that i
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from minisgl.bench.plots import cdf_plot
@@ -23,13 +25,19 @@ from minisgl.bench.virtual_run import Floats, VirtualRun, VirtualServer
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.sim.profile import load_profile
 from minisgl.routing.api import Policy
+from minisgl.scheduler.policies import SchedulePolicy
+
+PROMPTS = {"prompts below 1,000": (0, 1000), "prompts to 4,000": (1000, 4000), "prompts from 4,000": (4000, 2**63)}
+"""Classes of requests by the tokens of their prompts: from, to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds. `concurrency`: a
     closed loop of so many clients instead of the trace's times. `lengths`: of prompt and answer of every request,
-    instead of a trace; no prompt is like another. `num_engines` behind a router that chooses by `routing`."""
+    instead of a trace; no prompt is like another.
+    `num_engines` behind a router that chooses by `routing`. `policies`: a run for each of these schedule policies;
+    without any, with that of `engine`."""
 
     engine: EngineConfig
     trace: str
@@ -43,6 +51,7 @@ class Simulation:
     slo_tpot_s: float = 0.05
     num_engines: int = 1
     routing: Policy = "cache_aware"
+    policies: tuple[SchedulePolicy, ...] = ()
 
     def check(self) -> Simulation:
         """Raise `ConfigError` for what cannot be, else return self."""
@@ -88,7 +97,7 @@ def run_simulation(settings: Simulation, out: Path | None, *, command: str) -> i
     shown = f"{_table(result)}\n\n{_latencies(result)}"
     print(shown)
     if report is not None:
-        ttft = {f"x{scale:g}": _ttft(run)[~run.refused].tolist() for scale, run in runs.items()}
+        ttft = {f"x{scale:g} {policy}": _ttft(run)[~run.refused].tolist() for (scale, policy), run in runs.items()}
         plot = cdf_plot(report.folder / "ttft.png", ttft, title="Simulated TTFT", x_label="s", log_x=True)
         report.section("Simulated", _about(settings), shown)
         report.section("TTFT", plot)
@@ -97,9 +106,10 @@ def run_simulation(settings: Simulation, out: Path | None, *, command: str) -> i
     return 0
 
 
-def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[float, VirtualRun]]:
+def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[tuple[float, SchedulePolicy], VirtualRun]]:
     trace = _requests(settings)
-    runs = {scale: _run(settings, trace, scale) for scale in settings.time_scales}
+    policies = settings.policies or (settings.engine.schedule_policy,)
+    runs = {which: _run(settings, trace, *which) for which in itertools.product(settings.time_scales, policies)}
     result = {
         "bench": "simulate",
         "simulated": load_profile(settings.engine.sim_profile).name,
@@ -112,7 +122,7 @@ def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[float, Virtual
         "host_us": settings.host_s * 1e6,
         "slo_ttft_s": settings.slo_ttft_s,
         "slo_tpot_s": settings.slo_tpot_s,
-        "runs": [_figures(settings, scale, run) for scale, run in runs.items()],
+        "runs": [_figures(settings, *which, run) for which, run in runs.items()],
     }
     return result, runs
 
@@ -123,9 +133,10 @@ def _requests(settings: Simulation) -> list[TraceRequest]:
     return read_trace(settings.trace)[: settings.max_requests]
 
 
-def _run(settings: Simulation, trace: Sequence[TraceRequest], scale: float) -> VirtualRun:
+def _run(settings: Simulation, trace: Sequence[TraceRequest], scale: float, policy: SchedulePolicy) -> VirtualRun:
     arrivals = np.array([one.arrival_s for one in trace]) / scale
-    config, number, host_s = settings.engine, settings.num_engines, settings.host_s
+    config = msgspec.structs.replace(settings.engine, schedule_policy=policy)
+    number, host_s = settings.num_engines, settings.host_s
     if number == 1:
         return VirtualServer(config, len(trace), host_s).run(trace, arrivals, settings.seed, settings.concurrency)
     fleet = VirtualFleet(config, number, settings.routing, len(trace), host_s, settings.seed)
@@ -137,8 +148,9 @@ def _ttft(run: VirtualRun) -> Floats:
     return found
 
 
-def _figures(settings: Simulation, scale: float, run: VirtualRun) -> dict[str, Any]:
+def _figures(settings: Simulation, scale: float, policy: SchedulePolicy, run: VirtualRun) -> dict[str, Any]:
     done = ~run.refused
+    of_class = {name: done & (run.num_prompt >= low) & (run.num_prompt < high) for name, (low, high) in PROMPTS.items()}
     ttft, e2e = _ttft(run)[done], (run.last_token_s - run.arrival_s)[done]
     several = done & (run.num_tokens > 1)
     tpot = np.full(len(done), 0.0)
@@ -152,6 +164,7 @@ def _figures(settings: Simulation, scale: float, run: VirtualRun) -> dict[str, A
     looked_up = sum(one.stats.num_prompt_tokens_total for one in engines)
     return {
         "time_scale": scale,
+        "policy": policy,
         "completed": int(done.sum()),
         "refused": int(run.refused.sum()),
         "virtual_s": run.end_s,
@@ -167,6 +180,7 @@ def _figures(settings: Simulation, scale: float, run: VirtualRun) -> dict[str, A
         "requests_by_engine": [one.num_requests for one in engines],
         "retractions": sum(one.stats.num_retracted_total for one in engines),
         "ttft_s": summary(ttft.tolist()),
+        "ttft_by_prompt_s": {name: summary(_ttft(run)[of].tolist()) for name, of in of_class.items() if of.any()},
         "tpot_s": summary(tpot[several].tolist()),
         "e2e_s": summary(e2e.tolist()),
     }
@@ -179,10 +193,22 @@ def _balance(run: VirtualRun) -> float:
 
 
 def _table(result: dict[str, Any]) -> str:
-    head = ("time scale", "completed", "refused", "output tok/s", "hit rate", "balance", "busy", "rows", "within SLO")
+    head = (
+        "time scale",
+        "policy",
+        "completed",
+        "refused",
+        "output tok/s",
+        "hit rate",
+        "balance",
+        "busy",
+        "rows",
+        "within SLO",
+    )
     rows = [
         (
             run["time_scale"],
+            run["policy"],
             run["completed"],
             run["refused"],
             run["output_tok_s"],
@@ -199,11 +225,16 @@ def _table(result: dict[str, Any]) -> str:
 
 def _latencies(result: dict[str, Any]) -> str:
     rows = [
-        (run["time_scale"], name, *(factor * run[key][which] for which in SUMMARY))
+        (run["time_scale"], run["policy"], name, *(factor * found[which] for which in SUMMARY))
         for run in result["runs"]
-        for name, key, factor in (("TTFT s", "ttft_s", 1.0), ("TPOT ms", "tpot_s", 1e3), ("E2E s", "e2e_s", 1.0))
+        for name, found, factor in (
+            ("TTFT s", run["ttft_s"], 1.0),
+            *((f"TTFT s, {of}", found, 1.0) for of, found in run["ttft_by_prompt_s"].items()),
+            ("TPOT ms", run["tpot_s"], 1e3),
+            ("E2E s", run["e2e_s"], 1.0),
+        )
     ]
-    return table(("time scale", "latency", *SUMMARY), rows)
+    return table(("time scale", "policy", "latency", *SUMMARY), rows)
 
 
 def _about(settings: Simulation) -> str:

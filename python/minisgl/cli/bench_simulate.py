@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from minisgl.bench.report import public_command
 from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
 from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
 from minisgl.routing.api import POLICIES
+from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.utils import spellings
 
 
@@ -53,6 +55,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         default="cache_aware",
         help="which engine gets a request (short: rr, fsfs)",
     )
+    job.add_argument("--compare-policies", action="store_true", help="a run with each --schedule-policy")
     job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
     add_settings(parser, ENGINE, show=("sim_profile",))
     parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)
@@ -73,5 +76,6 @@ def run(args: argparse.Namespace) -> int:
         slo_tpot_s=args.slo_tpot_ms / 1e3,
         num_engines=args.dp,
         routing=args.routing,
+        policies=get_args(SchedulePolicy) if args.compare_policies else (),
     )
     return run_simulation(settings, args.out, command=public_command(args.arguments))

@@ -28,6 +28,7 @@ from minisgl.config import (
     Routing,
     ServerConfig,
 )
+from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.utils import spellings
 
 T = TypeVar("T")
@@ -370,6 +371,12 @@ STEPS = (
         metavar="ngram:K",
         help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
         "stay the same (default: none)",
+    ),
+    setting(
+        "--schedule-policy",
+        choices=get_args(SchedulePolicy),
+        help="which waiting request starts next: the first that came, that with the longest cached prefix (lpm), that "
+        "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones (default: fcfs)",
     ),
     setting(
         "--cpu-backend",

@@ -184,6 +184,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         max_draft_len=config.max_draft_len,
         checkpoint_interval=interval,
         num_checkpoints=info.num_checkpoints or 0,
+        schedule_policy=config.schedule_policy,
     )
     pinnable = min(int(config.max_pinned_ratio * info.num_pages), plain.num_pinnable_pages)
     return replace(plain, max_pinned_pages=0 if config.cache == "naive" else max(0, pinnable))

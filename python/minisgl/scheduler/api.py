@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from minisgl.scheduler.policies import CachePolicy
+from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
 
 AGE = 64  # arrivals that a step of priority is worth
@@ -35,7 +35,9 @@ class ControlPlaneConfig:
     `max_draft_len` tokens are guessed and computed in one step: 0 is none.
 
     `checkpoint_interval` is above 0, in tokens of whole pages, for a model whose layers keep states: as often a long
-    text saves its state, to one of `num_checkpoints` slots."""
+    text saves its state, to one of `num_checkpoints` slots.
+
+    `schedule_policy`: which waiting request starts next (`reference.ranking`)."""
 
     num_pages: int
     page_size: int
@@ -51,6 +53,7 @@ class ControlPlaneConfig:
     max_draft_len: int = 0
     checkpoint_interval: int = 0
     num_checkpoints: int = 0
+    schedule_policy: SchedulePolicy = "fcfs"
 
     @property
     def num_pinnable_pages(self) -> int:

@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
-from minisgl.scheduler.policies import CachePolicy
+from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 from minisgl.step import (
     NOT_FINITE,
     Abort,
@@ -43,8 +43,9 @@ def check_config(config: ControlPlaneConfig) -> None:
             f"max_pinned_pages: {config.max_pinned_pages}: at most {config.num_pinnable_pages}, which leaves room for"
             " the longest request"
         )
-    if config.cache not in get_args(CachePolicy):
-        raise ValueError(f"cache: {config.cache!r}: one of {', '.join(get_args(CachePolicy))}")
+    for name, policies in (("cache", get_args(CachePolicy)), ("schedule_policy", get_args(SchedulePolicy))):
+        if getattr(config, name) not in policies:
+            raise ValueError(f"{name}: {getattr(config, name)!r}: one of {', '.join(policies)}")
     if config.checkpoint_interval % config.page_size:
         raise ValueError(
             f"checkpoint_interval: {config.checkpoint_interval}: must be whole pages of {config.page_size}"

@@ -5,3 +5,4 @@ from __future__ import annotations
 from typing import Literal
 
 CachePolicy = Literal["lru", "lfu", "naive"]
+SchedulePolicy = Literal["fcfs", "lpm", "srpf"]

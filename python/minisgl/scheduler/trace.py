@@ -70,6 +70,12 @@ class _States(msgspec.Struct, tag="states", array_like=True):
     num_checkpoints: int
 
 
+class _Policy(msgspec.Struct, tag="policy", array_like=True):
+    """Behind the header, of one that is not fcfs."""
+
+    schedule_policy: str
+
+
 class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
     req_id: int
     tokens: bytes  # int32
@@ -134,7 +140,7 @@ class _Commit(msgspec.Struct, tag="commit", array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_Frame = _Header | _States | _Schedule | _Commit
+_Frame = _Header | _States | _Policy | _Schedule | _Commit
 _decoder = msgspec.msgpack.Decoder(_Frame)
 
 
@@ -148,6 +154,8 @@ class RecordingControlPlane(WrappedControlPlane):
         self._write(_Header(version=VERSION, **fields))
         if config.checkpoint_interval:
             self._write(_States(config.checkpoint_interval, config.num_checkpoints))
+        if config.schedule_policy != "fcfs":
+            self._write(_Policy(config.schedule_policy))
 
     def schedule(self, step: int, events: Events) -> StepPlan:
         self._write(_Schedule(step, [_packed(event) for event in events]))
@@ -242,6 +250,8 @@ def parse_trace(data: bytes, name: str) -> Trace:
                 calls.append((step, np.frombuffer(tokens, np.int32)))
             case _States(interval, slots):
                 fields |= {"checkpoint_interval": interval, "num_checkpoints": slots}
+            case _Policy(policy):
+                fields["schedule_policy"] = policy
             case _Header():
                 raise TraceError(f"{name}: a second header")
     return Trace(ControlPlaneConfig(**fields), calls)

@@ -268,6 +268,7 @@ class Stats(_Answer):
 
     model: str
     simulated: str | None
+    schedule_policy: str
     load: dict[str, float]
     http: dict[str, Any]
     engine: dict[str, Any] | None

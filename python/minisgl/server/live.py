@@ -195,7 +195,11 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
 def about(context: ServerContext) -> dict[str, Any]:
     """What /stats says beside the metrics."""
     info = context.client.info
-    return {"model": context.served.name, "simulated": (info.simulated or None) if info is not None else None}
+    return {
+        "model": context.served.name,
+        "simulated": (info.simulated or None) if info is not None else None,
+        "schedule_policy": context.config.engine.schedule_policy,
+    }
 
 
 def _watcher(request: Request) -> Watcher:

@@ -69,21 +69,14 @@ pub(crate) fn size_chunk(
         Some(_) => request.prefill_len.to_usize(),
         None => request.len.to_usize(),
     };
-    let num_pages = requests.pages(index).len();
-    let max_match = if request.uses_cache { (length - 1) / size } else { 0 };
-    let start = cold.handle.unwrap_or(ROOT);
-    let mut found = tree.find(start, cold.namespace, requests.tokens(index), num_pages, max_match);
-    let num_found = found.pages.len();
-    if tree.checkpoints.is_some() {
-        found = tree.beginning(start, found, step);
-    }
+    let Found {
+        found,
+        num_found,
+        num_loadable,
+    } = find(requests, index, length, tree, step);
     let mut available = tree.num_available() - found.num_unlocked;
-    let (at, budget) = (num_pages + found.pages.len(), usize::try_from(budget).unwrap_or(0));
-    let num_loadable = match cold.stored {
-        (first, end) if first <= at && tree.checkpoints.is_none() => end.min(max_match).saturating_sub(at),
-        _ => 0,
-    };
-    let num_loadable = if num_loadable < available { num_loadable } else { 0 };
+    let at = requests.pages(index).len() + found.pages.len();
+    let budget = usize::try_from(budget).unwrap_or(0);
     let num_loads = num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size);
     let remaining = length - (at + num_loads) * size;
     let mut num_tokens = budget.min(if num_loads == num_loadable { remaining } else { size });
@@ -111,6 +104,47 @@ pub(crate) fn size_chunk(
         (chunk.num_tokens, chunk.num_new_pages, chunk.lacks_pages) = (0, 0, false);
     }
     chunk
+}
+
+/// Tokens of a waiting request that `step` need not compute: they are cached, or at hand.
+pub(crate) fn cached_len(requests: &Requests, index: Index, tree: &RadixTree, step: i64) -> usize {
+    let found = find(requests, index, requests.get(index).len.to_usize(), tree, step);
+    (found.found.pages.len() + found.num_loadable) * tree.page_size()
+}
+
+/// What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to, and
+/// how many can be loaded behind the match.
+struct Found {
+    found: Match,
+    num_found: usize,
+    num_loadable: usize,
+}
+
+/// Of `length` tokens of a request, for a row of `step`.
+fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> Found {
+    let (request, cold) = (requests.get(index), requests.cold(index));
+    let num_pages = requests.pages(index).len();
+    let max_match = match request.uses_cache {
+        true => (length - 1) / tree.page_size(),
+        false => 0,
+    };
+    let start = cold.handle.unwrap_or(ROOT);
+    let mut found = tree.find(start, cold.namespace, requests.tokens(index), num_pages, max_match);
+    let num_found = found.pages.len();
+    if tree.checkpoints.is_some() {
+        found = tree.beginning(start, found, step);
+    }
+    let available = tree.num_available() - found.num_unlocked;
+    let at = num_pages + found.pages.len();
+    let num_loadable = match cold.stored {
+        (first, end) if first <= at && tree.checkpoints.is_none() => end.min(max_match).saturating_sub(at),
+        _ => 0,
+    };
+    Found {
+        found,
+        num_found,
+        num_loadable: if num_loadable < available { num_loadable } else { 0 },
+    }
 }
 
 /// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.

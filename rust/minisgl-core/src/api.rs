@@ -15,6 +15,17 @@ pub enum CachePolicy {
     Naive,
 }
 
+/// Which waiting request starts next; see `ranking`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchedulePolicy {
+    /// The first that came.
+    Fcfs,
+    /// The one with the longest cached prefix.
+    Lpm,
+    /// The one with the shortest prefill.
+    Srpf,
+}
+
 /// The same fields as `ControlPlaneConfig` of the Python side, which checks them.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -46,6 +57,8 @@ pub struct Config {
     pub checkpoint_interval: usize,
     /// Slots for states, beside that of each request slot.
     pub num_checkpoints: usize,
+    /// Which waiting request starts next.
+    pub schedule_policy: SchedulePolicy,
 }
 
 impl Config {

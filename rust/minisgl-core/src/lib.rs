@@ -19,6 +19,7 @@ mod numbers;
 mod page_pool;
 mod pins;
 mod radix;
+mod ranking;
 mod request;
 mod retraction;
 mod scheduler;
@@ -26,7 +27,7 @@ mod slots;
 mod state;
 mod step;
 
-pub use api::{CachePolicy, Config, Error, Result, Stats};
+pub use api::{CachePolicy, Config, Error, Result, SchedulePolicy, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
 pub use inputs::CheckedEvents;

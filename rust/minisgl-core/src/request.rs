@@ -16,7 +16,7 @@ use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 /// Index of a request.
 pub(crate) type Index = u32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
-const AGE: i64 = 64; // arrivals that a step of priority is worth
+pub(crate) const AGE: i64 = 64; // arrivals that a step of priority is worth
 pub(crate) const NO_STEP: i64 = i64::MIN;
 const MAX_LEN: usize = MAX_U32 - 1;
 
@@ -65,6 +65,9 @@ pub(crate) struct ColdPart {
     pub handle: Option<NodeId>,
     pub namespace: Namespace, // whose prefixes it shares
     pub order: OrderKey,
+    pub priority: i64,
+    pub cached_len: usize, // tokens that need not be computed, when that was looked up last
+    pub matched_in: i64,   // the step in which it was
     pub num_admissions: u32,
     pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
     pub stop_ids: Vec<i32>,
@@ -196,6 +199,9 @@ impl Requests {
         cold.handle = None;
         cold.namespace = u32::try_from(arrival.namespace).unwrap_or(0);
         cold.order = (arrival.background, arrival.priority * AGE + count, arrival.req_id);
+        cold.priority = arrival.priority;
+        cold.cached_len = 0;
+        cold.matched_in = NO_STEP;
         cold.num_admissions = 0;
         cold.num_found_pages = None;
         cold.tail = None;

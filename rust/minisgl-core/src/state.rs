@@ -11,6 +11,7 @@ use crate::numbers::ToUsize;
 use crate::page_pool::{PagePool, PageSize};
 use crate::pins::Pins;
 use crate::radix::{Checkpoints, RadixTree};
+use crate::ranking::Ranking;
 use crate::request::{Index, Queue, Requests};
 use crate::slots::SlotTable;
 
@@ -42,6 +43,7 @@ pub(crate) struct SchedulerState {
     pub requests: Requests,
     pub live: Ids,
     pub waiting: Queue,
+    pub ranking: Ranking,
     pub started: DecodeSet,
     pub in_flight: VecDeque<InFlight>,
 }
@@ -64,6 +66,7 @@ impl SchedulerState {
             requests: Requests::default(),
             live: Ids::default(),
             waiting: Queue::default(),
+            ranking: Ranking::new(config.schedule_policy),
             started: DecodeSet::new(rows, PageSize::new(limits.page_size)),
             in_flight: VecDeque::with_capacity(3),
         }

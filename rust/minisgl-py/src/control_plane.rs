@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use minisgl_core::{CachePolicy, Config, Error, Scheduler};
+use minisgl_core::{CachePolicy, Config, Error, SchedulePolicy, Scheduler};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -254,6 +254,12 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
         "naive" => CachePolicy::Naive,
         other => return Err(PyValueError::new_err(format!("cache: {other:?}: unknown"))),
     };
+    let schedule_policy = match config.getattr("schedule_policy")?.extract::<String>()?.as_str() {
+        "fcfs" => SchedulePolicy::Fcfs,
+        "lpm" => SchedulePolicy::Lpm,
+        "srpf" => SchedulePolicy::Srpf,
+        other => return Err(PyValueError::new_err(format!("schedule_policy: {other:?}: unknown"))),
+    };
     Ok(Config {
         num_pages: number("num_pages")?,
         page_size: number("page_size")?,
@@ -269,6 +275,7 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
         max_draft_len: number("max_draft_len")?,
         checkpoint_interval: number("checkpoint_interval")?,
         num_checkpoints: number("num_checkpoints")?,
+        schedule_policy,
     })
 }
 

@@ -59,14 +59,8 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     size = tree.page_size
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     num_pages = len(request.pages)
-    max_match = (length - 1) // size if request.uses_cache else 0
-    start = request.handle or tree.root
-    match = tree.match(start, request.tokens, num_pages, max_match, request.namespace)
-    num_found = len(match.pages)
-    if tree.checkpoints is not None:
-        match = tree.beginning(start, match, step)
+    match, num_found, num_loadable = _find(request, length, tree, step)
     available = tree.num_available - match.num_unlocked
-    num_loadable = _num_loadable(request, tree, num_pages + len(match.pages), max_match, available)
     num_loads = min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
     remaining = length - (num_pages + len(match.pages) + num_loads) * size
     num_tokens = min(budget, remaining if num_loads == num_loadable else size)
@@ -84,6 +78,26 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
         return Chunk(match, 0, 0)
     cost = num_tokens + num_loads * size // LOADED_TOKENS
     return Chunk(match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered, num_loads, cost)
+
+
+def cached_len(request: Request, tree: RadixTree, step: int) -> int:
+    """Tokens of a waiting request that `step` need not compute: they are cached, or at hand."""
+    match, _, num_loadable = _find(request, len(request.tokens), tree, step)
+    return (len(match.pages) + num_loadable) * tree.page_size
+
+
+def _find(request: Request, length: int, tree: RadixTree, step: int) -> tuple[Match, int, int]:
+    """What of `length` tokens a row of `step` need not compute: the match, how many pages are cached, those among them
+    that no checkpoint leads to, and how many can be loaded behind the match."""
+    num_pages = len(request.pages)
+    max_match = (length - 1) // tree.page_size if request.uses_cache else 0
+    start = request.handle or tree.root
+    match = tree.match(start, request.tokens, num_pages, max_match, request.namespace)
+    num_found = len(match.pages)
+    if tree.checkpoints is not None:
+        match = tree.beginning(start, match, step)
+    available = tree.num_available - match.num_unlocked
+    return match, num_found, _num_loadable(request, tree, num_pages + len(match.pages), max_match, available)
 
 
 def _num_loadable(request: Request, tree: RadixTree, at: int, max_match: int, available: int) -> int:

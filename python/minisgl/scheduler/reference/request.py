@@ -36,6 +36,7 @@ class Request:
 
     req_id: int
     order: OrderKey
+    priority: int
     tokens: list[int]
     num_prompt: int
     max_len: int  # total length at which it ends: min(num_prompt + max_tokens, StepLimits.max_seq_len)
@@ -47,6 +48,8 @@ class Request:
     drafter: Drafter | None = None  # of a request with drafts
     stored: tuple[int, int] = (0, 0)  # from which page of its text to which it can be loaded
     state: State = State.WAITING
+    cached_len: int = 0  # tokens that need not be computed, when that was looked up last
+    matched_in: int = NO_STEP  # the step in which it was
     num_admissions: int = 0
     num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
     num_pending: int = 0
@@ -65,6 +68,10 @@ class Request:
     @property
     def is_background(self) -> bool:
         return self.order[0]
+
+    @property
+    def age(self) -> int:
+        return self.order[1]
 
     @property
     def is_prefilling(self) -> bool:
@@ -104,6 +111,7 @@ def make_request(
     return Request(
         req_id=int(arrival.req_id),
         order=(bool(arrival.background), arrival.priority * AGE + count, int(arrival.req_id)),
+        priority=arrival.priority,
         tokens=arrival.tokens.tolist(),
         num_prompt=arrival.num_prompt,
         max_len=min(arrival.num_prompt + arrival.max_tokens, max_seq_len),

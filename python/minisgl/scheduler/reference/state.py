@@ -10,6 +10,7 @@ from minisgl.scheduler.reference.admission import ReserveRatio
 from minisgl.scheduler.reference.page_pool import PagePool
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import Checkpoints, RadixTree
+from minisgl.scheduler.reference.ranking import Ranking
 from minisgl.scheduler.reference.request import Request, RequestQueue
 from minisgl.scheduler.reference.slots import SlotTable
 
@@ -44,5 +45,6 @@ class SchedulerState:
         self.pins = Pins(config.max_pinned_pages)
         self.live: dict[int, Request] = {}
         self.waiting = RequestQueue()
+        self.ranking = Ranking(config.schedule_policy)
         self.started = RequestQueue()
         self.in_flight: deque[InFlight] = deque()

@@ -273,18 +273,18 @@ impl Scheduler {
         }))
     }
 
-    /// Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than the
-    /// estimate allows; returns what is left of the budget. With nothing started the first in line may start whatever
+    /// Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or more
+    /// than the estimate allows; returns what is left of the budget. With nothing started the next may start whatever
     /// the estimate says. Where a slot, pages or the estimate stand in its way, those in the background make way, one
     /// by one.
     fn admit(&mut self, mut budget: i64) -> Result<i64> {
         let mut needed = None; // pages that the started requests will yet take, estimated
         while budget > 0 || self.decided.prefill_rows.is_empty() {
             let first = self.state.waiting.first();
-            let Some(index) = first.filter(|&at| self.state.requests.get(at).background == self.decided.background)
-            else {
+            let first = first.filter(|&at| self.state.requests.get(at).background == self.decided.background);
+            if first.is_none() {
                 break;
-            };
+            }
             if self.state.slots.num_free() == 0 {
                 let awaits_slot =
                     self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests);
@@ -293,6 +293,7 @@ impl Scheduler {
                 }
                 continue;
             }
+            let Some(index) = self.next_in_rank() else { break };
             let chunk = self.size_chunk(index, budget);
             if chunk.num_tokens == 0 && !chunk.lacks_pages {
                 break;
@@ -310,6 +311,13 @@ impl Scheduler {
             needed = Some(by_started + self.needed_by(index));
         }
         Ok(budget)
+    }
+
+    fn next_in_rank(&mut self) -> Option<Index> {
+        let (state, step) = (&mut self.state, self.decided.step);
+        state
+            .ranking
+            .next(&state.waiting, &mut state.requests, &state.tree, step)
     }
 
     fn needed_by_started(&self) -> usize {
@@ -341,6 +349,7 @@ impl Scheduler {
     /// A waiting request gets a slot and its first chunk.
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         self.state.waiting.remove(index, &self.state.requests)?;
+        self.state.ranking.last_start = self.decided.step;
         let slot = self.state.slots.assign()?;
         let request = self.state.requests.get_mut(index);
         request.state = State::Started;

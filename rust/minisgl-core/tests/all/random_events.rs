@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Error, Event, Plan, TokenBudget};
+use minisgl_core::{CachePolicy, Config, Error, Event, Plan, SchedulePolicy, TokenBudget};
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -38,6 +38,7 @@ fn draw_config(random: &mut Random) -> Config {
         max_draft_len: random.one_of(&[0, 1, 4]),
         checkpoint_interval: 0,
         num_checkpoints: 0,
+        schedule_policy: random.one_of(&[SchedulePolicy::Fcfs, SchedulePolicy::Lpm, SchedulePolicy::Srpf]),
     };
     if config.max_draft_len == 0 && random.below(2) == 0 {
         config.checkpoint_interval = config.page_size * (1 + random.below(4));

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Event};
+use minisgl_core::{CachePolicy, Config, Event, SchedulePolicy};
 
 /// Counts what this thread asks for, so that the test harness's own threads do not matter.
 struct Counting;
@@ -55,6 +55,7 @@ fn config(page_size: usize, num_pages: usize) -> Config {
         max_draft_len: 0,
         checkpoint_interval: 0,
         num_checkpoints: 0,
+        schedule_policy: SchedulePolicy::Fcfs,
     }
 }
 

@@ -198,8 +198,8 @@ class StepPass:
         return chunk.match.node.checkpoint
 
     def _admit(self, decided: DecidedStep, budget: int, background: bool) -> int:
-        """Start waiting requests in order, to the first that gets nothing: no slot, no budget, no pages, or more than
-        the estimate allows; what is left of the budget. With nothing started the first in line may start whatever the
+        """Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or
+        more than the estimate allows; what is left of the budget. With nothing started the next may start whatever the
         estimate says. For one that is not in the background nobody in it counts as started: where a slot, pages or the
         estimate stand in its way, those are retracted, the last one first, until it starts or none is left. A slot that
         is draining is waited for."""
@@ -207,11 +207,12 @@ class StepPass:
         needed: int | None = None
         size = state.tree.page_size
         while self._has_next(background) and (budget > 0 or not decided.prefill_rows):
-            request = state.waiting.first
             if not state.slots.num_free:
-                if state.slots.num_draining >= state.waiting.num_ordinary or not self._give_way(request, decided):
+                awaits_slot = state.slots.num_draining >= state.waiting.num_ordinary
+                if awaits_slot or not self._give_way(state.waiting.first, decided):
                     break
                 continue
+            request = state.ranking.next(state.waiting, state.tree, decided.step)
             chunk = self._size_chunk(request, decided, budget)
             if not chunk.num_tokens and not chunk.lacks_pages:
                 break
@@ -234,6 +235,7 @@ class StepPass:
 
     def _start(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         self.state.waiting.remove(request)
+        self.state.ranking.last_start = decided.step
         request.state = State.STARTED
         request.slot = self.state.slots.assign()
         request.prefill_len = len(request.tokens)
