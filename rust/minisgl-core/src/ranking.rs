@@ -4,7 +4,7 @@
 //! those with the smallest priority; the first in line if there are several. Candidates are the first in line and those
 //! behind it, in the background as it is or not, whose age is less than AGE above its own (with fcfs the first alone).
 //!
-//! *Nobody starves.* Of later arrivals of its own priority, at most AGE - 1 start before a request, whatever the policy;
+//! *Nobody starves.* Of later arrivals of its own priority at most AGE - 1 start before a request, with any policy;
 //! `reference/ranking.py` has the proof.
 //!
 //! What is cached of a request is looked up when it becomes a candidate, and then remembered: a step looks it up again,
