@@ -6,11 +6,16 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from minisgl.llm import LLM
+from minisgl.sampling_params import SamplingParams
 from tests.helpers.data_parallel import (
     Ask,
     Chaos,
@@ -21,6 +26,9 @@ from tests.helpers.data_parallel import (
     until_all_ready,
 )
 from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.engines import NEEDS_CPU
+from tests.helpers.llama_cpp import put_tokenizer
+from tests.helpers.models import save, tiny_model
 from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--no-access-log")
@@ -120,7 +128,36 @@ def test_chaos_with_states(front_end: str) -> None:
     server = ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT)
     try:
         until_all_ready(server, NUM_ENGINES)
-        chaos = Chaos(server, NUM_ENGINES, seed=23, states=True)
+        chaos = Chaos(server, NUM_ENGINES, 23, partial(random_ask, states=True))
+        chaos.run(num_kills=4)
+        assert chaos.num_kills == 4 and chaos.num_answers >= 64
+        until_all_ready(server, NUM_ENGINES)
+        assert server.stop() == 0, "\n".join(server.lines)
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+@NEEDS_CPU
+def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> None:
+    """The same on the CPU engine: whatever is moved, saved and found, each text is that of a server of its own."""
+    model = tiny_model("lfm2", vocab_size=put_tokenizer(tmp_path, "gpt-2"), max_position_embeddings=1024)
+    folder, rng = str(save(model, tmp_path)), random.Random(29)
+    settings = {"engine": "cpu", "page_size": 16, "num_pages": 2048, "max_seq_len": 1024, "num_threads": 1}
+    asks = [random_ask(rng, 400) for _ in range(200)]
+    with LLM(folder, log_level="error", cache="naive", **settings) as llm:
+        params = [
+            SamplingParams(temperature=one.seed % 2, seed=one.seed, max_tokens=one.max_tokens, ignore_eos=True)
+            for one in asks
+        ]
+        for i, alone in enumerate(llm.generate([one.prompt for one in asks], params, progress=False)):
+            asks[i] = replace(asks[i], known=(alone.text, len(alone.prompt_token_ids)))
+    flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    pool_of = ("--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32", "--no-access-log")
+    server = ServerProcess(("--model", folder, *flags, *pool_of), minisgl=IMPATIENT)
+    try:
+        until_all_ready(server, NUM_ENGINES)
+        chaos = Chaos(server, NUM_ENGINES, 31, lambda rng, _: rng.choice(asks))
         chaos.run(num_kills=4)
         assert chaos.num_kills == 4 and chaos.num_answers >= 64
         until_all_ready(server, NUM_ENGINES)

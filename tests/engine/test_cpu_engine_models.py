@@ -229,7 +229,14 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "gemma4",
         "llama4",
         "qwen3-next",
+        "qwen3.5",
         "qwen3.5-moe",
+        "lfm2",
+        "lfm2-bias",
+        "granite-hybrid",
+        "falcon-h1-norm",
+        "nemotron-h-moe",
+        "mamba2",
     ],
 )
 def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import load_cpu_engine
@@ -162,6 +163,47 @@ def test_a_hit_is_bit_for_bit_what_is_computed_cold(cold: Cold) -> None:
 @pytest.mark.timeout(7200)
 def test_seeded_long(cold: Cold, times: int) -> None:
     print(dict(run_seeds(1_000_000, times * NUM_SEEDS_SLOW, cold)))
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_state_that_is_not_finite_is_found_by_nobody(variant: str, overlap: bool, tmp_path: Path) -> None:
+    """Token 9 has a number that is none. Slots of its rows, and those that they saved into, are others' soon."""
+    model = tiny_model(variant, vocab_size=VOCAB, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[9, 3] = float("inf")
+    config = EngineConfig(
+        model=str(save(model, tmp_path)),
+        page_size=4,
+        num_pages=60,
+        max_running_requests=5,
+        max_prefill_length=24,
+        checkpoint_interval=4,
+        num_threads=2,
+        overlap=overlap,
+    )
+    params = SamplingParams(temperature=0, max_tokens=20, seed=0, logit_bias={9: -100.0}, logprobs=2, ignore_eos=True)
+    shared = [*range(20, 28)]
+    good = {i: ([*shared, 30 + i, 5, 6] if i % 2 else [40 + i, 5, 6], params) for i in range(6)}
+    bad = {10: [*shared, 9, 7], 11: [9] * 9, 12: [4] * 30 + [9] + [4] * 30, 13: [*shared, 5, 9, *range(10, 20)]}
+    alone = collector(config)
+    for i, one in good.items():
+        alone.run({i: one})
+    got = collector(config)
+    for again in range(1, 4):
+        mixed = {100 * again + i: one for i, one in good.items()}
+        mixed |= {100 * again + i: (prompt, params) for i, prompt in bad.items()}
+        got.run(dict(sorted(mixed.items(), key=lambda item: item[0] % 3)))
+        for i in good:
+            assert got.tokens[100 * again + i] == alone.tokens[i], (got.errors, got.reasons)
+            assert got.logprobs[100 * again + i] == alone.logprobs[i], f"request {i}: other bits"
+        for i, prompt in bad.items():
+            assert got.reasons[100 * again + i] is FinishReason.ERROR
+            assert "not finite" in got.errors[100 * again + i]
+            assert got.cached[100 * again + i] <= prompt.index(9), "a state that is no numbers was found"
+    assert got.plane.stats().num_saved_total > 0 and max(got.cached.values()) > 0
+    alone.close()
+    got.close()
 
 
 def _resident() -> int:

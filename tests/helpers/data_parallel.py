@@ -30,6 +30,7 @@ class Ask:
     seed: int
     max_tokens: int
     states: bool = False  # of the model
+    known: tuple[str, int] | None = None  # the text that another model says, and the tokens of the prompt
 
     def body(self, **more: object) -> dict[str, Any]:
         fixed = {"prompt": self.prompt, "seed": self.seed, "max_tokens": self.max_tokens, "ignore_eos": True}
@@ -37,7 +38,12 @@ class Ask:
 
     def text(self) -> str:
         """Undisturbed."""
+        if self.known is not None:
+            return self.known[0]
         return _text(self.prompt, self.seed, self.max_tokens, self.states)
+
+    def num_prompt(self) -> int:
+        return len(Tokenizer.echo().encode(self.prompt)) if self.known is None else self.known[1]
 
 
 @lru_cache(4096)
@@ -74,7 +80,7 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
     assert last == "done" and events
     assert text == ask.text(), f"{ask}: {text!r} is not {ask.text()!r}"
     assert usage["completion_tokens"] == ask.max_tokens
-    assert usage["prompt_tokens"] == len(Tokenizer.echo().encode(ask.prompt))
+    assert usage["prompt_tokens"] == ask.num_prompt()
 
 
 def engine_processes(server: ServerProcess) -> list[psutil.Process]:
@@ -123,9 +129,14 @@ class Chaos:
     """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was."""
 
     def __init__(
-        self, server: ServerProcess, num_engines: int, seed: int, num_streams: int = 64, states: bool = False
+        self,
+        server: ServerProcess,
+        num_engines: int,
+        seed: int,
+        make: Callable[[random.Random, int], Ask] = random_ask,
+        num_streams: int = 64,
     ) -> None:
-        self._states = states
+        self._make = make
         self._server = server
         self._num_engines = num_engines
         self._rng = random.Random(seed)
@@ -154,7 +165,7 @@ class Chaos:
 
     async def _client(self, http: httpx.AsyncClient, rng: random.Random, max_tokens: int, ended: asyncio.Event) -> None:
         while not ended.is_set():
-            await answer(http, random_ask(rng, max_tokens, self._states))
+            await answer(http, self._make(rng, max_tokens))
             self.num_answers += 1
 
     def _kill(self, num_kills: int) -> None:

@@ -137,12 +137,13 @@ def put_tokenizer(folder: Path, kind: str) -> int:
     return found.get_vocab_size()
 
 
-def converted(checkpoint: Path, kind: str, pre: str = "gpt-2") -> Path:
+def converted(checkpoint: Path, kind: str, pre: str = "gpt-2", *options: str) -> Path:
     """The GGUF file that llama.cpp's converter makes of a folder: `kind` is its --outtype. `pre`: how it names the way
     of splitting; it finds that by the vocabulary, and ours are nobody's."""
     file = checkpoint / f"{kind}.gguf"
     path = environment("llama-cpp-converter", FILES)
     command = [sys.executable, "-c", _CONVERTER, pre, str(checkpoint), "--outtype", kind, "--outfile", str(file)]
+    command += options
     env = {**os.environ, "PYTHONPATH": str(path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
     assert done.returncode == 0, done.stderr[-4000:]

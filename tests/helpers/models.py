@@ -262,6 +262,10 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 48, "tie_word_embeddings": True, **_NO_PAD},
     ),
     "granite": ("GraniteForCausalLM", {**_SCALES, "attention_bias": True, "mlp_bias": True}),
+    "granite-moe-shared": (
+        "GraniteMoeSharedForCausalLM",
+        {**_SCALES, **_EXPERTS, "num_experts_per_tok": 6, "shared_intermediate_size": 144},
+    ),
     "granite-moe": ("GraniteMoeForCausalLM", {**_SCALES, **_EXPERTS, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2ForCausalLM", _NO_PAD),
     "olmo3-yarn": ("Olmo3ForCausalLM", {**_FOUR, "rope_parameters": _YARN_OF_FULL}),

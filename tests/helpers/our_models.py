@@ -63,6 +63,7 @@ MODELS: dict[str, Model] = {
     "phi3-longrope": Model("Phi-3.5, Phi-4-mini", "partial rotary, longrope beyond its original context"),
     "granite": Model("Granite 3 and 4.1", "scales of embeddings, residuals, attention and logits; biases"),
     "granite-moe": Model("Granite 3 MoE", "the same, experts"),
+    "granite-moe-shared": Model("Granite 3 MoE with a shared expert", "the same, an expert that all tokens go through"),
     "olmo2": Model("OLMo 2", "norms behind, norms of q and k over all heads"),
     "olmo3-yarn": Model("OLMo 3", "the same, mixed windows, YaRN in full layers beyond its original context"),
     "olmoe": Model("OLMoE", "norms of q and k over all heads, experts"),

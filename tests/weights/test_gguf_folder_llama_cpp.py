@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from tests.helpers.models import YARN_ROPE, published, save, tiny
 WITHIN = {"f16": 0.02, "Q8_0": 0.1, "Q4_K_M": 0.2}
 """Of a log probability. llama.cpp rounds what it multiplies with such weights to 16 bits, and to 8: our engine with
 `activations` int8 is as far from itself."""
+Tensors = dict[str, torch.Tensor]
 _SIZES: dict[str, Any] = {
     "initializer_range": 0.05,
     "hidden_size": 256,
@@ -94,6 +96,49 @@ _MAMBA_KINDS = ["mamba", "attention", "mamba", "mamba"]  # as published
 _NEMOTRON: dict[str, Any] = {**_PADDED, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 2}
 
 
+_DELTA: dict[str, Any] = {
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {**_MROPE, "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.5},
+}
+_PREDICTS = {"mtp_num_hidden_layers": 1}  # as published
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_DELTA,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "mlp_only_layers": [],
+}
+
+
+def _norms_stacked(tensors: Tensors) -> None:
+    """The converter loses StableLM's norms of single heads; stacked, as it would write them, it keeps them."""
+    heads = sorted(
+        (found[1], int(found[2]), name) for name in tensors if (found := re.match(r"(.+)\.norms\.(\d+)\.weight", name))
+    )
+    for merged, group in itertools.groupby(heads, lambda head: head[0]):
+        tensors[f"{merged}.weight"] = torch.stack([tensors.pop(name) for _, _, name in group])
+
+
+def _qkv_fused(tensors: Tensors) -> None:
+    """As files of ChatGLM have it."""
+    for name in [name for name in tensors if ".q_proj." in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        tensors[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+
+
+def _predicting(tensors: Tensors) -> None:
+    """With a layer behind the last that predicts a further token, as published, made of another one."""
+    layers = [name.removeprefix("model.layers.").split(".", 1) for name in tensors if name.startswith("model.layers.")]
+    last = max(layer for layer, _ in layers)
+    for name in [name for layer, name in layers if layer == last]:
+        tensors[f"mtp.layers.0.{name}"] = tensors[f"model.layers.{last}.{name}"].clone()
+    norm = tensors["model.norm.weight"]
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        tensors[f"mtp.{name}.weight"] = norm.clone()
+    tensors["mtp.fc.weight"] = torch.ones(len(norm), 2 * len(norm))
+
+
 class Row(NamedTuple):
     """A tiny model of transformers, with numbers of rows that blocks of 256 divide."""
 
@@ -108,12 +153,16 @@ class Row(NamedTuple):
     """Its experts are in MXFP4."""
     decoded: bool = False
     """Whether llama.cpp serves what its quantizer decodes: then it does not round to 8 bits, on which it hangs what
-    comes out of 64 layers, and which experts are chosen. One step in ten may differ in that, still: with two layers
-    less often."""
+    comes out of 64 layers or of a delta net, and which experts are chosen. One step in ten may differ in that, still:
+    with two layers less often."""
     without: tuple[str, ...] = ()
     """Of the usual sizes: its config makes them of others."""
     said: dict[str, Any] = {}  # noqa: RUF012
     """What published files have in their config.json, and transformers writes otherwise. None: they do not have it."""
+    rewrite: Callable[[Tensors], None] | None = None
+    """And in their tensors."""
+    options: tuple[str, ...] = ()
+    """Of the converter."""
 
 
 ROWS = {
@@ -141,6 +190,9 @@ ROWS = {
     "phi3-longrope": Row("phi3-longrope", SENTENCEPIECE, {"rope_parameters": _LONGROPE}),
     "granite": Row("granite", "refact", {**_PLAIN, "attention_bias": False, "mlp_bias": False}),
     "granite-moe": Row("granite-moe", "refact", _PLAIN, decoded=True),
+    "granite-moe-shared": Row(
+        "granite-moe-shared", "refact", {**_PLAIN, "shared_intermediate_size": 256}, decoded=True
+    ),
     "olmo2": Row("olmo2", "olmo", _PLAIN),
     "olmo3": Row("olmo3-yarn", "olmo"),
     "olmoe": Row(
@@ -170,6 +222,7 @@ ROWS = {
         "stablelm",
         "stablelm2",
         {**_PLAIN, "rope_parameters": {**_PLAIN["rope_parameters"], "partial_rotary_factor": 0.25}},
+        rewrite=_norms_stacked,
     ),
     "stablelm-parallel": Row("stablelm-parallel", "stablelm2", _PLAIN),
     "starcoder2": Row("starcoder2-window", "starcoder", {**_PLAIN, "sliding_window": None}),
@@ -178,6 +231,12 @@ ROWS = {
     "cohere-norms": Row("cohere", "command-r", {**_PLAIN, "attention_bias": False, "num_hidden_layers": 64}),
     "cohere2": Row("cohere2", "command-r", {**_PLAIN, "rotary_pct": 1.0}),
     "glm": Row("glm", "chatglm-bpe", {"rope_parameters": {**_PLAIN["rope_parameters"], "rope_theta": 10000.0}}),
+    "chatglm": Row(
+        "glm",
+        "chatglm-bpe",
+        {"rope_parameters": {**_PLAIN["rope_parameters"], "rope_theta": 10000.0}},
+        rewrite=_qkv_fused,
+    ),
     "glm4": Row("glm4", "glm4"),
     "ernie4.5": Row("ernie4.5", SENTENCEPIECE, {**_PLAIN, "use_bias": False}),
     "exaone4": Row("exaone4", "exaone4", {**_PLAIN, "num_hidden_layers": 64}, decoded=True),
@@ -331,6 +390,20 @@ ROWS = {
         decoded=True,
         said={"intermediate_size": None},
     ),
+    # what is read of a state may all but cancel, and its norm makes that large
+    "qwen3.5": Row("qwen3.5", "qwen35", _DELTA, decoded=True, said=_PREDICTS, rewrite=_predicting),
+    "qwen3.5-moe": Row(
+        "qwen3.5-moe",
+        "qwen35",
+        {**_DELTA_EXPERTS, "linear_num_value_heads": 8},
+        decoded=True,
+        said=_PREDICTS,
+        rewrite=_predicting,
+    ),
+    "qwen3-next": Row("qwen3-next", "qwen2", {**_DELTA_EXPERTS, **_PLAIN}, decoded=True, options=("--no-mtp",)),
+    "falcon-h1": Row(
+        "falcon-h1", "falcon-h1", {**_PADDED, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_d_ssm": 512}
+    ),
     "mistral3": Row("mistral3", "tekken", _PLAIN),
     "ministral3-that-sees": Row("ministral3-that-sees", "tekken"),
     "qwen2-vl": Row("qwen2-vl", "qwen2", {"rope_parameters": _MROPE}),
@@ -372,8 +445,10 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
     said = json.loads((checkpoint / "config.json").read_text(encoding="utf-8")) | row.said
     said = {key: value for key, value in said.items() if value is not None or key not in row.said}
     (checkpoint / "config.json").write_text(json.dumps(said), encoding="utf-8")
-    _stack_norms_by_head(checkpoint / "model.safetensors")
-    file = converted(checkpoint, "f16", row.tokenizer)
+    if row.rewrite is not None:
+        row.rewrite(tensors := load_file(checkpoint / "model.safetensors"))
+        save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    file = converted(checkpoint, "f16", row.tokenizer, *row.options)
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, size, length).tolist() for length in (1, 7, 40, 90)]
     found = dict[str, float]()
@@ -395,19 +470,6 @@ def test_what_the_converter_writes_is_served_alike(name: str, tmp_path: Path, mo
     """And what the quantizer makes of it."""
     monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))
     seen_of(name, tmp_path)
-
-
-def _stack_norms_by_head(file: Path) -> None:
-    """The converter loses StableLM's norms of single heads; stacked, as it would write them, it keeps them."""
-    tensors = load_file(file)
-    heads = sorted(
-        (found[1], int(found[2]), name) for name in tensors if (found := re.match(r"(.+)\.norms\.(\d+)\.weight", name))
-    )
-    if not heads:
-        return
-    for merged, group in itertools.groupby(heads, lambda head: head[0]):
-        tensors[f"{merged}.weight"] = torch.stack([tensors.pop(name) for _, _, name in group])
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")

@@ -526,7 +526,9 @@ def _granite(raw: Raw) -> dict[str, Any]:
 
 
 def _granite_moe(raw: Raw) -> dict[str, Any]:
-    return {**_granite(raw), "mlp_bias": False, "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True)}
+    shared = int(raw.get("shared_intermediate_size") or 0)
+    moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=shared)
+    return {**_granite(raw), "mlp_bias": False, "moe": moe}
 
 
 def _olmo2(raw: Raw) -> dict[str, Any]:
@@ -1088,20 +1090,14 @@ def _granite_hybrid(raw: Raw) -> dict[str, Any]:
     given = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * num_layers
     kinds = _kinds(raw, given, _MAMBA + _ATTENTION)
     raw = _with_head_size(raw, int(raw.get("mamba_expand", 2) * hidden))
-    shared = int(raw["shared_intermediate_size"])
-    moe = None
-    if raw.get("num_local_experts"):
-        moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=shared)
     return {
-        **_granite(raw),
-        "mlp_bias": False,
+        **(_granite_moe(raw) if raw.get("num_local_experts") else {**_granite(raw), "mlp_bias": False}),
         "attends": tuple(kind in _ATTENTION for kind in kinds),
         "state": _mamba2(raw, MAMBA_FIELDS),
         "state_layers": tuple(kind in _MAMBA for kind in kinds),
         "windows": (None,) * num_layers,
         "rotated": (raw.get("position_embedding_type") == "rope",) * num_layers,
-        "intermediate_size": shared,
-        "moe": moe,
+        "intermediate_size": int(raw["shared_intermediate_size"]),
     }
 
 
@@ -1224,7 +1220,13 @@ _GRANITE_MOE_NAMES: Names = {
     "experts_gate_up": (f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.experts.gate_up_proj"),
     "experts_down": (f"{_BLOCK}.output_linear.weight", f"{_BLOCK}.experts.down_proj"),
 }
+_GRANITE_SHARED_NAMES: Names = {
+    **_GRANITE_MOE_NAMES,
+    "shared_gate_up": "shared_mlp.input_linear",
+    "shared_down": "shared_mlp.output_linear",
+}
 _GLM_NAMES: Names = {"gate_up": "mlp.gate_up_proj"}
+_GLM_GGUF: Names = {"gate_up": "ffn_up", "qkv": "attn_qkv", **{part: f"attn_{part}" for part in "qkv"}}
 _GLM4_NAMES: Names = {
     **_GLM_NAMES,
     "attention_norm_behind": "post_self_attn_layernorm",
@@ -1385,12 +1387,11 @@ _MAMBA_GGUF: Names = {
 }
 _GRANITE_HYBRID_NAMES: Names = {
     **_mamba_names("mamba"),
-    **_GRANITE_MOE_NAMES,
+    **_GRANITE_SHARED_NAMES,
     "gate_up": "shared_mlp.input_linear",
     "down": "shared_mlp.output_linear",
-    "shared_gate_up": "shared_mlp.input_linear",
-    "shared_down": "shared_mlp.output_linear",
 }
+_FALCON_H1_GGUF: Names = {**_MAMBA_GGUF, "mlp_norm": "ffn_norm."}
 _FALCON_H1_NAMES: Names = {
     **_mamba_names("mamba"),
     "norm": "model.final_layernorm",
@@ -1448,12 +1449,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "OlmoeForCausalLM": Architecture(_olmoe),
     "Qwen2MoeForCausalLM": Architecture(_qwen2_moe),
     "GraniteMoeForCausalLM": Architecture(_granite_moe, _GRANITE_MOE_NAMES, gguf_interleaved=True),
+    "GraniteMoeSharedForCausalLM": Architecture(_granite_moe, _GRANITE_SHARED_NAMES, gguf_interleaved=True),
     "StableLmForCausalLM": Architecture(_stablelm, {"q_norm": _PER_HEAD.format("q"), "k_norm": _PER_HEAD.format("k")}),
     "Starcoder2ForCausalLM": Architecture(_starcoder2, {"up": "mlp.c_fc", "down": "mlp.c_proj"}),
     "CohereForCausalLM": Architecture(_cohere, interleaved=True, gguf_interleaved=True),
     "Cohere2ForCausalLM": Architecture(_cohere2, interleaved=True, gguf_interleaved=True),
-    "GlmForCausalLM": Architecture(_glm, _GLM_NAMES, {"gate_up": "ffn_up"}, interleaved=True, gguf_interleaved=True),
-    "Glm4ForCausalLM": Architecture(_glm4, _GLM4_NAMES, {"gate_up": "ffn_up"}, interleaved=True, gguf_interleaved=True),
+    "GlmForCausalLM": Architecture(_glm, _GLM_NAMES, _GLM_GGUF, interleaved=True, gguf_interleaved=True),
+    "Glm4ForCausalLM": Architecture(_glm4, _GLM4_NAMES, _GLM_GGUF, interleaved=True, gguf_interleaved=True),
     "Ernie4_5ForCausalLM": Architecture(_ernie, interleaved=True, gguf_interleaved=True),
     "Exaone4ForCausalLM": Architecture(_exaone4),
     "SeedOssForCausalLM": Architecture(_seed_oss, gguf_names={"mlp_norm": ("post_attention_norm", "ffn_norm")}),
@@ -1487,7 +1489,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeHybridForCausalLM": Architecture(
         _granite_hybrid, _GRANITE_HYBRID_NAMES, _MAMBA_GGUF, gguf_interleaved=True
     ),
-    "FalconH1ForCausalLM": Architecture(_falcon_h1, _FALCON_H1_NAMES),
+    "FalconH1ForCausalLM": Architecture(_falcon_h1, _FALCON_H1_NAMES, _FALCON_H1_GGUF),
     "NemotronHForCausalLM": Architecture(
         _nemotron_h, _NEMOTRON_H_NAMES, {**_MAMBA_GGUF, "mlp_norm": "attn_norm"}, layers=_NEMOTRON_H_LAYERS
     ),

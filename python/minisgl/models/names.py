@@ -1,8 +1,8 @@
 """What the tensors of a decoder are called, in checkpoints of transformers and in GGUF files.
 
 Names are by part; `{layer}`, `{expert}` and `{head}` stand for numbers. A part without `.weight` or `.bias` has one of
-them added, but for sinks, stacked experts and the bias of their choice, whose names are whole. Several names are
-tried in turn.
+them added, but for sinks, stacked experts and the bias of their choice, whose names are whole; so is one that ends in a
+full stop, without that. Several names are tried in turn.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _FUSED = {
 
 def whole_names(common: Names, own: Names, layers: Sequence[str]) -> dict[str, list[str]]:
     """By part, with each prefix that layers may have. `own` names replace common ones; a fused tensor replaces its
-    parts."""
+    parts, but for those that are named beside it."""
     gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
     found = {part: name for part, name in {**common, **own}.items() if part not in gone or part in own}
     return {

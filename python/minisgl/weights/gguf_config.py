@@ -147,18 +147,17 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Reader:
     """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
-    LayerNorm. `partial`: of each head as much as a key says is rotated. `fused`: q, k and v are one tensor. `latent`:
-    keys and values are made of latents, and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in
-    which layers may differ. `states`: some layers keep states, perhaps in place of attention. `exact_yarn`: YaRN's
-    border dimensions are not rounded, which no key says. `on_torch`: torch imports such files. `interleaved`: of
-    those, the files have the two halves of each head of q and k in turns (llama.cpp: NORM)."""
+    LayerNorm. `partial`: of each head as much as a key says is rotated. `latent`: keys and values are made of latents,
+    and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in which layers may differ. `states`: some
+    layers keep states, perhaps in place of attention. `exact_yarn`: YaRN's border dimensions are not rounded, which no
+    key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the two halves of each head
+    of q and k in turns (llama.cpp: NORM)."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
     model_type: str = ""
     layer_norm: bool = False
     partial: bool = False
-    fused: bool = False
     latent: bool = False
     states: bool = False
     on_torch: bool = False
@@ -190,7 +189,9 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     if reader.mixed:
         _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
     if reader.states:
-        heads_kv, inner = fields.most(own("attention.head_count_kv"), heads), fields.most(own("feed_forward_length"))
+        heads_kv = fields.most(own("attention.head_count_kv"), heads)
+        of_experts = fields.whole(own("expert_feed_forward_length"), 0)  # where no layer has a plain MLP
+        inner = fields.most(own("feed_forward_length"), of_experts or _REQUIRED)
         attending = [i for i in range(min(layers, len(shapes))) if f"blk.{i}.attn_q.weight" in shapes]
         last = f"blk.{attending[-1]}" if attending else ""
     else:
@@ -202,7 +203,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     vocab = shapes.get(TABLE, (0,))[0]
     sizes = {"q": heads * head_dim, "k": heads_kv * head_dim}
     expected = {f"{last}.attn_{part}.weight": (size, hidden) for part, size in sizes.items() if last}
-    if reader.fused:
+    if f"{last}.attn_qkv.weight" in shapes:
         expected = {f"{last}.attn_qkv.weight": ((heads + 2 * heads_kv) * head_dim, hidden)}
     if reader.latent:
         expected = {f"{last}.attn_kv_a_mqa.weight": (head_dim, hidden)}
@@ -422,9 +423,11 @@ def _granite(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _granite_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    if size := fields.whole(key := fields.own("expert_shared_feed_forward_length"), 0):
-        raise ConfigError(f"{key}: {size}: a shared expert of this architecture is not imported")
-    return {**_granite(fields, shapes, config), **_experts(fields)}
+    found = {**_granite(fields, shapes, config), **_experts(fields)}
+    if size := max(fields.whole(fields.own("expert_shared_feed_forward_length"), 0), 0):
+        own = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+        return {**found, **own, "shared_intermediate_size": size}
+    return found
 
 
 def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -484,7 +487,7 @@ def _cohere2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _biases(name: str) -> Own:
-    return lambda fields, shapes, config: {name: "blk.0.attn_q.bias" in shapes}
+    return lambda fields, shapes, config: {name: any(f"blk.0.attn_{part}.bias" in shapes for part in ("q", "qkv"))}
 
 
 def _exaone4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -715,6 +718,38 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """Which layers attend is seen by their tensors; queries have their gates beside them."""
+    own, kinds = fields.own, _kinds(shapes, config, ("ssm_out", "attn_q"))
+    keys, size, values = (fields.positive(own(f"ssm.{key}")) for key in ("group_count", "state_size", "time_step_rank"))
+    inner, hidden = fields.positive(own("ssm.inner_size")), config["hidden_size"]
+    if inner % values:
+        raise ConfigError(f"{own('ssm.inner_size')}: {inner}: {values} heads do not divide it")
+    of_q, of_k = (config[f"num_{one}_heads"] * config["head_dim"] for one in ("attention", "key_value"))
+    by_kind = {
+        "mamba": {"attn_qkv": 2 * keys * size + inner, "attn_gate": inner},
+        "attention": {"attn_q": 2 * of_q, "attn_k": of_k},
+    }
+    for layer, kind in enumerate(kinds):
+        _check_shapes(shapes, {f"blk.{layer}.{part}.weight": (rows, hidden) for part, rows in by_kind[kind].items()})
+    return {
+        "layer_types": ["full_attention" if kind == "attention" else "linear_attention" for kind in kinds],
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": inner // values,
+        "linear_conv_kernel_dim": fields.positive(own("ssm.conv_kernel")),
+    }
+
+
+def _delta_net_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {
+        **_qwen2_moe(fields, shapes, config),
+        **_qwen3_moe(fields, shapes, config),
+        **_delta_net(fields, shapes, config),
+    }
+
+
 # what configs call the sizes of a Mamba-2 layer: of most, of Nemotron-H, of Mamba2 itself
 MAMBA_FIELDS = {
     "heads": "mamba_n_heads",
@@ -740,7 +775,7 @@ MAMBA2_FIELDS = {
     "length": "conv_kernel",
     "conv_bias": "use_conv_bias",
 }
-_KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
+_KINDS = {"ssm_in": "mamba", "ssm_out": "mamba", "attn_q": "attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
 
 
 def _kinds(shapes: Shapes, config: Config, parts: Sequence[str]) -> list[str]:
@@ -784,13 +819,24 @@ def _granite_hybrid(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
     }
 
 
+def _falcon_h1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """The converter multiplies weights by all that the model multiplies by."""
+    found = _ssm(fields, shapes, config, MAMBA_FIELDS)
+    return {
+        **found,
+        "mamba_d_ssm": found["mamba_n_heads"] * found["mamba_d_head"],
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in shapes,
+        "mamba_norm_before_gate": False,
+    }
+
+
 def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     own, experts = fields.own, max(fields.whole(fields.own("expert_count"), 0), 0)
     if latent := fields.whole(key := own("moe_latent_size"), 0):
         raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
     found: dict[str, Any] = {
         **_ssm(fields, shapes, config, NEMOTRON_FIELDS),
-        "layers_block_type": _kinds(shapes, config, tuple(_KINDS)),
+        "layers_block_type": _kinds(shapes, config, ("ssm_in", "attn_q", "ffn_up", "ffn_up_exps")),
         "layer_norm_epsilon": config["rms_norm_eps"],
         "mlp_hidden_act": "relu2",
     }
@@ -904,7 +950,7 @@ READERS: dict[str, Reader] = {
     "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
     "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
     "gemma4": Reader("Gemma4ForCausalLM", _gemma4, "gemma4_text", mixed=True),
-    "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True, fused=True),
+    "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True),
     "granite": Reader("GraniteForCausalLM", _granite),
     "granitemoe": Reader("GraniteMoeForCausalLM", _granite_moe),
     "olmo2": Reader("Olmo2ForCausalLM", _olmo2),  # OLMo 3, too
@@ -926,10 +972,10 @@ READERS: dict[str, Reader] = {
     "gpt-oss": Reader("GptOssForCausalLM", _gpt_oss, "gpt_oss", exact_yarn=True),
     "nemotron": Reader("NemotronForCausalLM", _nemotron, layer_norm=True, partial=True),
     "phi2": Reader("PhiForCausalLM", lambda *_: {"hidden_act": "gelu_new"}, "phi", layer_norm=True, partial=True),
-    "falcon": Reader("FalconForCausalLM", _falcon, layer_norm=True, fused=True),
-    "gpt2": Reader("GPT2LMHeadModel", _gpt2, layer_norm=True, fused=True),
-    "starcoder": Reader("GPTBigCodeForCausalLM", _gpt2, "gpt_bigcode", layer_norm=True, fused=True),
-    "gptneox": Reader("GPTNeoXForCausalLM", _gptneox, "gpt_neox", layer_norm=True, partial=True, fused=True),
+    "falcon": Reader("FalconForCausalLM", _falcon, layer_norm=True),
+    "gpt2": Reader("GPT2LMHeadModel", _gpt2, layer_norm=True),
+    "starcoder": Reader("GPTBigCodeForCausalLM", _gpt2, "gpt_bigcode", layer_norm=True),
+    "gptneox": Reader("GPTNeoXForCausalLM", _gptneox, "gpt_neox", layer_norm=True, partial=True),
     "glm4moe": Reader("Glm4MoeForCausalLM", _glm4_moe, "glm4_moe", partial=True),
     "dots1": Reader("Dots1ForCausalLM", _dots1),
     "deepseek2": Reader("DeepseekV3ForCausalLM", _deepseek2, "deepseek_v3", latent=True),  # V2 and GLM-4.7-Flash, too
@@ -942,6 +988,12 @@ READERS: dict[str, Reader] = {
     "granitehybrid": Reader("GraniteMoeHybridForCausalLM", _granite_hybrid, "granitemoehybrid", states=True),
     "nemotron_h": Reader("NemotronHForCausalLM", _nemotron_h, "nemotron_h", states=True),
     "nemotron_h_moe": Reader("NemotronHForCausalLM", _nemotron_h, "nemotron_h", states=True),
+    "qwen35": Reader("Qwen3_5ForCausalLM", _delta_net, "qwen3_5_text", partial=True, states=True, mixed=True),
+    "qwen35moe": Reader(
+        "Qwen3_5MoeForCausalLM", _delta_net_moe, "qwen3_5_moe_text", partial=True, states=True, mixed=True
+    ),
+    "qwen3next": Reader("Qwen3NextForCausalLM", _delta_net_moe, "qwen3_next", partial=True, states=True, mixed=True),
+    "falcon-h1": Reader("FalconH1ForCausalLM", _falcon_h1, "falcon_h1", states=True),
     "mamba2": Reader("Mamba2ForCausalLM", _mamba2, "mamba2", states=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }

@@ -242,10 +242,10 @@ impl Files {
                 .replace("{layer}", &at.layer.to_string())
                 .replace("{expert}", &at.expert.to_string())
                 .replace("{head}", &at.head.to_string());
-            if part.is_whole() {
-                name
-            } else {
-                format!("{name}.{what}")
+            match name.strip_suffix('.') {
+                Some(whole) => whole.to_owned(),
+                None if part.is_whole() => name,
+                None => format!("{name}.{what}"),
             }
         })
     }

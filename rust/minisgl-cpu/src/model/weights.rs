@@ -975,8 +975,8 @@ impl Loader<'_> {
         Ok((keys, values))
     }
 
-    /// Where a row of queries, keys and values lies in a tensor that has them by KV head.
-    fn grouped(&self, row: usize) -> usize {
+    /// Where a row of queries, keys and values lies in a tensor that has all of them, perhaps by KV head.
+    fn source_of_qkv(&self, row: usize) -> usize {
         let heads = self.config.num_heads;
         let Heads {
             kv_heads,
@@ -984,12 +984,25 @@ impl Loader<'_> {
             ..
         } = self.config.heads[self.layer];
         let (head, group) = (row / dim, heads / kv_heads);
+        if !self.tensors.files.grouped {
+            return if head < heads + kv_heads {
+                self.source_of(dim, row)
+            } else {
+                row
+            };
+        }
         let (kv_head, within) = if head < heads {
             (head / group, head % group)
         } else {
             ((head - heads) % kv_heads, group + (head - heads) / kv_heads)
         };
         (kv_head * (group + 2) + within) * dim + row % dim
+    }
+
+    /// Whether queries, keys and values are one tensor; some architectures have files of both forms.
+    fn has_qkv(&self) -> bool {
+        let files = &self.tensors.files;
+        files.knows(Part::Qkv) && (!files.knows(Part::Q) || self.tensors.has(Part::Qkv, self.at(), "weight"))
     }
 
     fn apart(&self, numbers: Vec<f32>) -> Vec<f32> {
@@ -1002,10 +1015,10 @@ impl Loader<'_> {
     fn projections(&self) -> Result<Projections> {
         let hidden = self.config.hidden_size;
         let widths = self.widths();
-        if self.tensors.files.knows(Part::Qkv) {
+        if self.has_qkv() {
             let rows = widths.iter().map(|(_, width)| width).sum();
-            let (found, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.grouped(row));
-            let piece = if self.tensors.files.grouped {
+            let (found, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.source_of_qkv(row));
+            let piece = if self.tensors.files.grouped || self.tensors.files.interleaved {
                 Piece::ordered(found.view()?, &order)
             } else {
                 Piece::new(found.view()?)
@@ -1044,17 +1057,12 @@ impl Loader<'_> {
             return Ok(None);
         }
         let widths = self.widths();
-        if self.tensors.files.knows(Part::Qkv) {
+        if self.has_qkv() {
             let rows = widths.iter().map(|(_, width)| width).sum();
             let bias = self.vector(Part::Qkv, "bias", rows)?;
-            let order = (0..rows).map(|row| {
-                if self.tensors.files.grouped {
-                    self.grouped(row)
-                } else {
-                    row
-                }
-            });
-            return Ok(Some(padded(order.map(|row| bias[row]).collect())));
+            return Ok(Some(padded(
+                (0..rows).map(|row| bias[self.source_of_qkv(row)]).collect(),
+            )));
         }
         let mut all = Vec::new();
         for (part, width) in widths {
