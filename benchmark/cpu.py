@@ -2,7 +2,6 @@
 
     python -m benchmark.cpu limits
     python -m benchmark.cpu offline --llama-bin BIN --models FOLDER --out DIR
-    python -m benchmark.cpu turns --only qwen3.5-0.8b --llama-bin BIN --models FOLDER --out DIR
 
 `offline` decodes 1, 8 and 32 sequences and prefills one prompt: of the embedded model, and of random weights in the
 shapes of Qwen3-0.6B as Q4_1, Q8_0 and bfloat16 (GGUF files that llama.cpp reads too, written once into `--models`).
@@ -10,9 +9,6 @@ Parts with names of larger models have their shapes, with as many `--layers` as 
 and 128 tokens behind none and behind 4,096. All variants of a part are alive at once and asked in turns; the tables
 have medians with the lowest and the highest round, and how each of ours stands against each of the others, paired by
 round. `--rehearse` runs the echo engine in seconds.
-
-`turns` is about what is found again: the first token of a talk of 4,096 tokens and of its second turn, and of three
-visitors of 2,000 tokens that they share; in milliseconds, with the tokens that were computed.
 
 Our engines run in processes of their own (`--child`: an `EngineConfig` and then questions as JSON lines on stdin): what
 runs is the server's step loop, scheduler and engine. All prompts differ, so no prefix cache helps; loading is outside
@@ -26,7 +22,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -41,7 +36,6 @@ from typing import Any
 import gguf
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from minisgl.bench.compare_variants import Child, Missing
 from minisgl.bench.report import Report, print_result, public_command, table
@@ -63,12 +57,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "torch": {"engine": "torch", "dtype": "float32", "device": "cpu"},
     "torch-bf16": {"engine": "torch", "dtype": "bfloat16", "device": "cpu"},
     "echo": {"engine": "echo"},
-    # what saving states costs
-    "int8, no state saved": {"engine": "cpu", "activations": "int8", "state_memory": 0},
-    "int8, each 64": {"engine": "cpu", "activations": "int8", "checkpoint_interval": 64},
 }
-PARTS_WITH_STATES = {"qwen35", "lfm2"}
-STATE_MEMORY = 2**30  # the KV pools here are too small for a share of them to hold a state
 OURS = ("exact", "bf16", "int8")
 LLAMA, BATCHED_BENCH = "llama.cpp", "llama-batched-bench"
 PARTS = {
@@ -79,10 +68,7 @@ PARTS = {
     "qwen3-4b": ("exact", "int8", LLAMA),
     "qwen3-30b-a3b": ("exact", "int8", LLAMA),
     "gpt-oss-20b": ("exact", "int8", LLAMA),
-    "qwen3.5-0.8b": ("exact", "int8", "int8, no state saved", "int8, each 64", LLAMA),
-    "lfm2-1.2b": ("exact", "int8", "int8, no state saved", "int8, each 64", LLAMA),
 }
-TURNS = {"qwen3.5-0.8b": ("int8", LLAMA), "lfm2-1.2b": ("int8", LLAMA)}
 START_S, RUN_S, BUILD_S = 600.0, 900.0, 900.0
 FIRST_ID, LAST_ID = 5, 30_000  # ids below the first are often special; every vocabulary here has the last
 
@@ -113,51 +99,36 @@ class Runner:
         self.engine = build_engine(config, lambda text, done=0, total=0: None)
         plane = build_control_plane(config, self.engine.info)
         self._loop = StepLoop(plane, self.engine, self._take, settings=LoopSettings(overlap=config.overlap))
-        self._tokens: dict[int, list[int]] = {}
+        self._tokens: dict[int, int] = {}
         self._next_id = 0
-        self._stats = plane.stats
 
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
             if isinstance(message, StepTokens):
                 if set(np.frombuffer(message.reasons, np.int32).tolist()) & {FinishReason.ERROR, FinishReason.ABORT}:
                     raise RuntimeError(f"a sequence failed: {message.errors}")
-                ids, tokens = (np.frombuffer(message.req_ids, np.int64), np.frombuffer(message.tokens, np.int32))
-                for req_id, token in zip(ids.tolist(), tokens.tolist(), strict=True):
-                    self._tokens.setdefault(req_id, []).append(token)
+                for req_id in np.frombuffer(message.req_ids, np.int64).tolist():
+                    self._tokens[req_id] = self._tokens.get(req_id, 0) + 1
 
     def ask(self, batch: int, num_in: int, num_out: int, seed: Sequence[int]) -> dict[str, float]:
         """Prefill until every sequence has a token, then the rest: tokens a second of the part that is asked for."""
         generator, vocab = np.random.default_rng(list(seed)), self.engine.info.vocab_size
-        prompts = [generator.integers(FIRST_ID, vocab, num_in, dtype=np.int32) for _ in range(batch)]
-        first, behind, answers = self._answer(prompts, num_out)
-        if (found := sum(map(len, answers))) != batch * num_out:
-            raise RuntimeError(f"{found} tokens instead of {batch * num_out}")
-        return {"tok_s": num_in / first if num_out == 1 else behind}
-
-    def _answer(self, prompts: Sequence[npt.NDArray[np.int32]], num_out: int) -> tuple[float, float, list[list[int]]]:
-        """Seconds until every sequence has a token, tokens a second from there on, and the answers."""
         sampling = SamplingParams(temperature=0, max_tokens=num_out, seed=0, ignore_eos=True)
+        prompts = [generator.integers(FIRST_ID, vocab, num_in, dtype=np.int32) for _ in range(batch)]
         requests = [AddRequest(self._next_id + i, one.tobytes(), sampling) for i, one in enumerate(prompts)]
-        self._next_id += len(prompts)
+        self._next_id += batch
         self._tokens.clear()
         began = time.perf_counter()
         self._loop.step(requests)
-        while len(self._tokens) < len(prompts):
+        while len(self._tokens) < batch:
             self._loop.step([])
-        first, done = time.perf_counter(), sum(map(len, self._tokens.values()))
+        first, done = time.perf_counter(), sum(self._tokens.values())
         while not self._loop.idle:
             self._loop.step([])
-        rest = sum(map(len, self._tokens.values())) - done
-        speed = rest / (time.perf_counter() - first)
-        return first - began, speed, [self._tokens[one.req_id] for one in requests]
-
-    def begin(self, ids: Sequence[int], num_out: int) -> dict[str, Any]:
-        """Milliseconds to the first token of an answer, the tokens computed for it, and the answer."""
-        before = self._stats().num_cached_tokens_total
-        first, _, [answer] = self._answer([np.array(ids, np.int32)], num_out)
-        return {"ms": 1000 * first, "computed": len(ids) - (self._stats().num_cached_tokens_total - before),
-                "answer": answer}  # fmt: skip
+        took = time.perf_counter() - first
+        if sum(self._tokens.values()) != batch * num_out:
+            raise RuntimeError(f"{sum(self._tokens.values())} tokens instead of {batch * num_out}")
+        return {"tok_s": num_in / (first - began) if num_out == 1 else (batch * num_out - done) / took}
 
 
 def child() -> int:
@@ -170,9 +141,7 @@ def child() -> int:
         return 2
     print(json.dumps({"dtype": runner.engine.info.dtype}), file=out, flush=True)
     for line in sys.stdin:
-        question = json.loads(line)
-        answer = runner.begin(**question) if "ids" in question else runner.ask(**question)
-        print(json.dumps(answer), file=out, flush=True)
+        print(json.dumps(runner.ask(**json.loads(line))), file=out, flush=True)
     runner.engine.close()
     return 0
 
@@ -180,8 +149,6 @@ def child() -> int:
 # ---------------------------------------------------------------------------------------------------------- variants
 
 Ask = Callable[[Point, Sequence[int]], float]
-Begin = Callable[[Sequence[int], int], Mapping[str, Any]]
-"""As `Runner.begin`."""
 
 
 @contextlib.contextmanager
@@ -196,19 +163,16 @@ def start(name: str, model: Path, points: Sequence[Point], threads: int, llama: 
             yield _llama(name, model, threads, llama)
         return
     rows = max(point.batch for point in points)
-    pages = 64 + sum(point.batch * (-(-(point.num_in + point.num_out) // 16) + 1) for point in points)
-    settings = {"num_pages": pages, "max_running_requests": max(rows, 4), "max_seq_len": longest + 16}
-    with _ours(name, model, threads, settings) as process:
-        yield lambda point, seed: float(process.ask({**_sizes(point), "seed": list(seed)})["tok_s"])
-
-
-@contextlib.contextmanager
-def _ours(name: str, model: Path, threads: int, settings: Mapping[str, Any]) -> Iterator[Child]:
-    own = {"model": "smollm2" if model == find_smollm2() else str(model), "num_threads": threads}
-    if PARTS_WITH_STATES & {model.name.split("-")[0]}:
-        own["state_memory"] = STATE_MEMORY
+    settings = {
+        "model": "smollm2" if model == find_smollm2() else str(model),
+        "num_threads": threads,
+        "num_pages": 64 + sum(point.batch * (-(-(point.num_in + point.num_out) // 16) + 1) for point in points),
+        "max_running_requests": max(rows, 4),
+        "max_seq_len": longest + 16,
+        **ENGINES[name],
+    }
     try:
-        config = msgspec.convert({**own, **settings, **ENGINES[name]}, EngineConfig).check()
+        config = msgspec.convert(settings, EngineConfig).check()
     except (msgspec.ValidationError, ValueError) as error:
         raise Missing(f"this checkout refuses it: {error}") from error
     with Child((sys.executable, "-m", "benchmark.cpu", "--child")) as process:
@@ -216,7 +180,7 @@ def _ours(name: str, model: Path, threads: int, settings: Mapping[str, Any]) -> 
         process.process.stdin.write(msgspec.json.encode(config) + b"\n")
         process.process.stdin.flush()
         process.line(START_S)
-        yield process
+        yield lambda point, seed: float(process.ask({**_sizes(point), "seed": list(seed)})["tok_s"])
 
 
 def _sizes(point: Point) -> dict[str, int]:
@@ -253,55 +217,25 @@ def _llama(name: str, file: Path, threads: int, llama: Mapping[str, Path]) -> As
 @contextlib.contextmanager
 def _served(folder: Path, file: Path, threads: int, length: int) -> Iterator[Ask]:
     """The server of the package xllamacpp in `folder`, asked for one sequence at a time."""
-    with _llama_server(folder, file, threads, length) as complete:
-
-        def ask(point: Point, seed: Sequence[int]) -> float:
-            if point.batch > 1:
-                raise Missing("xllamacpp is asked for one sequence at a time")
-            ids = np.random.default_rng(list(seed)).integers(FIRST_ID, LAST_ID, point.num_in).tolist()
-            times = complete(ids, point.num_out, cache_prompt=False)["timings"]
-            return float(times["prompt_per_second" if point.num_out == 1 else "predicted_per_second"])
-
-        yield ask
-
-
-@contextlib.contextmanager
-def _llama_server(folder: Path, file: Path, threads: int, length: int) -> Iterator[Callable[..., Any]]:
     program = str(ROOT / "python" / "minisgl" / "bench" / "compare_llama_cpp.py")
     sizes = (str(file), str(threads), "1", str(-(-length // 256) * 256))
     with Child(("env", f"PYTHONPATH={folder}", sys.executable, "-P", program, *sizes)) as process:
         url = process.line(START_S)["url"]
 
-        def complete(ids: Sequence[int], num_out: int, **more: Any) -> Any:
-            body = {"prompt": list(ids), "n_predict": num_out, "temperature": 0, "ignore_eos": True, **more}
-            request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
+        def ask(point: Point, seed: Sequence[int]) -> float:
+            if point.batch > 1:
+                raise Missing("xllamacpp is asked for one sequence at a time")
+            ids = np.random.default_rng(list(seed)).integers(FIRST_ID, LAST_ID, point.num_in).tolist()
+            body = {"prompt": ids, "n_predict": point.num_out, "temperature": 0}
+            data = json.dumps({**body, "cache_prompt": False, "ignore_eos": True}).encode()
             try:
-                with urllib.request.urlopen(request, timeout=RUN_S) as answer:
-                    return json.load(answer)
+                with urllib.request.urlopen(urllib.request.Request(f"{url}/completion", data), timeout=RUN_S) as answer:
+                    times = json.load(answer)["timings"]
             except OSError as error:
                 raise Missing(str(error)) from error
+            return float(times["prompt_per_second" if point.num_out == 1 else "predicted_per_second"])
 
-        yield complete
-
-
-@contextlib.contextmanager
-def begins(name: str, model: Path, threads: int, llama: Mapping[str, Path], length: int) -> Iterator[Begin]:
-    """A variant with its prefix cache on."""
-    if name in ENGINES:
-        settings = {"num_pages": 8 * -(-length // 16), "max_running_requests": 4, "max_seq_len": length}
-        with _ours(name, model, threads, settings) as process:
-            yield lambda ids, num_out: process.ask({"ids": list(ids), "num_out": num_out})
-        return
-    if name not in llama:
-        raise Missing("give the folder of xllamacpp: --llama-bin DIR")
-    with _llama_server(llama[name], model, threads, length) as complete:
-
-        def begin(ids: Sequence[int], num_out: int) -> Mapping[str, Any]:
-            found = complete(ids, num_out, cache_prompt=True, return_tokens=True)
-            times = found["timings"]
-            return {"ms": times["prompt_ms"], "computed": times["prompt_n"], "answer": found["tokens"]}
-
-        yield begin
+        yield ask
 
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
@@ -371,33 +305,12 @@ class Shape:
     experts: int = 0
     per_token: int = 0
     expert_inner: int = 0
-    attending: tuple[int, ...] | None = None  # the other layers keep a state
-    state_heads: int = 0
-    state_dim: int = 128
-
-    def _mixing(self) -> dict[str, tuple[int, ...]]:
-        """Of a layer that keeps a state, in place of attention."""
-        if self.arch == "lfm2":
-            names, wide = ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"), (3 * self.hidden, self.hidden)
-            return dict(zip(names, (wide, (self.hidden, 3), (self.hidden, self.hidden)), strict=True))
-        inner, heads = self.state_heads * self.state_dim, self.state_heads
-        return {
-            "attn_qkv": (3 * inner, self.hidden),
-            "attn_gate": (inner, self.hidden),
-            "ssm_conv1d": (3 * inner, 4),
-            "ssm_dt.bias": (heads,),
-            "ssm_a": (heads,),
-            "ssm_beta": (heads, self.hidden),
-            "ssm_alpha": (heads, self.hidden),
-            "ssm_norm": (self.state_dim,),
-            "ssm_out": (self.hidden, inner),
-        }
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes, rows first."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "token_embd.weight", (self.vocab, self.hidden)
-        yield ("token_embd_norm.weight" if self.arch == "lfm2" else "output_norm.weight"), (self.hidden,)
+        yield "output_norm.weight", (self.hidden,)
         sizes: dict[str, tuple[int, ...]] = {
             "attn_norm": (self.hidden,),
             "attn_q": (queries, self.hidden),
@@ -426,26 +339,12 @@ class Shape:
                 del sizes[gone]
             sizes["post_attention_norm"] = sizes.pop("ffn_norm")
             sizes["attn_sinks"] = (self.heads,)
-        if self.arch == "qwen35":
-            sizes["attn_q"] = (2 * queries, self.hidden)
-            sizes["post_attention_norm"] = sizes.pop("ffn_norm")
-        others = {name: shape for name, shape in sizes.items() if not re.match("attn_(?!norm)", name)}
         for i in range(self.layers):
-            own = sizes if self.attending is None or i in self.attending else others | self._mixing()
-            yield from ((f"blk.{i}.{name}{'' if name in _WHOLE else '.weight'}", shape) for name, shape in own.items())
+            yield from ((f"blk.{i}.{name}.weight", shape) for name, shape in sizes.items())
             yield from ((f"blk.{i}.{name}.bias", shape) for name, shape in biases.items())
 
 
-_WHOLE = ("ssm_a", "ssm_dt.bias")
 SHAPES = {
-    "qwen3.5-0.8b": (
-        "q8_0",
-        Shape(24, 1024, 8, 2, 256, 3584, 248_320, 262_144, "qwen35", attending=(3, 7, 11, 15, 19, 23), state_heads=16),
-    ),
-    "lfm2-1.2b": (
-        "q4_0",
-        Shape(16, 2048, 32, 8, 64, 8192, 65_536, 128_000, "lfm2", attending=(2, 5, 8, 10, 12, 14)),
-    ),
     "qwen3-4b": ("q4_0", Shape(36, 2560, 32, 8, 128, 9728)),
     "qwen3-30b-a3b": (
         "q4_0",
@@ -473,11 +372,7 @@ def random_weights(kind: str, folder: Path, shape: Shape | None = None) -> Path:
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
-    if shape.arch == "lfm2":
-        writer.add_head_count_kv([shape.kv_heads * (i in (shape.attending or ())) for i in range(shape.layers)])
-        writer.add_shortconv_l_cache(3)
-    else:
-        writer.add_head_count_kv(shape.kv_heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -491,22 +386,12 @@ def random_weights(kind: str, folder: Path, shape: Shape | None = None) -> Path:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
-    if shape.arch == "qwen35":
-        writer.add_ssm_conv_kernel(4)
-        writer.add_ssm_state_size(shape.state_dim)
-        writer.add_ssm_group_count(shape.state_heads)
-        writer.add_ssm_time_step_rank(shape.state_heads)
-        writer.add_ssm_inner_size(shape.state_heads * shape.state_dim)
-        writer.add_full_attention_interval(4)
-        writer.add_rope_dimension_count(shape.head_dim // 4)
-        writer.add_rope_dimension_sections([11, 11, 10, 0])
     _add_tokenizer(writer, shape.vocab)
     generator = np.random.default_rng(0)
     for name, sizes in shape.tensors():
         if len(sizes) == 1 or name.endswith(".bias"):
-            value = 1.0 if "norm" in name else -1.0 if name.endswith("ssm_a") else 0.0
-            writer.add_tensor(name, np.full(sizes, value, np.float32))
-        elif "gate_inp" in name or "conv1d" in name or ".conv." in name:
+            writer.add_tensor(name, np.full(sizes, 1.0 if "norm" in name else 0.0, np.float32))
+        elif "gate_inp" in name:
             writer.add_tensor(name, generator.standard_normal(sizes, np.float32) * np.float32(0.02))
         else:
             own = gguf.GGMLQuantizationType.Q8_0 if kind == "mxfp4" and "_exps" not in name else quantized
@@ -688,68 +573,6 @@ def offline(args: argparse.Namespace, report: Report | None) -> dict[str, Any]:
     return {"bench": "cpu offline", **raw}
 
 
-TALK, ANSWER, MORE, SHARED, OWN = 4096, 32, 32, 2000, 64  # tokens
-
-
-def talk(begin: Begin, seed: Sequence[int]) -> dict[str, dict[str, float]]:
-    """By what is asked: milliseconds to the first token, and tokens that were computed."""
-    generator = np.random.default_rng(list(seed))
-
-    def some(count: int) -> list[int]:
-        return [int(one) for one in generator.integers(FIRST_ID, LAST_ID, count)]
-
-    text = some(TALK)
-    found = {f"a talk of {TALK:,} tokens": (first := begin(text, ANSWER))}
-    found["its second turn"] = begin([*text, *first["answer"], *some(MORE)], 1)
-    shared = some(SHARED)
-    for visitor in ("first", "second", "third"):
-        found[f"{visitor} visitor of {SHARED:,} tokens"] = begin(shared + some(OWN), 1)
-    return {name: {"ms": one["ms"], "computed": one["computed"]} for name, one in found.items()}
-
-
-def talks_table(found: Mapping[str, Sequence[Mapping[str, Mapping[str, float]]]]) -> str:
-    names = dict.fromkeys(name for of in found.values() for name in of[0])
-
-    def cell(name: str, variant: str) -> str:
-        times = [one[name]["ms"] for one in found[variant]]
-        computed = {round(one[name]["computed"]) for one in found[variant]}
-        shown = ", ".join(map(str, sorted(computed)))
-        return f"{statistics.median(times):,.0f} ms ({min(times):,.0f} to {max(times):,.0f}), {shown} tokens"
-
-    rows = [(name, *(cell(name, variant) for variant in found)) for name in names]
-    return table(("first token, median (lowest to highest)", *found), rows)
-
-
-def measured_turns(args: argparse.Namespace, report: Report | None) -> dict[str, Any]:
-    llama, raw = llama_folders(args.llama_bin), dict[str, Any]()
-    with tempfile.TemporaryDirectory() as scratch:
-        for part in args.only or TURNS:
-            kind, shape = SHAPES[part]
-            shape = shape if args.layers is None else replace(shape, layers=min(args.layers, shape.layers))
-            model, missing = random_weights(kind, args.models or Path(scratch), shape), dict[str, str]()
-            found: dict[str, list[dict[str, dict[str, float]]]] = {}
-            with contextlib.ExitStack() as stack:
-                alive = dict[str, Begin]()
-                for name in args.variants or TURNS[part]:
-                    try:
-                        alive[name] = stack.enter_context(
-                            begins(name, model, args.threads, llama, TALK + ANSWER + MORE + 64)
-                        )
-                    except Missing as error:
-                        missing[name] = str(error)
-                for number, name in turns(list(alive), args.rounds):
-                    found.setdefault(name, []).append(talk(alive[name], (number + 1,)))
-                    print(f"round {number + 1}: {name}: {found[name][-1]}", file=sys.stderr, flush=True)
-            text = talks_table(found)
-            text += "\n\n" + table(("not measured", "why"), missing.items()) if missing else ""
-            print(f"\n{part}\n\n{text}\n", flush=True)
-            raw[part] = {"samples": found, "missing": missing}
-            if report is not None:
-                report.section(f"{part} ({args.threads} threads, {shape.layers} layers)", text)
-                report.write(raw)
-    return {"bench": "cpu turns", **raw}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given == ["--child"]:
@@ -757,7 +580,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmark.cpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("limits", "offline", "turns"))
+    parser.add_argument("part", choices=("limits", "offline"))
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("--rounds", type=int, default=3, help="of every figure (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of every variant (default: %(default)s)")
@@ -775,11 +598,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_result({"bench": "cpu limits", **found})
         return 0 if found else 1
     command = public_command(given, "python -m benchmark.cpu")
-    title, run = {
-        "offline": ("The CPU engine offline", offline),
-        "turns": ("Turns and forks on the CPU engine", measured_turns),
-    }[args.part]
-    print_result(run(args, None if args.out is None else Report(args.out, title, command=command)))
+    report = None if args.out is None else Report(args.out, "The CPU engine offline", command=command)
+    print_result(offline(args, report))
     return 0
 
 

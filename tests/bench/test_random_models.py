@@ -18,6 +18,8 @@ LLAMA = SHAPES["llama-3.2-3b"]
 
 def small(shape: Shape) -> Shape:
     tiny = replace(shape, layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=512, vocab=49_408, context=2048)
+    if shape.attending is not None:
+        return replace(tiny, attending=(1,), state_heads=min(shape.state_heads, 2))
     return replace(tiny, experts=8, per_token=2, expert_inner=256) if shape.experts else tiny
 
 

@@ -69,23 +69,8 @@ def test_shapes_of_larger_models_are_computed(part: str, tmp_path: Path, monkeyp
     tiny = replace(shape, layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, inner=96, vocab=49_408, context=2048)
     if shape.experts:
         tiny = replace(tiny, experts=8, expert_inner=96)
-    if shape.attending is not None:
-        tiny = replace(tiny, attending=(1,), state_heads=2, state_dim=32)
     found = cpu.measure(["exact"], cpu.random_weights(kind, tmp_path, tiny), [Point(1, 16, 4)], 1, 1, {})
     assert found.samples["exact"]["decode 1"][0] > 0, found.missing
-
-
-@pytest.mark.slow
-def test_a_second_turn_computes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
-    shape = replace(TINY, arch="lfm2", attending=(1,), context=8192)
-    with cpu.begins("int8", cpu.random_weights("q8_0", tmp_path, shape), 1, {}, 4400) as begin:
-        found = [cpu.talk(begin, (seed,)) for seed in range(2)]
-    for one in found:
-        computed = [row["computed"] for row in one.values()]
-        assert computed[0] == cpu.TALK and computed[1] < 2 * cpu.MORE + 16
-        assert computed[2] == computed[3] == cpu.SHARED + cpu.OWN and computed[4] <= cpu.OWN + 256
-    assert "| int8 |" in cpu.talks_table({"int8": found}) and "4096 tokens" in cpu.talks_table({"int8": found})
 
 
 def test_shares_of_limits() -> None:

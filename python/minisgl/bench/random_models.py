@@ -8,6 +8,7 @@ Invariants: what is written is a file that llama.cpp reads too; the same name gi
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,16 +42,41 @@ class Shape:
     per_token: int = 0
     expert_inner: int = 0
     window: int = 0
+    attending: tuple[int, ...] | None = None
+    """None: all layers. The others keep a state."""
+    state_heads: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes, rows first."""
         yield "token_embd.weight", (self.vocab, self.hidden)
-        yield "output_norm.weight", (self.hidden,)
+        yield ("token_embd_norm.weight" if self.arch == "lfm2" else "output_norm.weight"), (self.hidden,)
         if not self.tied:
             yield "output.weight", (self.vocab, self.hidden)
         layer = self._layer()
+        mixing = {name: of for name, of in layer.items() if not name.startswith("attn_") or name == "attn_norm.weight"}
+        mixing |= self._mixing()
         for i in range(self.layers):
-            yield from ((f"blk.{i}.{name}", shape) for name, shape in layer.items())
+            own = layer if self.attending is None or i in self.attending else mixing
+            yield from ((f"blk.{i}.{name}", shape) for name, shape in own.items())
+
+    def _mixing(self) -> dict[str, tuple[int, ...]]:
+        """Of a layer that keeps a state, in place of attention."""
+        inner, heads, hidden = self.state_heads * _STATE_DIM, self.state_heads, self.hidden
+        if self.arch == "lfm2":
+            wide, square = (3 * hidden, hidden), (hidden, hidden)
+            parts = {"in_proj": wide, "conv": (hidden, _TAPS[self.arch]), "out_proj": square}
+            return {f"shortconv.{name}.weight": shape for name, shape in parts.items()}
+        return {
+            "attn_qkv.weight": (3 * inner, hidden),
+            "attn_gate.weight": (inner, hidden),
+            "ssm_conv1d.weight": (3 * inner, _TAPS["qwen35"]),
+            "ssm_dt.bias": (heads,),
+            "ssm_a": (heads,),
+            "ssm_beta.weight": (heads, hidden),
+            "ssm_alpha.weight": (heads, hidden),
+            "ssm_norm.weight": (_STATE_DIM,),
+            "ssm_out.weight": (hidden, inner),
+        }
 
     def _layer(self) -> dict[str, tuple[int, ...]]:
         queries, keys, inner = (
@@ -66,14 +92,16 @@ class Shape:
             "attn_k": (keys, self.hidden),
             "attn_v": (keys, self.hidden),
             "attn_output": (self.hidden, queries),
-            "post_attention_norm" if self.arch == "gpt-oss" else "ffn_norm": (self.hidden,),
+            "post_attention_norm" if self.arch in ("gpt-oss", "qwen35") else "ffn_norm": (self.hidden,),
             f"ffn_gate{end}": (*of_experts, inner, self.hidden),
             f"ffn_up{end}": (*of_experts, inner, self.hidden),
             f"ffn_down{end}": (*of_experts, self.hidden, inner),
         }
         if self.experts:
             sizes["ffn_gate_inp"] = (self.experts, self.hidden)
-        if self.arch.startswith(("qwen3", "gemma3")):
+        if self.arch == "qwen35":  # with its gates
+            sizes["attn_q"] = (2 * queries, self.hidden)
+        if self.arch.startswith(("qwen3", "gemma3", "lfm2")):
             sizes |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
         if self.arch == "gemma3":
             sizes |= {"post_attention_norm": (self.hidden,), "post_ffw_norm": (self.hidden,)}
@@ -86,6 +114,8 @@ class Shape:
         return found | ({"attn_sinks.weight": (self.heads,)} if self.arch == "gpt-oss" else {})
 
 
+_STATE_DIM = 128
+_TAPS = {"lfm2": 3, "qwen35": 4}
 SHAPES = {
     "qwen3-0.6b": Shape(
         arch="qwen3", layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, inner=3072, vocab=151_936,
@@ -102,6 +132,14 @@ SHAPES = {
     "gemma-3-4b": Shape(
         arch="gemma3", layers=34, hidden=2560, heads=8, kv_heads=4, head_dim=256, inner=10_240, vocab=262_208,
         context=131_072, tied=True, window=1024,
+    ),
+    "qwen3.5-0.8b": Shape(
+        arch="qwen35", layers=24, hidden=1024, heads=8, kv_heads=2, head_dim=256, inner=3584, vocab=248_320,
+        context=262_144, theta=1e7, tied=True, attending=(3, 7, 11, 15, 19, 23), state_heads=16,
+    ),
+    "lfm2-1.2b": Shape(
+        arch="lfm2", layers=16, hidden=2048, heads=32, kv_heads=8, head_dim=64, inner=8192, vocab=65_536,
+        context=128_000, tied=True, attending=(2, 5, 8, 10, 12, 14),
     ),
     "qwen3-4b": Shape(
         arch="qwen3", layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, inner=9728, vocab=151_936,
@@ -159,8 +197,8 @@ def write_random(path: Path, shape: Shape, kind: str) -> None:
         rng = np.random.default_rng(0)
         for name, sizes in shape.tensors():
             if len(sizes) == 1 or name.endswith(".bias"):
-                writer.add_tensor(name, np.full(sizes, 1.0 if "norm" in name else 0.0, np.float32))
-            elif "gate_inp" in name:
+                writer.add_tensor(name, np.full(sizes, _value_of(name), np.float32))
+            elif re.search(r"gate_inp|conv1d|\.conv\.", name):
                 writer.add_tensor(name, rng.standard_normal(sizes, np.float32) * np.float32(0.02))
             else:
                 own = gguf.GGMLQuantizationType[type_of(name, kind).upper()]
@@ -168,6 +206,11 @@ def write_random(path: Path, shape: Shape, kind: str) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
+
+
+def _value_of(name: str) -> float:
+    """Of vectors; states fade."""
+    return 1.0 if "norm" in name else -1.0 if name.endswith("ssm_a") else 0.0
 
 
 def type_of(name: str, kind: str) -> str:
@@ -215,7 +258,11 @@ def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if shape.arch == "lfm2":
+        writer.add_head_count_kv([shape.kv_heads * (i in (shape.attending or ())) for i in range(shape.layers)])
+        writer.add_shortconv_l_cache(_TAPS[shape.arch])
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -226,6 +273,15 @@ def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
         writer.add_expert_feed_forward_length(shape.expert_inner)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.arch == "qwen35":
+        writer.add_ssm_conv_kernel(_TAPS[shape.arch])
+        writer.add_ssm_state_size(_STATE_DIM)
+        writer.add_ssm_group_count(shape.state_heads)
+        writer.add_ssm_time_step_rank(shape.state_heads)
+        writer.add_ssm_inner_size(shape.state_heads * _STATE_DIM)
+        writer.add_full_attention_interval(4)
+        writer.add_rope_dimension_count(shape.head_dim // 4)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
     if shape.arch == "gpt-oss":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)

@@ -6,6 +6,9 @@
 
 use std::ops::Range;
 
+use crate::attention::{LANES, Lanes, OnLanes, on_lanes};
+use crate::kernels::Isa;
+
 /// A convolution over the last tokens, channel by channel: what keeps their inputs is the tail, [length - 1, channels].
 pub struct Convolution {
     weights: Vec<f32>, // [length, channels], the oldest first
@@ -52,43 +55,145 @@ impl Convolution {
         (0..self.length - 1).map(of).collect()
     }
 
-    /// The next token of some channels, at most `CHANNELS` of them: `numbers` go in and out.
+    /// The next token of some channels: `numbers` go in and out.
     ///
     /// # Safety
     /// These channels of the tail are the caller's.
-    pub unsafe fn pass(&self, channels: Range<usize>, tail: *mut f32, numbers: &mut [f32]) {
-        let count = channels.len();
-        let mut sums = [0.0_f32; CHANNELS];
-        let sums = &mut sums[..count];
-        for tap in 0..self.length {
-            let weights = &self.weights[tap * self.channels + channels.start..][..count];
-            if tap + 1 == self.length {
-                add_products(sums, weights, numbers);
-                continue;
-            }
-            // SAFETY: the caller's.
-            let kept = unsafe { std::slice::from_raw_parts_mut(tail.add(tap * self.channels + channels.start), count) };
-            add_products(sums, weights, kept);
-            if tap + 2 == self.length {
-                kept.copy_from_slice(numbers);
-            } else {
-                // SAFETY: as above, another part.
-                let next = unsafe { tail.add((tap + 1) * self.channels + channels.start) };
-                // SAFETY: as above.
-                kept.copy_from_slice(unsafe { std::slice::from_raw_parts(next, count) });
-            }
-        }
-        if let Some(bias) = &self.bias {
-            sums.iter_mut()
-                .zip(&bias[channels])
-                .for_each(|(sum, bias)| *sum += bias);
-        }
-        numbers.copy_from_slice(sums);
+    pub unsafe fn pass(&self, isa: Isa, channels: Range<usize>, tail: *mut f32, numbers: &mut [f32]) {
+        assert_eq!(numbers.len(), channels.len());
+        let bias = self.bias.as_ref().map(|bias| bias[channels.clone()].as_ptr());
+        let job = Pass {
+            weights: self.weights[channels.start..].as_ptr(),
+            bias,
+            tail: tail.wrapping_add(channels.start),
+            numbers: numbers.as_mut_ptr(),
+            count: channels.len(),
+            taps: (self.length, self.channels),
+        };
+        // SAFETY: the caller's; the weights are as long as `new` makes them.
+        unsafe { on_lanes(isa, job) };
     }
 }
 
-fn add_products(sums: &mut [f32], ones: &[f32], others: &[f32]) {
-    for ((sum, one), other) in sums.iter_mut().zip(ones).zip(others) {
-        *sum += one * other;
+/// One token of some channels that lie side by side.
+struct Pass {
+    weights: *const f32,
+    bias: Option<*const f32>,
+    tail: *mut f32,
+    numbers: *mut f32,
+    count: usize,
+    taps: (usize, usize), // how many, and from one to the next
+}
+
+impl OnLanes for Pass {
+    /// # Safety
+    /// The pointers have these sizes, and nobody else uses tail and numbers.
+    #[inline(always)]
+    unsafe fn on<V: Lanes>(self) {
+        let whole = self.count / LANES * LANES;
+        // SAFETY: the caller's.
+        unsafe {
+            for at in (0..whole).step_by(LANES) {
+                self.some::<V>(at);
+            }
+            (whole..self.count).for_each(|at| self.one(at));
+        }
+    }
+}
+
+impl Pass {
+    /// A vector of channels from `at` on.
+    ///
+    /// # Safety
+    /// As of `on`.
+    #[inline(always)]
+    unsafe fn some<V: Lanes>(&self, at: usize) {
+        let (length, stride) = self.taps;
+        // SAFETY: the caller's.
+        unsafe {
+            let (number, mut sum) = (V::load(self.numbers.add(at)), V::splat(0.0));
+            for tap in 0..length {
+                let place = tap * stride + at;
+                let kept = if tap + 1 < length {
+                    V::load(self.tail.add(place))
+                } else {
+                    number
+                };
+                sum = sum.add(V::load(self.weights.add(place)).mul(kept));
+                if tap > 0 {
+                    kept.store(self.tail.add(place - stride));
+                }
+            }
+            if let Some(bias) = self.bias {
+                sum = sum.add(V::load(bias.add(at)));
+            }
+            sum.store(self.numbers.add(at));
+        }
+    }
+
+    /// A channel that no whole vector has.
+    ///
+    /// # Safety
+    /// As of `on`.
+    unsafe fn one(&self, at: usize) {
+        let (length, stride) = self.taps;
+        // SAFETY: the caller's.
+        unsafe {
+            let (number, mut sum) = (*self.numbers.add(at), 0.0_f32);
+            for tap in 0..length {
+                let place = tap * stride + at;
+                let kept = if tap + 1 < length {
+                    *self.tail.add(place)
+                } else {
+                    number
+                };
+                sum += *self.weights.add(place) * kept;
+                if tap > 0 {
+                    *self.tail.add(place - stride) = kept;
+                }
+            }
+            if let Some(bias) = self.bias {
+                sum += *bias.add(at);
+            }
+            *self.numbers.add(at) = sum;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a list of its own
+
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_gives_the_sums_of_the_last_tokens() {
+        let (length, channels, tokens) = (4, 52, 7);
+        let number = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 64.0;
+        let by_channel: Vec<f32> = (0..channels * length).map(number).collect();
+        let bias: Vec<f32> = (0..channels).map(|i| number(i + 9)).collect();
+        let convolution = Convolution::new(&by_channel, Some(bias.clone()), (length, channels));
+        let inputs: Vec<Vec<f32>> = (0..tokens)
+            .map(|t| (0..channels).map(|c| number(t * 53 + c)).collect())
+            .collect();
+        for isa in Isa::here() {
+            let mut tail = vec![0.0_f32; (length - 1) * channels];
+            for (token, input) in inputs.iter().enumerate() {
+                let mut found = input.clone();
+                for part in [0..33, 33..channels] {
+                    unsafe { convolution.pass(isa, part.clone(), tail.as_mut_ptr(), &mut found[part]) };
+                }
+                for channel in 0..channels {
+                    let taps = (0..length).filter(|tap| token + tap + 1 >= length);
+                    let products =
+                        taps.map(|tap| by_channel[channel * length + tap] * inputs[token + tap + 1 - length][channel]);
+                    assert_eq!(
+                        found[channel],
+                        products.fold(0.0, |sum, one| sum + one) + bias[channel],
+                        "{isa:?}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -32,7 +32,8 @@ impl Worker<'_, '_> {
                         }
                     }
                     multiply(numbers, before);
-                    conv.convolution.pass(channels.clone(), tail, numbers);
+                    conv.convolution
+                        .pass(shared.kernels.isa(), channels.clone(), tail, numbers);
                     multiply(numbers, behind);
                     let to = buffers.attended.at(token, start);
                     to.copy_from_nonoverlapping(numbers.as_ptr(), count);

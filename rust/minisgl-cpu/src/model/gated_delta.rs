@@ -39,7 +39,9 @@ impl Worker<'_, '_> {
                 states.advance(index, (row, slots[row] as usize), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, channels.start);
                     let numbers = std::slice::from_raw_parts_mut(at, count);
-                    delta.convolution.pass(channels.clone(), tail, numbers);
+                    delta
+                        .convolution
+                        .pass(shared.kernels.isa(), channels.clone(), tail, numbers);
                     shared.kernels.silu_mul(at, ONES.as_ptr(), count, at);
                     if let Some(lengths) = lengths {
                         let eps = EPS / count as f32;

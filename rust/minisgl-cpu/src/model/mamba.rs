@@ -26,7 +26,7 @@ impl Worker<'_, '_> {
                 states.advance(index, (row, slot), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, inner + channels.start);
                     let numbers = std::slice::from_raw_parts_mut(at, channels.len());
-                    convolution.pass(channels.clone(), tail, numbers);
+                    convolution.pass(isa, channels.clone(), tail, numbers);
                     silu_all(isa, numbers);
                 });
             }
