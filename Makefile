@@ -122,15 +122,15 @@ $(FILES): .clients/%/.installed: tests/weights/requirements/%.txt | $(BIN)/pytho
 
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.
 CLIENTS := $(patsubst tests/clients/requirements/%.txt,.clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))
-CLIENTS += $(if $(shell command -v npm),.clients/node/.installed,)
+CLIENTS += $(if $(shell command -v npm),$(patsubst tests/clients/%/package.json,.clients/%/.installed,$(wildcard tests/clients/*/package.json)),)
 client-test: install
 	@$(MAKE) --no-print-directory -j 2 client-environments
 	$(PYTEST) tests/clients -m 'slow or not slow'
 
 client-environments: $(CLIENTS)
-	$(if $(shell command -v npm),,@echo "make: npm is missing: Vercel's AI SDK and openai-node are not tried" >&2)
+	$(if $(shell command -v npm),,@echo "make: npm is missing: Vercel's AI SDK, openai-node and Codex CLI are not tried" >&2)
 
-.clients/node/.installed: tests/clients/node/package.json
+.clients/%/.installed: tests/clients/%/package.json
 	rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)/
 	npm install --prefix $(@D) --no-package-lock --no-audit --no-fund --loglevel error
 	touch $@

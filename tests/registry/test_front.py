@@ -118,6 +118,18 @@ def test_the_list_has_states_and_what_is_known(http: httpx.Client) -> None:
     assert http.get("/v1/models/nobody").status_code == 404
 
 
+def test_ollama_s_clients_see_all_models(http: httpx.Client) -> None:
+    load(http, "a", "c")
+    known, loaded = (http.get(path).json()["models"] for path in ("/api/tags", "/api/ps"))
+    assert [one["name"] for one in known] == list(states(http)) and len({one["digest"] for one in known}) == len(known)
+    assert [one["name"] for one in loaded] == ["a", "c"] and loaded[0]["context_length"] == 8001
+    assert states(http)["b"] == "unloaded" and http.get("/api/version").json()["version"]
+    body = {"model": "c:latest", "prompt": "hello", "raw": True, "options": {"seed": 0, "num_predict": 12}}
+    assert http.post("/api/generate", json={**body, "stream": False}).json()["response"] == expected("hello", 12)
+    unknown = http.post("/api/chat", json={"model": "nobody", "messages": []})
+    assert unknown.status_code == 404 and "there are a, b, c" in unknown.json()["error"]
+
+
 def test_what_cannot_be_is_said(http: httpx.Client) -> None:
     unknown = ask(http, "nobody")
     assert unknown.status_code == 404 and "there are a, b, c" in unknown.json()["error"]["message"]

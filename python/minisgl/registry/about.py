@@ -17,6 +17,7 @@ from minisgl.config import ConfigError
 from minisgl.registry import passing
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.formatter import json_response
+from minisgl.server.ollama.models import listed, running
 
 STARTED = int(time.time())
 ANSWER_TIMEOUT_S = 5.0
@@ -82,6 +83,19 @@ def card(model: Model) -> list[dict[str, Any]]:
         found["failure"] = failure
     of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
     return [found, *({"id": name, **of_adapter, "root": name, "parent": model.name} for name in entry.adapters)]
+
+
+def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:
+    """As Ollama's clients are told: all models, or those that are loaded."""
+    found: list[dict[str, Any]] = []
+    for model in registry.models.values():
+        if are_loaded and model.state != "loaded":
+            continue
+        first, *adapters = card(model)
+        names = [model.name, *(one["id"] for one in adapters)]
+        cards = listed(names, STARTED, first["size"] or 0, model.name)
+        found += running(cards, model.used_bytes, model.max_model_len or 0, "") if are_loaded else cards
+    return {"models": found}
 
 
 def health(registry: Registry, draining: bool) -> dict[str, Any]:

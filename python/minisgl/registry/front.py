@@ -22,13 +22,14 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.config import ServerConfig
 from minisgl.registry import passing
-from minisgl.registry.about import Asks, card, health, metrics, stats
+from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.server.errors import SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.middleware import unless_gone
+from minisgl.server.ollama.models import version
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.waiting import Turns
 from minisgl.utils.installed import own_version
@@ -66,6 +67,9 @@ class Front:
             "/version": lambda: _now({"version": own_version()}),
             "/v1": lambda: _now({"status": "ok"}),
             MODELS: lambda: _now({"object": "list", "data": [*chain(*map(card, registry.models.values()))]}),
+            "/api/tags": lambda: _now(tags(registry)),
+            "/api/ps": lambda: _now(tags(registry, are_loaded=True)),
+            "/api/version": lambda: _now(version()),
             "/stats": lambda: stats(asks),
             "/metrics": lambda: metrics(asks),
         }

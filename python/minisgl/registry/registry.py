@@ -27,6 +27,7 @@ from minisgl.config import ConfigError, Limits
 from minisgl.registry.entries import PROCESSES_BYTES, Entry
 from minisgl.registry.room import Tenant, never_fits, victims
 from minisgl.registry.server import ChildServer, ModelServer, NotLoaded, Start
+from minisgl.server.context import LATEST
 from minisgl.server.errors import SERVER, ApiError, draining, queue_full
 from minisgl.server.log import say, warn
 
@@ -122,7 +123,7 @@ class Registry:
     # -------------------------------------------------------------------------------------------------- what is asked
 
     def find(self, name: str) -> Model | None:
-        return self._names.get(name)
+        return self._names.get(name) or self._names.get(name.removesuffix(LATEST))
 
     @property
     def first(self) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -57,24 +57,44 @@ def _files(context: ServerContext) -> list[Path]:
     return [] if folder is None else [*Path(folder).glob("*.safetensors")]
 
 
-def _cards(context: ServerContext, **more: Any) -> list[dict[str, Any]]:
-    """Of the model and its adapters."""
-    family, files, info = _family(context), _files(context), context.info
+def listed(
+    names: Iterable[str], created: float, size: int, key: str, *, family: str = "", dtype: str = "", form: str = ""
+) -> list[dict[str, Any]]:
+    """As /api/tags has a model and its adapters. `key`: names what is loaded; `form`: of its files."""
     card = {
-        "modified_at": datetime.fromtimestamp(context.served.created, UTC).isoformat().replace("+00:00", "Z"),
-        "size": sum(file.stat().st_size for file in files),
-        "digest": hashlib.sha256(fingerprint(context.served.name, info).encode()).hexdigest(),
+        "modified_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "size": size,
+        "digest": hashlib.sha256(key.encode()).hexdigest(),
         "details": {
             "parent_model": "",
-            "format": "gguf" if any(file.suffix == ".gguf" for file in files) else "safetensors",
+            "format": form,
             "family": family,
             "families": [family] if family else [],
             "parameter_size": "",
-            "quantization_level": info.dtype,
+            "quantization_level": dtype,
         },
     }
-    names = [context.served.name, *(adapter.name for adapter in context.client.adapters.ready())]
-    return [{"name": name, "model": name, **card, **more} for name in names]
+    return [{"name": name, "model": name, **card} for name in names]
+
+
+def running(cards: Iterable[dict[str, Any]], num_bytes: int, context_len: int, device: str) -> list[dict[str, Any]]:
+    """As /api/ps has them. `num_bytes`: the memory of the engine processes."""
+    on_device = num_bytes if device.startswith("cuda") else 0
+    more = {"size": num_bytes, "size_vram": on_device, "context_length": context_len, "expires_at": NEVER}
+    return [{**one, **more} for one in cards]
+
+
+def _cards(context: ServerContext) -> list[dict[str, Any]]:
+    files, info, served = _files(context), context.info, context.served
+    return listed(
+        [served.name, *(adapter.name for adapter in context.client.adapters.ready())],
+        served.created,
+        sum(file.stat().st_size for file in files),
+        fingerprint(served.name, info),
+        family=_family(context),
+        dtype=info.dtype,
+        form="gguf" if any(file.suffix == ".gguf" for file in files) else "safetensors",
+    )
 
 
 def _tags(context: ServerContext) -> dict[str, Any]:
@@ -82,14 +102,12 @@ def _tags(context: ServerContext) -> dict[str, Any]:
 
 
 def _running(context: ServerContext) -> dict[str, Any]:
-    """All of them: none is ever unloaded. `size`: the memory of the engine processes."""
-    resident = sum(view.stats.resident_bytes for view in context.client.engines if view.stats is not None)
-    on_device = context.info.device.startswith("cuda")
-    sizes = {"size": resident, "size_vram": resident if on_device else 0}
-    return {"models": _cards(context, expires_at=NEVER, context_length=context.info.max_seq_len, **sizes)}
+    info, engines = context.info, context.client.engines
+    resident = sum(view.stats.resident_bytes for view in engines if view.stats is not None)
+    return {"models": running(_cards(context), resident, info.max_seq_len, info.device)}
 
 
-def _version(context: ServerContext) -> dict[str, Any]:
+def version() -> dict[str, Any]:
     return {"version": VERSION, "minisgl": own_version()}
 
 
@@ -124,7 +142,7 @@ def _capabilities(context: ServerContext) -> list[str]:
 GETS: dict[str, Callable[[ServerContext], dict[str, Any]]] = {
     "/api/tags": _tags,
     "/api/ps": _running,
-    "/api/version": _version,
+    "/api/version": lambda context: version(),
 }
 POSTS = {"/api/show": (OllamaShowRequest, show_endpoint)}
 
