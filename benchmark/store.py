@@ -3,6 +3,7 @@
     python -m benchmark.store restart --model smollm2 --out FOLDER
     python -m benchmark.store restart --shape qwen2.5-1.5b --tokens 1024 --out FOLDER
     python -m benchmark.store cost --model smollm2 --out FOLDER
+    MINISGL_DATA=... python -m benchmark.store trace --out FOLDER
 
 `restart`: the time to the first token of one prompt over HTTP from a server with an empty folder; after `kill -9` of
 all of it and a new start; and after another one, without the folder. All bits of the answers must be equal: texts and
@@ -10,14 +11,22 @@ log probabilities are compared. `--shape`: a model of random weights in Q4_K_M.
 
 `cost`: prompts that nobody asked before, and then a batch that decodes, with and without a folder in turns, there and
 back, in one process. "written" waits in each turn until the disk has all: the whole price, where nothing is idle.
+
+`trace`: Mooncake's conversations on the simulated engine in virtual time, with a pool alone, with a store of ten times
+the pool below it, and with a pool that holds everything; both schedulers. Loads take no time in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import sys
 import tempfile
 import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +38,15 @@ from minisgl.bench.random_models import random_model
 from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.bench.stats import geometric_interval, in_turns
+from minisgl.bench.traces import read_trace
+from minisgl.bench.virtual_run import VirtualServer
+from minisgl.config import EngineConfig
+from minisgl.engine.api import SlotAssignment, StepHandle
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.sim import SimEngine
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
+from minisgl.step import Int32Array, StepBuffers, StepPlan
 
 TITLE = "Pages on disk"
 COMMAND = "python -m benchmark.store"
@@ -138,13 +153,99 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
     return {"with / without, time": shown, "counts": str(counts), "times": found}
 
 
+class Shelf:
+    """A store of a simulated engine: the keys of its pages, the last used last."""
+
+    def __init__(self, page_size: int, most: int) -> None:
+        self._page_size = page_size
+        self._most = most
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def keys(self, tokens: Int32Array) -> Iterator[bytes]:
+        key = b""
+        for end in range(self._page_size, len(tokens) + 1, self._page_size):
+            key = hashlib.blake2b(key + tokens[end - self._page_size : end].tobytes(), digest_size=16).digest()
+            yield key
+
+    def stage(self, tokens: Int32Array, first: int, most: int) -> Found:
+        end = 0
+        for end, key in enumerate(self.keys(tokens)):  # noqa: B007
+            if key not in self._keys:
+                break
+            self._keys.move_to_end(key)
+        return Found((first, min(max(first, end), first + most)))
+
+    def give(self, tokens: Int32Array) -> None:
+        for key in self.keys(tokens):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    columns: tuple[int, int]
+
+    def page(self, column: int) -> bytes:
+        return b""
+
+
+class Shelved(SimEngine):
+    """A simulated engine that has stored each prompt which it was given."""
+
+    def __init__(self, sim: SimEngine, shelf: Shelf) -> None:
+        self.__dict__.update(sim.__dict__)
+        self.store = shelf
+
+    def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        for one in assignments:
+            self.store.give(one.tokens)
+        return super().launch(plan, buffers, assignments)
+
+    def store_counts(self) -> None:
+        return None
+
+
+def trace(args: argparse.Namespace) -> dict[str, Any]:
+    requests = read_trace("mooncake-conversation")[: args.requests]
+    arrivals = np.array([one.arrival_s for one in requests]) * args.slower
+    found = dict[str, Any]()
+    for backend in ("rust_hotpath", "python"):
+        for name, pages, times in (("pool", args.pages, 0), ("pool and store", args.pages, 10), ("all", 1 << 20, 0)):
+            config = EngineConfig.of(
+                {
+                    "engine": "sim",
+                    "sim_profile": "qwen3-8b-h200",
+                    "cpu_backend": backend,
+                    "page_size": args.page_size,
+                    "num_pages": pages,
+                }
+            )
+            shelf = Shelf(args.page_size, times * pages)
+            around = (lambda sim, shelf=shelf: Shelved(sim, shelf)) if times else (lambda sim: sim)
+            run = VirtualServer(config, len(requests), 0.0, around).run(requests, arrivals.copy(), 0)
+            stats = run.engines[0].stats
+            ttft = run.first_token_s - run.arrival_s
+            found[f"{backend}, {name}"] = {
+                "hit_rate": stats.num_cached_tokens_total / stats.num_prompt_tokens_total,
+                "loaded_pages": stats.num_loaded_pages_total,
+                "refused": int(run.refused.sum()),
+                "end_s": run.end_s,
+                "ttft_p50_s": float(np.nanpercentile(ttft, 50)),
+                "ttft_p99_s": float(np.nanpercentile(ttft, 99)),
+            }
+            print(f"{backend}, {name}: {found[f'{backend}, {name}']}", file=sys.stderr)
+    return found
+
+
 def params(count: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("restart", "cost"))
+    parser.add_argument("part", choices=("restart", "cost", "trace"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--shape", help="a model of random weights instead")
     parser.add_argument("--tokens", type=int, default=4096)
@@ -154,10 +255,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flag", action="append", default=[], help="of the server, such as --flag=--kv-dtype=q8")
     parser.add_argument("--cache-in", help="where the folder is made (default: for temporary files)")
+    parser.add_argument("--requests", type=int, help="of the trace (default: all)")
+    parser.add_argument("--pages", type=int, default=1000, help="of the simulated pool")
+    parser.add_argument("--page-size", type=int, default=256)
+    parser.add_argument("--slower", type=float, default=3.0, help="than the trace: one engine stands for several")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     model = args.model if args.shape is None else str(random_model(args.shape, "q4_k_m"))
-    found = restart(args, model) if args.part == "restart" else cost(args, model)
+    parts = {"restart": lambda: restart(args, model), "cost": lambda: cost(args, model), "trace": lambda: trace(args)}
+    found = parts[args.part]()
     report = Report(args.out, TITLE, command=public_command([args.part], COMMAND))
     rows = [(name, json.dumps(value)) for name, value in found.items() if name != "times"]
     report.section(args.part, table(("", "found"), rows))

@@ -7,7 +7,7 @@ the trace; nothing is left out: a request that does not fit is counted as refuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -167,11 +167,18 @@ def request_message(one: TraceRequest, req_id: int, vocab_size: int, seed: int) 
 
 
 class VirtualServer:
-    """One engine."""
+    """One engine; `around`: what stands in for it."""
 
-    def __init__(self, config: EngineConfig, num_requests: int, host_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_requests: int,
+        host_s: float = 0.0,
+        around: Callable[[SimEngine], SimEngine] = lambda sim: sim,
+    ) -> None:
         self._records = Records(num_requests)
         sim, clock = build_virtual(config)
+        sim = around(sim)
         self._vocab_size = sim.info.vocab_size
         self._engine = VirtualEngine(config, sim, clock, self._records, host_s)
 

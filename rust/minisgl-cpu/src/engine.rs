@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use minisgl_store::{Keeper, Store};
 
@@ -135,7 +136,11 @@ impl Engine {
         let run = || {
             self.load_pages(step)?;
             let ids = self.checked(step)?;
+            let began = Instant::now();
             let sampled = self.run(step, &ids)?;
+            if let Some(keeper) = &self.keeper {
+                keeper.took(ids.len(), began.elapsed());
+            }
             self.keep_pages(step, &ids, &sampled);
             Ok(sampled)
         };

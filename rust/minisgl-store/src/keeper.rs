@@ -4,9 +4,12 @@
 //! guessed from counts, those of the draft do not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::key::{Key, next_key};
 use crate::store::{Staged, Store};
+
+const LEAST_PAGES: usize = 4; // of a step that says how fast prompts are computed
 
 #[derive(Default)]
 struct Slot {
@@ -49,6 +52,13 @@ impl Keeper {
     #[must_use]
     pub fn staged(&self, slot: usize, column: usize) -> Option<&[u8]> {
         self.slots[slot].staged.as_ref()?.page(column)
+    }
+
+    /// A step has computed so many tokens in such a time.
+    pub fn took(&self, tokens: usize, time: Duration) {
+        if tokens >= LEAST_PAGES * self.store.page_size() {
+            self.store.took(tokens, time);
+        }
     }
 
     /// The first row of a slot in a step has computed `ids` from position `first` on: pages that are full now are given

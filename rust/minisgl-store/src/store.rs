@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::folder::Folder;
 use crate::key::{Key, first_key, keys};
@@ -19,6 +19,10 @@ use crate::key::{Key, first_key, keys};
 const QUEUE_BYTES: usize = 256 << 20;
 const STAGED_BYTES: usize = 512 << 20; // of pages that are read and not yet loaded
 const MAX_KNOWN: usize = 1 << 20;
+const FIRST_WAIT: Duration = Duration::from_secs(1); // for a disk, before it is known how fast pages are computed
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
+const SLACK: Duration = Duration::from_millis(20); // for the start of reading
 
 /// What has come of pages so far, and what this process knows of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +90,7 @@ struct Shared {
     counters: Counters,
     known: Mutex<HashSet<Key>>,                 // pages of which there is a file, or will be
     staged: Mutex<HashMap<Key, Weak<Vec<u8>>>>, // pages that somebody has at hand
+    page_ns: AtomicU64,                         // what computing a page takes; 0: not known
     queued: Mutex<usize>,
     less_queued: Condvar,
 }
@@ -96,6 +101,8 @@ impl Shared {
     }
 
     fn write(&self, from: &Receiver<(Key, Vec<u8>)>) {
+        #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
+        let _ = rustix::process::setpriority_process(None, NICE);
         for (key, page) in from {
             if !self.folder.has(&key) {
                 match self.folder.write(&key, &page) {
@@ -157,6 +164,7 @@ impl Store {
             counters: Counters::default(),
             known: Mutex::default(),
             staged: Mutex::default(),
+            page_ns: AtomicU64::new(0),
             queued: Mutex::default(),
             less_queued: Condvar::new(),
         });
@@ -216,6 +224,21 @@ impl Store {
         keys.get(column).is_some_and(|key| self.shared.folder.has(key))
     }
 
+    /// Say that computing so many tokens took so long: reading for longer than that is refused.
+    pub fn took(&self, tokens: usize, time: Duration) {
+        let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
+        let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
+        let now = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / tokens;
+        let now = now.saturating_mul(page_size).max(1);
+        let before = self.shared.page_ns.load(Ordering::Relaxed);
+        let mean = if before == 0 {
+            now
+        } else {
+            before - before / 4 + now / 4
+        };
+        self.shared.page_ns.store(mean, Ordering::Relaxed);
+    }
+
     /// Wait until what was given is written, but not longer than `most`.
     pub fn flush(&self, most: Duration) {
         let wait = |queued| {
@@ -226,16 +249,27 @@ impl Store {
         drop(wait(self.shared.queued()));
     }
 
-    /// Read the pages of `tokens` from `first` on, as far as they are there and there is room, at most `most` of them.
+    /// Read the pages of `tokens` from `first` on, at most `most` of them: as far as they are there, there is room, and the
+    /// disk is faster than computing.
     #[must_use]
     pub fn stage(&self, tokens: &[i32], first: usize, most: usize) -> Staged {
         let mut pages = Vec::new();
         let room = (STAGED_BYTES / self.page_bytes.max(1)).saturating_sub(self.shared.num_staged());
-        let most = most.min(room);
+        let (most, page_ns, began) = (
+            most.min(room),
+            self.shared.page_ns.load(Ordering::Relaxed),
+            Instant::now(),
+        );
         for key in keys(&self.first, tokens, self.page_size).iter().skip(first).take(most) {
             match self.shared.read(key, self.page_bytes) {
                 Ok(Some(page)) => pages.push(page),
-                Ok(None) => break,
+                Ok(None) => {
+                    let mut known = self.shared.known();
+                    if known.contains(key) {
+                        known.clear(); // on its way, or somebody has cleared the folder
+                    }
+                    break;
+                }
                 Err(error) => {
                     self.shared.counters.error(&error);
                     self.shared.known().remove(key);
@@ -244,6 +278,9 @@ impl Store {
             }
             Counters::add(&self.shared.counters.loaded);
             self.shared.known().insert(*key);
+            if began.elapsed() > longest(pages.len(), page_ns) {
+                break;
+            }
         }
         Staged { first, pages }
     }
@@ -264,6 +301,15 @@ impl Store {
     }
 }
 
+/// How long reading so many pages may take, where computing one takes `page_ns`.
+fn longest(pages: usize, page_ns: u64) -> Duration {
+    let pages = u64::try_from(pages).unwrap_or(u64::MAX);
+    match page_ns {
+        0 => FIRST_WAIT,
+        _ => SLACK + Duration::from_nanos(page_ns.saturating_mul(pages)),
+    }
+}
+
 impl Drop for Store {
     /// What was given is written first.
     fn drop(&mut self) {
@@ -271,5 +317,25 @@ impl Drop for Store {
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_waited_for_no_longer_than_computing_takes() {
+        let ms = Duration::from_millis;
+        assert_eq!(longest(9, 0), FIRST_WAIT);
+        assert_eq!(longest(3, 10_000_000), SLACK + ms(30));
+        let root = tempfile::TempDir::new().expect("a folder");
+        let store = Store::open(root.path(), 1 << 30, b"model", 4, 100).expect("a folder");
+        store.took(8, ms(80));
+        assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 40_000_000);
+        store.took(8, ms(160));
+        assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 50_000_000);
+        store.took(8, ms(0));
+        assert!(store.shared.page_ns.load(Ordering::Relaxed) > 0);
     }
 }

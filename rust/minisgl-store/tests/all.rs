@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use minisgl_store::{Folder, Keeper, Store, first_key, keys};
+use minisgl_store::{Folder, Keeper, Store, digest_of_files, first_key, keys};
 use tempfile::TempDir;
 
 const SIZE: usize = 4;
@@ -238,4 +239,69 @@ fn keys_depend_on_all_that_is_before() {
     let mut other = text(12);
     other[0] = 9;
     assert!(of_one.iter().zip(keys(&one, &other, SIZE)).all(|(a, b)| *a != b));
+}
+
+#[test]
+fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
+    let root = TempDir::new().expect("a folder");
+    let root = root.path();
+    let store = open(root, 1 << 30, b"model");
+    let all = keys(store.first_key(), &text(12), SIZE);
+    let give_all = || {
+        for (number, key) in all.iter().enumerate() {
+            store.give(*key, || page(number));
+        }
+        store.flush(Duration::from_secs(60));
+    };
+    give_all();
+    give_all();
+    assert_eq!(store.counts().written, 3, "once");
+    let staged = store.stage(&text(12), 0, 3);
+    Folder::existing(root)
+        .and_then(|folder| folder.clear())
+        .expect("a folder");
+    let again = store.stage(&text(12), 0, 3);
+    assert_eq!(
+        (staged.columns(), again.columns()),
+        ((0, 3), (0, 3)),
+        "somebody has them"
+    );
+    drop((staged, again));
+    assert_eq!(store.stage(&text(12), 0, 3).columns(), (0, 0));
+    give_all();
+    assert_eq!((store.counts().written, files(root).len()), (6, 3));
+}
+
+#[test]
+fn who_can_read_no_folder_is_told() {
+    let root = TempDir::new().expect("a folder");
+    assert!(Folder::existing(&root.path().join("none")).is_err());
+    assert!(!root.path().join("none").exists());
+}
+
+#[test]
+fn a_digest_is_that_of_all_files_in_their_order() {
+    let root = TempDir::new().expect("a folder");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = root.path().join(name);
+        fs::write(&path, bytes).expect("a file");
+        path
+    };
+    let long: Vec<u8> = (0..(9 << 20) + 5).map(|at| (at % 251) as u8).collect();
+    let mut other = long.clone();
+    *other.last_mut().expect("bytes") ^= 1;
+    let (one, two, three) = (file("1", &long), file("2", b"short"), file("3", &other));
+    let digest = |files: &[&PathBuf]| {
+        let files: Vec<PathBuf> = files.iter().map(|&file| file.clone()).collect();
+        digest_of_files(&files).expect("files")
+    };
+    assert_eq!(digest(&[&one, &two]), digest(&[&one, &two]));
+    let all = [
+        digest(&[&one, &two]),
+        digest(&[&two, &one]),
+        digest(&[&three, &two]),
+        digest(&[&one]),
+    ];
+    assert!((0..4).all(|at| !all[..at].contains(&all[at])));
+    assert!(digest_of_files(&[root.path().join("none")]).is_err());
 }
