@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from minisgl.config import EngineConfig, Limits, ServerConfig
+from minisgl.engine.echo import EchoModel
 from minisgl.registry.entries import Entry
 from minisgl.registry.registry import Model, Registry
 from minisgl.registry.server import ModelServer, NotLoaded
+from minisgl.tokenizer import Tokenizer
 
 MIB = 2**20
 NEED = 100 * MIB
@@ -28,9 +28,9 @@ def entry(name: str, **settings: Any) -> Entry:
 class FakeServer:
     """It serves nobody. `used` bytes are what it takes."""
 
-    def __init__(self, name: str, used: int) -> None:
+    def __init__(self, name: str, used: int, address: tuple[str, int]) -> None:
         self.name = name
-        self.address = ("127.0.0.1", 1)
+        self.address = address
         self.max_model_len = 64
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.used = used
@@ -56,6 +56,7 @@ class Fleet:
         self.started: list[str] = []
         self.servers: dict[str, FakeServer] = {}
         self.configs: dict[str, ServerConfig] = {}
+        self.address = ("127.0.0.1", 1)  # of what answers for all of them
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
         name = config.model_name
@@ -66,7 +67,7 @@ class Fleet:
             await gate.wait()
         if name in self.refuse:
             raise NotLoaded(self.refuse[name])
-        self.servers[name] = FakeServer(name, self.used.get(name, NEED))
+        self.servers[name] = FakeServer(name, self.used.get(name, NEED), self.address)
         return self.servers[name]
 
 
@@ -106,5 +107,8 @@ def echo(name: str, **more: object) -> dict[str, object]:
     return {"name": name, "model": "echo", "flags": "--engine echo --num-pages 500", "memory": "150MB", **more}
 
 
-def encoded(config: ServerConfig) -> bytes:
-    return msgspec.json.encode(config)
+def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False) -> str:
+    """The text of an echo engine. `to_the_end`: no token ends it."""
+    ids = Tokenizer.echo().encode(prompt).tolist()
+    found = EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=to_the_end)
+    return Tokenizer.echo().decode([one for one in found if one < 256])

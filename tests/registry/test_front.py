@@ -16,20 +16,12 @@ import httpx
 import psutil
 import pytest
 
-from minisgl.engine.echo import EchoModel
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.several import echo, write_models
+from tests.helpers.several import echo, expected, write_models
 
 KEY = {"authorization": "Bearer admin"}
 LONG = 900  # tokens: they take longer than anything else here
-
-
-def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False) -> str:
-    ids = Tokenizer.echo().encode(prompt).tolist()
-    found = EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=to_the_end)
-    return Tokenizer.echo().decode([one for one in found if one < 256])
 
 
 @pytest.fixture(scope="module")

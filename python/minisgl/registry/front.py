@@ -25,9 +25,11 @@ from minisgl.registry import passing
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
+from minisgl.registry.server import ModelServer
 from minisgl.server.errors import SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
+from minisgl.server.live import STREAM
 from minisgl.server.middleware import unless_gone
 from minisgl.server.ollama.models import version
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
@@ -115,7 +117,7 @@ class Front:
         except (msgspec.MsgspecError, ValueError):
             body = _Body()  # a server has the words for what is wrong with it
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
-        header = dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1")
+        header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
         name = body.model or query or header
         model = self._named(name) if isinstance(name, str) and name else self._registry.first
         return model, body.stream is True
@@ -183,11 +185,11 @@ class _Passed:
         self._request = request
         self._send = send
         self._is_stream = is_stream
-        self._has_begun = False
+        self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
-        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + query
+        path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + (b"?" + query if query else b"")
         headers.append((b"x-request-id", request.request_id.encode()))
         if not any(name == b"host" for name, _ in headers):  # HTTP/1.0
             headers.append((b"host", b"localhost"))
@@ -197,14 +199,14 @@ class _Passed:
         try:
             try:
                 await self._once()
-            except Lost as error:
-                if error.began or self._has_begun:
+            except Lost:
+                if self._answer_has_begun:
                     raise
                 await self._once()
         except Lost as error:
-            await self._end_with(engine_gone(f"model: {self._model.name}: {error}"), error.began)
+            await self._end_with(engine_gone(f"model: {self._model.name}: {error}"))
         except ApiError as error:
-            await self._end_with(error, self._has_begun)
+            await self._end_with(error)
 
     async def _once(self) -> None:
         """Raises `Lost`, `ApiError`."""
@@ -213,16 +215,21 @@ class _Passed:
                 await self._until_ready_with_comments(lease)
             else:
                 await until_ready(lease, self._registry)
-            server = lease.ready.result()
-            try:
-                answer = await passing.ask(server.address, self._bytes)
-            except Lost:
-                await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
-                raise
-            try:
-                await self._pass(answer)
-            finally:
-                answer.close()
+            if self._path != STREAM:
+                await self._ask(lease.ready.result())
+        if self._path == STREAM:  # who watches a model does not keep it
+            await self._ask(lease.ready.result())
+
+    async def _ask(self, server: ModelServer) -> None:
+        try:
+            answer = await passing.ask(server.address, self._bytes)
+        except Lost:
+            await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
+            raise
+        try:
+            await self._pass(answer)
+        finally:
+            answer.close()
 
     async def _until_ready_with_comments(self, lease: Lease) -> None:
         ready = asyncio.ensure_future(until_ready(lease, self._registry))
@@ -245,28 +252,29 @@ class _Passed:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _pass(self, answer: Answer) -> None:
-        is_late = self._has_begun
         self._request.is_passed_on = True
-        if is_late and answer.status != 200:
-            self._connection.write(last_event(self._path, msgspec.json.decode(await answer.whole())))
-        elif answer.is_chunked:
-            if not is_late:
+        if not answer.is_chunked or (self._has_begun and answer.status != 200):
+            body = await answer.whole()
+            self._answer_has_begun = True
+            if not self._has_begun:
+                await self._begin(answer.status, answer.headers)
+                await self._send({"type": "http.response.body", "body": body})
+                return
+            self._connection.write(last_event(self._path, msgspec.json.decode(body)))
+        else:
+            self._answer_has_begun = True
+            if not self._has_begun:
                 await self._begin(answer.status, answer.headers)
             await answer.into(self._connection)
-        else:
-            body = await answer.whole()
-            await self._begin(answer.status, answer.headers)
-            await self._send({"type": "http.response.body", "body": body})
-            return
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _end_with(self, error: ApiError, has_begun: bool) -> None:
+    async def _end_with(self, error: ApiError) -> None:
         """Raises `ApiError` where it can still be a status."""
         self._request.error, self._request.is_passed_on = error.code, False
-        if not has_begun and not self._has_begun:
+        if not self._has_begun:
             raise error
         if not self._is_stream:
-            self._connection.drop()  # a length was promised, or an end that nobody can write
+            self._connection.drop()  # an end that nobody can write
             return
         self._connection.write(last_event(self._path, error.body_for(self._path)))
         await self._send({"type": "http.response.body", "body": b""})

@@ -25,11 +25,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Lost(Exception):
-    """The server is gone. `began`: its answer had begun."""
-
-    def __init__(self, reason: str, began: bool) -> None:
-        super().__init__(reason)
-        self.began = began
+    """The server is gone."""
 
 
 class Answer(asyncio.Protocol):
@@ -98,7 +94,7 @@ class Answer(asyncio.Protocol):
     def _fail(self, reason: str) -> None:
         for one in (self.head, self.done):
             if not one.done():
-                one.set_exception(Lost(reason, self.head.done()))
+                one.set_exception(Lost(reason))
                 one.exception()  # whoever waits for the other one has it
         if self._transport is not None:
             self._transport.abort()
@@ -158,7 +154,7 @@ async def ask(address: tuple[str, int], request: bytes) -> Answer:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.create_connection(lambda: answer, *address)
     except (OSError, TimeoutError) as error:
-        raise Lost(f"its server cannot be reached: {error or 'it does not answer'}", False) from error
+        raise Lost(f"its server cannot be reached: {error or 'it does not answer'}") from error
     try:
         await answer.head
     except BaseException:

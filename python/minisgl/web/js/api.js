@@ -21,6 +21,9 @@ export function key() {
   return sessionStorage.getItem(KEY);
 }
 
+/** Of several models behind this address, the one that requests without a body are for; "": there is only one. */
+export const chosen = { model: "" };
+
 export function forgetKey() {
   sessionStorage.removeItem(KEY);
 }
@@ -37,6 +40,7 @@ export async function request(path, { body, signal } = {}) {
     /** @type {Record<string, string>} */
     const headers = used ? { authorization: `Bearer ${used}` } : {};
     if (body !== undefined) headers["content-type"] = "application/json";
+    if (chosen.model) headers["x-minisgl-model"] = encodeURIComponent(chosen.model);
     const response = await fetch(new URL(path, ROOT), {
       method: body === undefined ? "GET" : "POST",
       headers,
