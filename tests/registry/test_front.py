@@ -239,6 +239,19 @@ def test_an_engine_that_is_killed_ends_its_server_and_the_next_request_starts_it
     assert text_of(ask(http, "a")) == expected("hello", 12)
 
 
+def test_an_answer_that_is_kept_is_found_at_its_model(server: ServerProcess, http: httpx.Client) -> None:
+    load(http, "a", "c")
+    kept = http.post(
+        "/v1/responses", json={"model": "c", "input": "keep", "max_output_tokens": 16, "store": True}
+    ).json()
+    assert http.get(f"/v1/responses/{kept['id']}").json()["model"] == "c"
+    assert http.get(f"/v1/responses/{kept['id']}/input_items").status_code == 200
+    user = {"authorization": "Bearer user"}
+    assert http.get(f"/v1/responses/{kept['id']}", headers=user).status_code == 404
+    assert http.delete(f"/v1/responses/{kept['id']}").status_code == 200
+    assert http.get(f"/v1/responses/{kept['id']}").status_code == 404
+
+
 def test_random_requests_are_exact(http: httpx.Client) -> None:
     def one(i: int) -> None:
         name, prompt = "abc"[i * 7 % 3], f"prompt {i}"
@@ -282,5 +295,18 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(tmp_path: Path) -> None:
                 assert list(events)[-2] == "data: [DONE]"
         assert server.process.wait(WAIT_S) == 0
         until(lambda: not list(Path(server.folder).iterdir()), "files are left behind")
+    finally:
+        server.kill()
+
+
+def test_servers_end_with_the_process_at_the_port(tmp_path: Path) -> None:
+    server = ServerProcess(["--models", write_models(tmp_path / "models.yaml", [echo("a", pin=True)])])
+    try:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
+            until(lambda: http.get("/readyz").status_code == 200, "what is pinned never is there")
+        children = server.children()
+        assert len(children) == 2
+        server.process.kill()
+        assert psutil.wait_procs(children, timeout=WAIT_S)[1] == []
     finally:
         server.kill()

@@ -26,7 +26,7 @@ _FAMILY = re.compile(rb"# (?:HELP|TYPE) (\S+)")
 
 
 class Asks:
-    """What servers are asked on behalf of nobody. `key`: one that lets in."""
+    """What all servers are asked. `key`: one that lets in, for what is asked on behalf of nobody."""
 
     def __init__(self, registry: Registry, key: str | None) -> None:
         self.registry = registry
@@ -34,18 +34,18 @@ class Asks:
         if key is not None:
             self._headers.append((b"authorization", b"Bearer " + key.encode()))
 
-    async def all(self, path: bytes) -> dict[str, bytes]:
-        """The answers of those that are loaded and answer, by model."""
+    async def all(self, path: bytes, headers: passing.Headers | None = None) -> dict[str, bytes]:
+        """What those that are loaded answer, where it is no error, by model. `headers`: somebody's own."""
         loaded = [one for one in self.registry.models.values() if one.server is not None]
-        found = await asyncio.gather(*(self._one(model, path) for model in loaded))
+        request = passing.request_bytes("GET", path, self._headers if headers is None else headers, b"")
+        found = await asyncio.gather(*(self._one(model, request) for model in loaded))
         return {model.name: body for model, body in zip(loaded, found, strict=True) if body is not None}
 
-    async def _one(self, model: Model, path: bytes) -> bytes | None:
+    async def _one(self, model: Model, request: bytes) -> bytes | None:
         if model.server is None:
             return None
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                request = passing.request_bytes("GET", path, self._headers, b"")
                 answer = await passing.ask(model.server.address, request)
                 try:
                     return await answer.whole() if answer.status == 200 else None

@@ -26,7 +26,7 @@ from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.registry.server import ModelServer
-from minisgl.server.errors import SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
+from minisgl.server.errors import RESPONSES, SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
@@ -61,7 +61,7 @@ class Front:
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
         self.draining = False
-        asks = Asks(registry, config.any_key)
+        asks = self._asks = Asks(registry, config.any_key)
         self._own: dict[str, Own] = {
             "/livez": self._alive,
             "/readyz": self._ready,
@@ -103,6 +103,8 @@ class Front:
             return await self._load_or_unload(path, request)
         await request.receive(receive, self._turns, self._config.limits)
         model, is_stream = self._asked(scope, request)
+        if path.startswith(f"{RESPONSES}/"):
+            model = await self._that_keeps(scope, model)
         passed = _Passed(self._registry, model, scope, request, send, is_stream and path in STREAMS)
         if method == "POST":
             await passed.answer()
@@ -121,6 +123,13 @@ class Front:
         name = body.model or query or header
         model = self._named(name) if isinstance(name, str) and name else self._registry.first
         return model, body.stream is True
+
+    async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
+        """The model whose server keeps the answer that a path names: it says no model, and none is loaded for it."""
+        kept = b"/".join(scope["path"].encode().split(b"/")[:4])
+        headers = [one for one in scope["headers"] if one[0] in passing.WHO]
+        found = await self._asks.all(kept, headers)
+        return self._registry.models[next(iter(found))] if found else otherwise
 
     def _named(self, name: str) -> Model:
         if (model := self._registry.find(name)) is not None:

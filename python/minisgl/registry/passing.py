@@ -19,6 +19,8 @@ Headers = list[tuple[bytes, bytes]]
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
 )
+WHO = frozenset({b"host", b"authorization", b"x-api-key"})
+"""Headers that say who asks."""
 OF_THIS_SERVER = frozenset({b"date", b"server"})
 """Headers of an answer that this server writes."""
 CONNECT_TIMEOUT_S = 10.0
