@@ -140,7 +140,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
         "utils",
         "weights.hub_cache",
-        "weights.hub_names",
         "weights.sources",
     },
     "cli.doctor": {

@@ -12,6 +12,7 @@ from tests.helpers.e2e import serving
 from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.model_hub import ModelHub, Repo, model_hub
 from tests.helpers.models import save
+from tests.helpers.seconds import WAIT_S
 
 ASKED = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
@@ -54,6 +55,26 @@ def test_a_file_and_a_folder(models: dict[str, Repo], tmp_path: Path) -> None:
     for name in models:
         again, lines = answer(name, env)
         assert again == tokens and any("as it is in the cache" in line for line in lines), lines
+
+
+def test_one_of_several_is_fetched_when_it_is_asked_for(models: dict[str, Repo], tmp_path: Path) -> None:
+    name = "owner/tiny-parts-GGUF"
+    with model_hub() as hub:
+        hub.repos = models
+        flags = ("--model", name, "--model", "owner/no-such", "--num-pages", "16", "--max-running-requests", "2")
+        with serving(*flags, env=hub.environment(tmp_path)) as server:
+            about = lambda: httpx.get(f"{server.url}/v1/models/{name}").json()  # noqa: E731
+            assert about()["size"] is None and not hub.of_files()
+            answered = httpx.post(server.url + "/v1/completions", json=ASKED | {"model": name}, timeout=WAIT_S)
+            assert len(answered.json()["choices"][0]["token_ids"]) == 8
+            size = sum(len(one) for one in models[name].files.values())
+            assert about()["size"] == size and about()["state"] == "loaded"
+            set_aside = httpx.get(f"{server.url}/health").json()["memory"]["set_aside"]
+            assert set_aside == size + (512 + 160) * 2**20  # and not all that there is
+            refused = httpx.post(
+                server.url + "/v1/completions", json=ASKED | {"model": "owner/no-such"}, timeout=WAIT_S
+            )
+            assert refused.status_code == 503 and "owner/no-such" in refused.json()["error"]["message"]
 
 
 def _check_second_start(hub: ModelHub, env: dict[str, str], tokens: list[int]) -> None:

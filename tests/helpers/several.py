@@ -55,6 +55,7 @@ class Fleet:
         self.hold: dict[str, asyncio.Event] = {}
         self.started: list[str] = []
         self.servers: dict[str, FakeServer] = {}
+        self.fetched: list[str] = []
         self.configs: dict[str, ServerConfig] = {}
         self.address = ("127.0.0.1", 1)  # of what answers for all of them
 
@@ -70,11 +71,17 @@ class Fleet:
         self.servers[name] = FakeServer(name, self.used.get(name, NEED), self.address)
         return self.servers[name]
 
+    async def fetch(self, config: ServerConfig, hear: Callable[[str], None]) -> None:
+        self.fetched.append(config.model_name)
+        hear("fetching 1 of 2 files")
+        if config.model_name in self.refuse:
+            raise NotLoaded(self.refuse[config.model_name])
+
 
 def registry(fleet: Fleet, *entries: Entry, room_for: float, **limits: Any) -> Registry:
     """With room for so many models of `NEED` bytes."""
     seconds = limits.pop("load_timeout_s", 60.0)
-    return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start)
+    return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start, fleet.fetch)
 
 
 async def until(condition: Callable[[], bool]) -> None:

