@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from minisgl import LLM, SamplingParams
+from minisgl._rust import PageStore
 from minisgl.config import ConfigError
+from minisgl.tokenizer.echo import echo_json
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.models import save, tiny_model
 
 try:
     find_smollm2()
@@ -125,3 +131,54 @@ def test_what_is_evicted_comes_back(tmp_path: Path) -> None:
         again = [ask(server, prompt) for prompt in prompts]
         assert [text for text, _ in again] == first and all(cached >= 15 * 16 for _, cached in again)
         assert metric(server, "loaded_pages_total") >= 45
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    folder = save(tiny_model("qwen3-tied", vocab_size=258), tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_path: Path) -> None:
+    """A storm of prompts that share beginnings, ended by `kill -9` again and again, on one folder."""
+    rng = random.Random(11)
+    cache = tmp_path / "cache"
+    begins = [[rng.randrange(3, 250) for _ in range(rng.randrange(20, 150))] for _ in range(6)]
+    prompts = [rng.choice(begins) + [rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))] for _ in range(24)]
+    sampling = {"max_tokens": 30, "temperature": 0.8, "seed": 9}
+    small = {"page_size": 4, "num_pages": 200, "max_seq_len": 256}
+    with LLM(str(tiny), log_level="error", **small) as llm:  # type: ignore[arg-type]
+        texts = [one.text for one in llm.generate(prompts, SamplingParams(**sampling), progress=False)]  # type: ignore[arg-type]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
+    right = found = 0
+    for _ in range(20):
+        server = ServerProcess(("--model", str(tiny), "--engine", "cpu", *flags, "--cache-dir", str(cache)))
+
+        def answer(index: int, url: str = server.url) -> tuple[str, int] | None:
+            body = {"model": "tiny", "prompt": prompts[index], **sampling}
+            try:
+                said = httpx.post(url + "/v1/completions", json=body, timeout=ANSWER_S)
+            except httpx.TransportError:
+                return None
+            assert said.status_code == 200, said.text
+            usage = said.json()["usage"]
+            assert said.json()["choices"][0]["text"] == texts[index]
+            return texts[index], usage["prompt_tokens_details"]["cached_tokens"]
+
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                asked = [threads.submit(answer, rng.randrange(len(prompts))) for _ in range(60)]
+                for one in asked[: rng.randrange(1, 60)]:  # the moment of the kill
+                    one.result()
+                server.kill()
+                done = [one.result() for one in asked]
+        finally:
+            server.kill()
+            shutil.rmtree(server.folder)
+        right += sum(one is not None for one in done)
+        found += sum(one is not None and one[1] > 0 for one in done)
+    assert right > 200 and found > 150
+    whole = PageStore.verify(str(cache))
+    assert whole[0] > 100 and whole[2] == 0, "a file is there as a whole, or not at all"
