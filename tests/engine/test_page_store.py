@@ -202,20 +202,24 @@ def llm_of(small: Path, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("cpu_backend", ["python", "rust_hotpath"])
 def test_offline_a_second_process_finds_what_the_first_computed(llm_of: Any, cpu_backend: str) -> None:
+    size = 2
+    settings = {"cpu_backend": cpu_backend, "page_size": size, "num_pages": 160, "max_prefill_length": 1}
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True)
     prompts = [TEXT[: 70 - i].tolist() + [9 + i] * 5 for i in range(4)]
-    plain = llm_of(cache_dir=None, cpu_backend=cpu_backend)
+    plain = llm_of(**settings | {"cache_dir": None})
     expected = [one.token_ids for one in plain.generate(prompts, params, progress=False)]
-    first = llm_of(cpu_backend=cpu_backend)
+    first = llm_of(**settings)
     assert [one.token_ids for one in first.generate(prompts, params, progress=False)] == expected
     first.close()
-    second = llm_of(cpu_backend=cpu_backend)
+    second = llm_of(**settings)
     found = second.generate(prompts, params, progress=False)
     assert [one.token_ids for one in found] == expected
-    assert [one.num_cached_tokens for one in found] == [(len(one) - 1) // SIZE * SIZE for one in prompts]
+    assert [one.num_cached_tokens for one in found] == [(len(one) - 1) // size * size for one in prompts], (
+        "also of what later steps load"
+    )
     longer = prompts[0] + expected[0]
     (found_longer,) = second.generate([longer], params, progress=False)
-    assert found_longer.num_cached_tokens == (len(longer) - 1) // SIZE * SIZE, "answers are kept, too"
+    assert found_longer.num_cached_tokens == (len(longer) - 1) // size * size, "answers are kept, too"
     (scored,) = second.generate(
         [prompts[0]], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1), progress=False
     )

@@ -247,6 +247,7 @@ class StepLoop:
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self._control_plane.buffers.ring[plan.ring_index]
         assignments = []
+        loading = set(entry.page_loads[: plan.num_page_loads, 0].tolist()) if plan.num_page_loads else ()
         for i in range(plan.num_assigned):
             slot, cached_len = entry.assigned[i].tolist()
             req_id = int(entry.assigned_ids[i])
@@ -254,6 +255,8 @@ class StepLoop:
             self._owners[slot] = req_id
             if not request.admitted:
                 request.admitted = True
+                if slot in loading:  # a step's budget bounds what it loads: the rest comes with the next ones
+                    cached_len = max(cached_len, request.stored_len(self._control_plane.buffers.limits.page_size))
                 self.admitted.add(len(request.tokens), cached_len)
                 if req_id >= 0:
                     self.prefixes.admitted(request, cached_len)

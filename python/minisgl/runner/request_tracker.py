@@ -66,6 +66,11 @@ class TrackedRequest:
         """Whether all of its prompt is computed, whatever is cached."""
         return self.sampling.prompt_logprobs is not None or self.sampling.embedding is not None
 
+    def stored_len(self, page_size: int) -> int:
+        """Up to where its pages can be loaded: the last token is computed."""
+        end = 0 if self.stored is None else self.stored.columns[1]
+        return min(end, (len(self.tokens) - 1) // page_size) * page_size
+
     def arrival(self) -> Arrival:
         """The event for a scheduler: a new request, or with what it has generated, after a failover."""
         sampling = self.sampling
