@@ -114,6 +114,51 @@ def test_the_background_stays_behind(policy: str) -> None:
     assert order_of_starts(driver) == [0, 3, 2, 1]
 
 
+# -------------------------------------------------------------------------------------------------- past a head
+
+
+def a_head_without_room(policy: str, *behind: Arrival) -> Driver:
+    """One decodes for 12 steps more, in 10 of 20 pages; for the next in rank 11 more would be set aside."""
+    driver = Driver(schedule_policy=policy, num_pages=20)
+    driver.step(arrival(0, tokens(200, 36), max_tokens=14))
+    driver.step(arrival(1, tokens(300, 3), max_tokens=60), *behind)
+    return driver
+
+
+@pytest.mark.parametrize(("policy", "passes"), [("fcfs", False), ("lpm", True), ("srpf", True)])
+@pytest.mark.usefixtures("each_control_plane")
+def test_a_small_one_passes_a_head_that_memory_is_lacking_for(policy: str, passes: bool) -> None:
+    driver = a_head_without_room(policy, arrival(2, tokens(400, 5), max_tokens=9))
+    assert (2 in driver.view.cached_len) == passes
+    driver.run()
+    assert order_of_starts(driver) == ([0, 2, 1] if passes else [0, 1, 2])
+
+
+@pytest.mark.usefixtures("each_control_plane")
+def test_who_would_be_there_when_the_head_has_room_does_not_pass() -> None:
+    driver = a_head_without_room("srpf", arrival(2, tokens(400, 5), max_tokens=14))
+    driver.run()
+    assert order_of_starts(driver) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.usefixtures("each_control_plane")
+def test_the_head_starts_when_it_would_have(seed: int) -> None:
+    """Small ones come in every step; all end by their limits."""
+    draw = random.Random(seed)
+    started = []
+    for passing in (False, True):
+        driver = a_head_without_room("lpm")
+        for at in range(30):
+            lens = draw.randrange(1, 9), draw.randrange(1, 16)
+            driver.step(*([arrival(10 + at, tokens(1000 + 99 * at, lens[0]), max_tokens=lens[1])] if passing else []))
+            if 1 in driver.view.cached_len:
+                break
+        assert (len(driver.view.cached_len) > 2) == passing
+        started.append(driver.next_step)
+    assert started[0] == started[1]
+
+
 # --------------------------------------------------------------------------------------------------------- the bound
 
 

@@ -253,6 +253,20 @@ impl ReserveRatio {
     }
 }
 
+/// After how many steps so many pages have come back, with what was set aside, if all end by their limits alone:
+/// `started` has for each the steps to that, and its pages with those set aside.
+pub(crate) fn steps_until_room(missing: usize, mut started: Vec<(u32, usize)>) -> u32 {
+    started.sort_unstable();
+    let mut found = 0;
+    for (steps, pages) in started {
+        found += pages;
+        if found >= missing {
+            return steps;
+        }
+    }
+    0
+}
+
 /// Estimated pages that a started request will yet take: the rest of its prompt and its reserve.
 pub(crate) fn needed_pages(requests: &Requests, row: &Row, ratio: &ReserveRatio, page_size: PageSize) -> usize {
     let reserve = ratio.reserve_pages(row.left, page_size);

@@ -29,7 +29,7 @@ fn shortest_prefill(requests: &Requests, index: Index) -> i64 {
 }
 
 pub(crate) struct Ranking {
-    policy: SchedulePolicy,
+    pub policy: SchedulePolicy,
     pub last_start: i64, // the last step in which a request has started
 }
 
@@ -48,19 +48,15 @@ impl Ranking {
             SchedulePolicy::Lpm => longest_prefix,
             SchedulePolicy::Srpf => shortest_prefill,
         };
-        let first = requests.cold(waiting.first()?).order;
         let mut best: Option<((i64, i64, OrderKey), Index)> = None;
-        for index in waiting.iter().take(MAX_CANDIDATES) {
-            let order = requests.cold(index).order;
-            if !may_go_first(order, first) {
-                break;
-            }
+        for index in waiting.iter().take(num_candidates(waiting, requests)) {
             if self.is_due(requests.cold(index).matched_in, step) {
                 let found = cached_len(requests, index, tree, step);
                 let cold = requests.cold_mut(index);
                 (cold.cached_len, cold.matched_in) = (found, step);
             }
-            let key = (requests.cold(index).priority, rank(requests, index), order);
+            let cold = requests.cold(index);
+            let key = (cold.priority, rank(requests, index), cold.order);
             if best.is_none_or(|(least, _)| key < least) {
                 best = Some((key, index));
             }
@@ -74,7 +70,13 @@ impl Ranking {
     }
 }
 
-/// Whether one of `order` is a candidate behind the first in line.
-fn may_go_first((background, age, _): OrderKey, (of_first, first, _): OrderKey) -> bool {
-    background == of_first && age < first + AGE
+/// How many there are, from the first in line on.
+pub(crate) fn num_candidates(waiting: &Queue, requests: &Requests) -> usize {
+    let Some(first) = waiting.first() else { return 0 };
+    let (of_first, first, _) = requests.cold(first).order;
+    let may_go_first = |&index: &Index| {
+        let (background, age, _) = requests.cold(index).order;
+        background == of_first && age < first + AGE
+    };
+    waiting.iter().take(MAX_CANDIDATES).take_while(may_go_first).count()
 }

@@ -194,8 +194,17 @@ def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int
     return total
 
 
-def fits(request: Request, match: Match, needed_by_started: int, ratio: ReserveRatio, tree: RadixTree) -> bool:
-    """The estimate for a waiting `request` of which `match` is cached."""
+def num_missing(request: Request, match: Match, needed_by_started: int, ratio: ReserveRatio, tree: RadixTree) -> int:
+    """The estimate for a waiting `request` of which `match` is cached: pages that it lacks."""
     rest = -(-len(request.tokens) // tree.page_size) - len(match.pages)
     needed = rest + ratio.reserve_pages(request, tree.page_size) + needed_by_started
-    return needed <= tree.num_available - match.num_unlocked
+    return max(0, needed - (tree.num_available - match.num_unlocked))
+
+
+def steps_until_room(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
+    """After how many steps so many pages have come back, with what was set aside, if all end by their limits alone."""
+    for request in sorted(started, key=lambda one: one.num_unscheduled):
+        missing -= len(request.pages) + needed_pages((request,), ratio, page_size)
+        if missing <= 0:
+            return request.num_unscheduled
+    return 0

@@ -5,9 +5,10 @@
 
 use super::Scheduler;
 use crate::admission::{self, Chunk};
-use crate::api::{CachePolicy, Result};
+use crate::api::{CachePolicy, Result, SchedulePolicy};
 use crate::metadata::{PrefillRow, write_step};
 use crate::numbers::{ToI32, ToI64, ToU32, ToU64, ToUsize};
+use crate::ranking::num_candidates;
 use crate::request::{Index, State, Tail};
 use crate::retraction;
 use crate::step::{Plan, RingEntry};
@@ -276,7 +277,7 @@ impl Scheduler {
     /// Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or more
     /// than the estimate allows; returns what is left of the budget. With nothing started the next may start whatever
     /// the estimate says. Where a slot, pages or the estimate stand in its way, those in the background make way, one
-    /// by one.
+    /// by one. With a policy other than fcfs, where memory alone is lacking, small ones may pass.
     fn admit(&mut self, mut budget: i64) -> Result<i64> {
         let mut needed = None; // pages that the started requests will yet take, estimated
         while budget > 0 || self.decided.prefill_rows.is_empty() {
@@ -299,9 +300,14 @@ impl Scheduler {
                 break;
             }
             let by_started = *needed.get_or_insert_with(|| self.needed_by_started());
-            let fits = self.end_of_pass() == 0 || self.fits(index, &chunk, by_started);
+            let missing = self.num_missing(index, &chunk, by_started);
+            let fits = self.end_of_pass() == 0 || missing == 0;
             if (chunk.lacks_pages || !fits) && self.make_way()? {
                 continue;
+            }
+            if !fits && self.state.ranking.policy != SchedulePolicy::Fcfs {
+                let wait = self.steps_until_room(missing);
+                return self.let_pass(index, wait, by_started, budget);
             }
             if chunk.num_tokens == 0 || !fits {
                 break;
@@ -337,13 +343,53 @@ impl Scheduler {
         })
     }
 
-    /// Whether the estimate lets a waiting request start.
-    fn fits(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> bool {
+    fn steps_until_room(&self, missing: usize) -> u32 {
+        let (state, size) = (&self.state, self.page_size);
+        let started = state.started.iter().take(self.end_of_pass());
+        let pages_of = |row| {
+            state.started.num_pages(&row, &state.requests)
+                + admission::needed_pages(&state.requests, &row, &state.ratio, size)
+        };
+        admission::steps_until_room(missing, started.map(|row| (row.left, pages_of(row))).collect())
+    }
+
+    /// Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
+    /// computes, and that end, by their limit, before that. So its room is there when it would have been.
+    fn let_pass(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
+        let size = self.limits.page_size;
+        let (waiting, requests) = (&self.state.waiting, &self.state.requests);
+        let candidates: Vec<Index> = waiting.iter().take(num_candidates(waiting, requests)).collect();
+        for index in candidates {
+            let request = self.state.requests.get(index);
+            if index == head || request.num_unscheduled() > wait {
+                continue;
+            }
+            if budget <= 0 || self.state.slots.num_free() == 0 {
+                break;
+            }
+            let len = request.len.to_usize();
+            let rest = (len - self.state.requests.cold(index).cached_len).div_ceil(size);
+            if needed + rest > self.state.tree.num_available() {
+                continue; // as far as is remembered
+            }
+            let chunk = self.size_chunk(index, budget);
+            let done = (chunk.found.pages.len() + chunk.num_loads) * size + chunk.num_tokens == len;
+            if done && self.num_missing(index, &chunk, needed) == 0 {
+                self.start(index, &chunk)?;
+                budget -= chunk.cost.to_i64();
+                needed += self.needed_by(index);
+            }
+        }
+        Ok(budget)
+    }
+
+    /// The estimate for a waiting request: pages that it lacks.
+    fn num_missing(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> usize {
         let (state, size) = (&self.state, self.page_size);
         let request = state.requests.get(index);
         let rest = size.count(request.len).to_usize() - chunk.found.pages.len();
         let reserve = state.ratio.reserve_pages(request.num_unscheduled(), size);
-        rest + reserve + needed_by_started <= state.tree.num_available() - chunk.found.num_unlocked
+        (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.found.num_unlocked)
     }
 
     /// A waiting request gets a slot and its first chunk.

@@ -202,7 +202,7 @@ class StepPass:
         more than the estimate allows; what is left of the budget. With nothing started the next may start whatever the
         estimate says. For one that is not in the background nobody in it counts as started: where a slot, pages or the
         estimate stand in its way, those are retracted, the last one first, until it starts or none is left. A slot that
-        is draining is waited for."""
+        is draining is waited for. With a policy other than fcfs, where memory alone is lacking, small ones may pass."""
         state = self.state
         needed: int | None = None
         size = state.tree.page_size
@@ -219,14 +219,37 @@ class StepPass:
             num_started = len(state.started) if background else state.started.num_ordinary
             if needed is None:
                 needed = admission.needed_pages(state.started.items[:num_started], state.ratio, size)
-            fits = not num_started or admission.fits(request, chunk.match, needed, state.ratio, state.tree)
+            missing = admission.num_missing(request, chunk.match, needed, state.ratio, state.tree)
+            fits = not num_started or not missing
             if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
                 continue
+            if not fits and state.ranking.policy != "fcfs":
+                wait = admission.steps_until_room(missing, state.started.items[:num_started], state.ratio, size)
+                return self._let_pass(request, wait, needed, decided, budget)
             if not chunk.num_tokens or not fits:
                 break
             self._start(request, chunk, decided)
             budget -= chunk.cost
             needed += admission.needed_pages((request,), state.ratio, size)
+        return budget
+
+    def _let_pass(self, head: Request, wait: int, needed: int, decided: DecidedStep, budget: int) -> int:
+        """Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
+        computes, and that end, by their limit, before that. So its room is there when it would have been."""
+        state, size = self.state, self.state.tree.page_size
+        for request in state.ranking.candidates(state.waiting):
+            if request is head or request.num_unscheduled > wait:
+                continue
+            if budget <= 0 or not state.slots.num_free:
+                break
+            if needed - (request.cached_len - len(request.tokens)) // size > state.tree.num_available:
+                continue  # as far as is remembered
+            chunk = self._size_chunk(request, decided, budget)
+            done = (len(chunk.match.pages) + chunk.num_loads) * size + chunk.num_tokens == len(request.tokens)
+            if done and not admission.num_missing(request, chunk.match, needed, state.ratio, state.tree):
+                self._start(request, chunk, decided)
+                budget -= chunk.cost
+                needed += admission.needed_pages((request,), state.ratio, size)
         return budget
 
     def _has_next(self, background: bool) -> bool:
