@@ -19,6 +19,8 @@ PROGRAMS: list[tuple[str, int, Callable[[], list[str]]]] = [
     ("langchain", 15, lambda: [*python_command("langchain"), "programs/exact_langchain.py"]),
     ("litellm", 18, lambda: [*python_command("litellm"), "programs/exact_litellm.py"]),
     ("ollama", 15, lambda: [*python_command("ollama"), "programs/exact_ollama.py"]),
+    ("langchain-ollama", 10, lambda: [*python_command("ollama"), "programs/exact_langchain_ollama.py"]),
+    ("ollama-js", 11, lambda: node_command("exact_ollama.mjs")),
     ("pydantic-ai", 9, lambda: [*python_command("pydantic-ai"), "programs/exact_pydantic_ai.py"]),
     ("openai-node", 23, lambda: node_command("exact_openai.mjs")),
     ("vercel", 64, lambda: node_command("exact_vercel.mjs")),
