@@ -43,6 +43,7 @@ __all__ = [
     "answer_rules",
     "build_info",
     "check_grammar",
+    "cpu_limits",
     "decode_blocks",
     "encode_blocks",
     "gguf_head_bytes",
