@@ -310,8 +310,8 @@ fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
 /// What the machine can do at most: (what, instruction set, how much a second), see `minisgl_cpu::limits`.
 #[pyfunction]
 pub fn cpu_limits(py: Python<'_>, threads: usize, seconds: f64) -> PyResult<Vec<(&'static str, &'static str, f64)>> {
-    if !(1..=1024).contains(&threads) || !(seconds > 0.0 && seconds <= 60.0) {
-        let text = format!("{threads} threads, {seconds} seconds: must be 1 to 1024, and above 0 up to 60");
+    if !(1..=1024).contains(&threads) || !(0.001..=60.0).contains(&seconds) {
+        let text = format!("{threads} threads, {seconds} seconds: must be 1 to 1024, and 0.001 to 60");
         return Err(PyValueError::new_err(text));
     }
     Ok(py.detach(|| minisgl_cpu::limits::limits(threads, seconds)))
