@@ -7,7 +7,8 @@ behind it, in the background as it is or not, whose age is less than AGE above i
 *Nobody starves.* Of later arrivals, at most AGE - 1 of its own priority start before a request, whatever the policy, at
 most (p - q + 1) * AGE - 1 of a priority q that goes before its own p, and none of the others. For while X waits, the
 first in line is X or is before it, so its age is at most X's. Hence who starts meanwhile has an age below age(X) + AGE.
-The n-th to arrive after X has, with priority q, the age age(X) + n + (q - p) * AGE. So n < (p - q + 1) * AGE.
+The n-th to arrive after X has, with priority q, the age age(X) + n + (q - p) * AGE. So n < (p - q + 1) * AGE. (Who
+passes a head without room, `StepPass._let_pass`, is a candidate, too.)
 
 What is cached of a request is looked up when it becomes a candidate, and then remembered: a step looks it up again, of
 all candidates, if a request has started since, or after MATCH_STEPS steps. So a step in which nobody can start walks no
