@@ -11,6 +11,7 @@ log probabilities are compared. `--shape`: a model of random weights in Q4_K_M.
 
 `cost`: prompts that nobody asked before, and then a batch that decodes, with and without a folder in turns, there and
 back, in one process. "written" waits in each turn until the disk has all: the whole price, where nothing is idle.
+"cpu" is the process's time with that, which others on the machine disturb least.
 
 `trace`: Mooncake's conversations on the simulated engine in virtual time, with a pool alone, with a store of ten times
 the pool below it, and with a pool that holds everything; both schedulers. Loads take no time in it.
@@ -19,6 +20,7 @@ the pool below it, and with a pool that holds everything; both schedulers. Loads
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import sys
@@ -70,7 +72,7 @@ def ask(server: ServerProcess, tokens: list[int]) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    began, first, answer, cached = time.monotonic(), 0.0, [], 0
+    began, first, text, numbers, cached = time.monotonic(), 0.0, "", list[Any](), 0
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=TIMEOUT_S) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
@@ -80,9 +82,11 @@ def ask(server: ServerProcess, tokens: list[int]) -> dict[str, Any]:
                 cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
             for choice in event["choices"]:
                 first = first or time.monotonic() - began
-                answer.append((choice["text"], choice["logprobs"]))
+                text += choice["text"]
+                if (one := choice["logprobs"]) is not None:  # of an event, which may have several
+                    numbers += zip(one["tokens"], one["token_logprobs"], one["top_logprobs"], strict=True)
     assert response.status_code == 200 and first, "no answer"
-    return {"ttft_s": first, "cached_tokens": cached, "answer": answer}
+    return {"ttft_s": first, "cached_tokens": cached, "answer": (text, numbers)}
 
 
 def kill(server: ServerProcess) -> None:
@@ -127,7 +131,7 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
         numbers = iter(range(args.seed, 1 << 30))
 
         def measure(name: str) -> dict[str, float]:
-            one, times = llms[name], dict[str, float]()
+            one, times, cpu = llms[name], dict[str, float](), time.process_time()
             began = time.monotonic()
             one.generate([prompt(args.tokens, next(numbers))], params(1), progress=False)
             times["prompt"] = time.monotonic() - began
@@ -138,6 +142,7 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
             if isinstance(one._engine, CpuEngine) and one._engine.store is not None:
                 one._engine.store.flush(TIMEOUT_S)
             times["written"] = times["prompt"] + times["decode"] + time.monotonic() - began
+            times["cpu"] = time.process_time() - cpu
             return times
 
         in_turns(list(llms), 1, measure)
@@ -147,9 +152,9 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
             one.close()
     ratios = {
         name: [a[name] / b[name] for a, b in zip(found["with"], found["without"], strict=True)]
-        for name in ("prompt", "decode", "written")
+        for name in ("prompt", "decode", "written", "cpu")
     }
-    shown = {name: str(geometric_interval(values)) for name, values in ratios.items()}
+    shown = {name: dataclasses.asdict(geometric_interval(values)) for name, values in ratios.items()}
     return {"with / without, time": shown, "counts": str(counts), "times": found}
 
 

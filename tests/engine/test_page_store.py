@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import SlotAssignment, StoreCounts
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
-from minisgl.engine.page_store import identity
+from minisgl.engine.page_store import digest_of, identity
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
@@ -143,6 +144,26 @@ def test_another_model_has_other_pages(small: Path, tmp_path: Path) -> None:
     changed = engine_of(other, cache_dir=str(tmp_path / "cache"))
     assert changed.store is not None and changed.store.stage(TEXT, 0, 9).columns == (0, 0), "by one bit of a weight"
     changed.close()
+
+
+def test_a_digest_is_remembered_until_a_file_changes(tmp_path: Path) -> None:
+    file, known = tmp_path / "model", tmp_path / "cache" / "weights"
+    file.write_bytes(bytes(1000))
+    first = digest_of([file], known)
+    (place,) = known.iterdir()
+    place.write_bytes(bytes(32))
+    assert digest_of([file], known) == bytes(32), "it is not read again"
+    place.write_bytes(b"half")
+    assert digest_of([file], known) == first
+    os.utime(file, ns=(1, file.stat().st_mtime_ns))  # it changes what no program can set
+    assert digest_of([file], known) == first and len(list(known.iterdir())) == 2
+    file.write_bytes(bytes(999) + b"x")
+    assert digest_of([file], known) != first
+    known.rename(tmp_path / "gone")
+    known.write_text("no folder")
+    assert digest_of([file], known) != first
+    with pytest.raises(OSError, match="none"):
+        digest_of([tmp_path / "none"], known)
 
 
 def test_instruction_sets_of_equal_bits_share(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

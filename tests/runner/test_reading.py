@@ -69,6 +69,13 @@ def test_who_can_load_nothing_does_not_wait(one: TrackedRequest) -> None:
     assert not Reading(Store(9), SIZE).add(one, not_asked)
 
 
+def test_pages_of_a_namespace_of_its_own_are_neither_read_nor_kept() -> None:
+    plain, own = request(1), request(2)
+    own.namespace = 1 << 30
+    assert not Reading(Store(9), SIZE).add(own, not_asked)
+    assert (plain.assignment(0).keeps, own.assignment(0).keeps) == (True, False)
+
+
 def test_without_threads_it_is_read_at_once() -> None:
     store = Store(3)
     reading = Reading(store, SIZE)

@@ -5,6 +5,9 @@ Invariants: two engines find each other's pages only if they compute the same bi
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from minisgl.utils.progress import Report
 
 NUMERICS = 1
 """Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
+DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
 _BESIDE = {  # settings that change no bit
     "weights",  # a path: the files' digest stands for it
@@ -45,6 +49,29 @@ def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
     return msgspec.json.encode(said, order="deterministic")
 
 
+def digest_of(files: Sequence[Path], known: Path) -> bytes:
+    """Of all that the files hold; it is remembered in the folder `known`, as long as the files are what they were.
+    Raises `OSError`."""
+    key = hashlib.sha256()
+    for file in files:
+        now = file.stat()
+        key.update(f"{file.resolve()}\n{now.st_dev} {now.st_ino} {now.st_size}\n".encode())
+        key.update(f"{now.st_mtime_ns} {now.st_ctime_ns}\n".encode())
+    place = known / key.hexdigest()
+    with contextlib.suppress(OSError):
+        if len(found := place.read_bytes()) == DIGEST_BYTES:
+            return found
+    digest = PageStore.digest([str(file) for file in files])
+    with contextlib.suppress(OSError):  # of a folder that cannot be written
+        known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known.mkdir(mode=0o700, exist_ok=True)
+        part = known / f"{place.name}.{os.getpid()}"
+        part.touch(mode=0o600)
+        part.write_bytes(digest)
+        part.replace(place)
+    return digest
+
+
 def open_store(
     config: EngineConfig, settings: dict[str, Any], files: Sequence[Path], isa: str, page_bytes: int, say: Report
 ) -> PageStore:
@@ -52,7 +79,7 @@ def open_store(
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
     try:
-        made_by = identity(settings, PageStore.digest([str(file) for file in files]), isa)
+        made_by = identity(settings, digest_of(files, folder / "weights"), isa)
         store = PageStore(str(folder), limit, made_by, config.page_size, page_bytes)
     except OSError as error:
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
