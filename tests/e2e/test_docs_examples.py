@@ -110,7 +110,7 @@ def test_examples_ask_what_the_model_is_sure_of_and_have_an_end() -> None:
 
 
 def test_every_block_is_known() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml", "json"}
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml", "json", "mermaid"}
 
 
 def test_every_variable_is_on_the_operations_page() -> None:

@@ -48,8 +48,7 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (
             RESPONSES,
             {"input": [{"type": "x"}]},
-            'input.0.type: must be "message", "function_call", "function_call_output", "reasoning" or "item_reference" '
-            '(got "x")',
+            'input.0.type: must be "message", "function_call", "custom_tool_call", ',
         ),
         (RESPONSES, {"input": [{"role": "user", "content": 5}]}, "input.0.content: must be text or a list of objects"),
         (

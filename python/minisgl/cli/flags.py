@@ -175,6 +175,7 @@ MODEL = (
     ),
     setting(
         "--model-source",
+        shown=False,
         choices=("auto", "huggingface", "modelscope"),
         help="hub of a model's name; auto: Hugging Face, unless the name is an address",
     ),
