@@ -280,7 +280,7 @@ def test_a_body_in_chunks_and_bad_bodies(server: ServerProcess, http: httpx.Clie
 
 def test_sigterm_lets_a_stream_end_and_leaves_nothing(tmp_path: Path) -> None:
     file = write_models(tmp_path / "models.yaml", [echo("a", preload=True)])
-    (tmp_path / "delay").write_text("5")
+    (tmp_path / "delay").write_text("500")  # a stream that no machine is too slow to find alive
     server = ServerProcess(["--models", file], {"MINISGL_STEP_DELAY_FILE": str(tmp_path / "delay")})
     try:
         with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
@@ -292,6 +292,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_nothing(tmp_path: Path) -> None:
                 next(events)
                 server.process.send_signal(signal.SIGTERM)
                 until(lambda: any("draining" in line for line in server.lines), "it does not drain")
+                (tmp_path / "delay").write_text("0")
                 assert list(events)[-2] == "data: [DONE]"
         assert server.process.wait(WAIT_S) == 0
         until(lambda: not list(Path(server.folder).iterdir()), "files are left behind")
