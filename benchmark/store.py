@@ -29,6 +29,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,10 @@ class Shelf:
             yield key
 
     def stage(self, tokens: Int32Array, first: int, most: int) -> Found:
-        end = 0
-        for end, key in enumerate(self.keys(tokens)):  # noqa: B007
-            if key not in self._keys:
-                break
+        found = list(takewhile(self._keys.__contains__, self.keys(tokens)))
+        for key in found:
             self._keys.move_to_end(key)
-        return Found((first, min(max(first, end), first + most)))
+        return Found((first, min(max(first, len(found)), first + most)))
 
     def give(self, tokens: Int32Array) -> None:
         for key in self.keys(tokens):

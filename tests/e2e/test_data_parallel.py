@@ -1,11 +1,11 @@
 """Several engines behind one server: exact texts whichever engine computes them, and streams that outlive the death of
-their engine. Real processes, the echo engine."""
+their engine. Real processes; the echo engine, and the CPU engine where layers keep states."""
 
 from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,13 +112,27 @@ def test_streams_outlive_their_engine(server: ServerProcess, sent: signal.Signal
     assert sum(by_engine(server, "engine_restarts").values()) == restarts + 1
 
 
-@pytest.mark.slow
-def test_chaos(server: ServerProcess) -> None:
+def four_kills(server: ServerProcess, seed: int, ask: Callable[[random.Random, int], Ask] = random_ask) -> None:
+    """And every answer of 64 clients is what it should be."""
     until_all_ready(server, NUM_ENGINES)
-    chaos = Chaos(server, NUM_ENGINES, seed=17)
+    chaos = Chaos(server, NUM_ENGINES, seed, ask)
     chaos.run(num_kills=4)
     assert chaos.num_kills == 4 and chaos.num_answers >= 64
     until_all_ready(server, NUM_ENGINES)
+
+
+def survive(server: ServerProcess, seed: int, ask: Callable[[random.Random, int], Ask]) -> None:
+    """A server of the test's own, which ends with it."""
+    try:
+        four_kills(server, seed, ask)
+        assert server.stop() == 0, "\n".join(server.lines)
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_chaos(server: ServerProcess) -> None:
+    four_kills(server, 17)
 
 
 @pytest.mark.slow
@@ -126,15 +140,7 @@ def test_chaos_with_states(front_end: str) -> None:
     """Of a model whose layers keep states: a moved request has none, and begins with what the other engine saved."""
     args = (*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32")
     server = ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT)
-    try:
-        until_all_ready(server, NUM_ENGINES)
-        chaos = Chaos(server, NUM_ENGINES, 23, partial(random_ask, states=True))
-        chaos.run(num_kills=4)
-        assert chaos.num_kills == 4 and chaos.num_answers >= 64
-        until_all_ready(server, NUM_ENGINES)
-        assert server.stop() == 0, "\n".join(server.lines)
-    finally:
-        server.kill()
+    survive(server, 23, partial(random_ask, states=True))
 
 
 @pytest.mark.slow
@@ -155,15 +161,7 @@ def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> 
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     pool_of = ("--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32", "--no-access-log")
     server = ServerProcess(("--model", folder, *flags, *pool_of), minisgl=IMPATIENT)
-    try:
-        until_all_ready(server, NUM_ENGINES)
-        chaos = Chaos(server, NUM_ENGINES, 31, lambda rng, _: rng.choice(asks))
-        chaos.run(num_kills=4)
-        assert chaos.num_kills == 4 and chaos.num_answers >= 64
-        until_all_ready(server, NUM_ENGINES)
-        assert server.stop() == 0, "\n".join(server.lines)
-    finally:
-        server.kill()
+    survive(server, 31, lambda rng, _: rng.choice(asks))
 
 
 @pytest.mark.slow
