@@ -33,15 +33,23 @@ MODEL = ("--model", "smollm2", "--engine", "cpu", "--num-pages", "512", "--max-s
 PROMPT = "The tides of the sea follow the moon, and the moon follows nobody. " * 20
 
 
-def ask(server: ServerProcess, prompt: str = PROMPT) -> tuple[str, int]:
+def ask(server: ServerProcess, prompt: str | list[int] = PROMPT, max_tokens: int = 24) -> tuple[str, int]:
     """The answer, and how many of the prompt's tokens were cached."""
-    body: dict[str, Any] = {"model": "smollm2", "prompt": prompt, "max_tokens": 24, "temperature": 0.9, "seed": 4}
+    body: dict[str, Any] = {"model": "smollm2", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.9}
+    body["seed"] = 4
     found = httpx.post(server.url + "/v1/completions", json=body, timeout=ANSWER_S).raise_for_status().json()
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def files(folder: Path) -> list[Path]:
     return [one for one in folder.glob("??/*") if len(one.name) == 64]
+
+
+def files_of(server: ServerProcess, prompt: list[int], folder: Path) -> set[Path]:
+    """Those that are there when its pages of 16 tokens are written, too: no name tells which page a file has."""
+    ask(server, prompt, max_tokens=1)
+    until(lambda: len(files(folder)) >= len(prompt) // 16, "its pages are written")
+    return set(files(folder))
 
 
 def test_a_restart_after_kill_9_computes_nothing_twice(tmp_path: Path, front_end: str) -> None:
@@ -71,18 +79,19 @@ def metric(server: ServerProcess, name: str) -> float:
 @pytest.mark.slow
 def test_damage_is_computed_and_counted(tmp_path: Path) -> None:
     flags = (*MODEL, "--cache-dir", str(tmp_path))
+    prompt = [*range(1000, 1000 + 20 * 16)]
     with serving(*flags) as server:
-        cold, _ = ask(server)
-    made = sorted(files(tmp_path), key=lambda file: file.stat().st_mtime_ns)
-    assert len(made) >= 15
-    data = made[7].read_bytes()
-    made[7].write_bytes(data[:5000] + bytes([data[5000] ^ 4]) + data[5001:])
-    made[9].write_bytes(data[:100])
+        seven, eight, all_of_it = (files_of(server, prompt[: count * 16], tmp_path) for count in (7, 8, 20))
+        cold, _ = ask(server, prompt)
+    (eighth,), later = eight - seven, min(all_of_it - eight)
+    data = eighth.read_bytes()
+    eighth.write_bytes(data[:5000] + bytes([data[5000] ^ 4]) + data[5001:])
+    later.write_bytes(data[:100])
     with serving(*flags) as server:
-        found, cached = ask(server)
+        found, cached = ask(server, prompt)
         assert (found, cached) == (cold, 7 * 16), "up to the first that is damaged"
         until(lambda: metric(server, "damaged_pages_total") == 1, "it is counted")
-        again, _ = ask(server)
+        again, _ = ask(server, prompt)
     assert again == cold
     done = subprocess.run(
         [sys.executable, "-m", "minisgl", "cache", "verify", str(tmp_path)], check=False, capture_output=True, text=True

@@ -13,11 +13,15 @@ from tests.helpers.e2e import serving
 CHECKS = "not_a_server_error,response_schema_conformance,status_code_conformance,content_type_conformance"
 
 
+# Ollama's routes that change the models: 501 is all that they answer, and the page says so.
+NEVER = r"^/api/(pull|push|create|copy|delete)$"
+
+
 @pytest.mark.slow
 def test_the_page_is_true(times: int) -> None:
     with serving("--engine", "echo", "--max-seq-len", "512", "--no-access-log") as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
-        options = ["--max-examples", str(70 * times), "--seed", "1", "--no-color"]
+        options = ["--max-examples", str(70 * times), "--seed", "1", "--no-color", "--exclude-path-regex", NEVER]
         run = subprocess.run([*command, *options], text=True, capture_output=True, timeout=1200, check=False)
         assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
         tested = re.search(r"(\d+) generated, \1 passed", run.stdout)

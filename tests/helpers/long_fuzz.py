@@ -11,12 +11,14 @@ import multiprocessing
 import resource
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, seed, settings
 
 EXAMPLES_A_RUN = 1000
 T = TypeVar("T")
+resource_tracker.ensure_running()  # it outlives what is spawned: a file that is asked what it left does not count it
 
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:

@@ -217,7 +217,7 @@ def violations(make: Factory, seed: int, num_steps: int) -> tuple[list[str], int
     plane, told = make(config), arrivals_of(draw)
     came: dict[int, Arrival] = {}
     waits: set[int] = set()  # those that have not started yet
-    overtakers: dict[int, dict[int, int]] = {}  # of those that wait: by priority, how many later ones have started
+    overtakers: dict[int, dict[int, set[int]]] = {}  # of those that wait: by priority, the later ones that have started
     found, worst, in_flight = list[str](), 0, list[tuple[int, int]]()
     for step in range(num_steps):
         events: list[Event] = list(next(told)) if len(waits) < 300 else []
@@ -239,11 +239,12 @@ def violations(make: Factory, seed: int, num_steps: int) -> tuple[list[str], int
             one = came[req_id]
             for other in waits:
                 if other < req_id and came[other].background == one.background:
-                    counts, p, q = overtakers[other], came[other].priority, one.priority
-                    counts[q] = counts.get(q, 0) + 1
-                    worst = max(worst, counts[q] if p == q else 0)
-                    if counts[q] > max(0, (p - q + 1) * AGE - 1):
-                        found.append(f"request {other} of priority {p} was overtaken by {counts[q]} of {q}")
+                    p, q = came[other].priority, one.priority
+                    started = overtakers[other].setdefault(q, set())
+                    started.add(req_id)  # once, if it was retracted and starts again
+                    worst = max(worst, len(started) if p == q else 0)
+                    if len(started) > max(0, (p - q + 1) * AGE - 1):
+                        found.append(f"request {other} of priority {p} was overtaken by {len(started)} of {q}")
         in_flight.append((step, plan.num_rows))
         while len(in_flight) > (1 if plan.num_rows else 0):
             done, rows = in_flight.pop(0)

@@ -199,6 +199,15 @@ def test_a_tokenizer_that_can_drop_text_has_no_bound(name: str) -> None:
     assert of(no_bound()[name]).text.min_tokens("a" * 1000, 0) == 0
 
 
+def test_bytes_that_a_vocabulary_lacks_do_not_count() -> None:
+    """Published ones leave out bytes that no text of theirs had; what is written with them has no token."""
+    vocab = {"a": 0, "b": 1, "ab": 2, "Ġ": 3}
+    one = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")]))
+    one.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text, least in (("ab" * 500, 500), ("abc" * 500, 500), ("c" * 1000, 0), (" " * 9 + "zzz", 9)):
+        assert of(one).text.min_tokens(text, 0) == least <= len(one.encode(text).ids)
+
+
 def test_a_token_that_takes_spaces_along_has_no_bound() -> None:
     one = echo_library()
     one.add_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])

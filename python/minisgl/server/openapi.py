@@ -172,7 +172,7 @@ ROUTES: tuple[Route, ...] = (
         "/completion",
         "post",
         "Continue texts, in llama.cpp's form.",
-        llama_cpp.LlamaCppAnswer,
+        llama_cpp.LlamaCppAnswers,
         llama_cpp.LlamaCppCompletion,
         _GENERATE,
     ),

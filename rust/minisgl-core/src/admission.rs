@@ -12,7 +12,7 @@ use crate::api::Result;
 use crate::decode_set::Row;
 use crate::numbers::{ToU32, ToUsize};
 use crate::page_pool::PageSize;
-use crate::radix::{Match, ROOT, RadixTree, Slot};
+use crate::radix::{Match, NodeId, ROOT, RadixTree, Slot};
 use crate::request::{Index, Request, Requests};
 
 const MAX_OUTPUT_ESTIMATE: u32 = 4096;
@@ -153,16 +153,13 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
 /// KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
 /// before it) stays with the request, as does a partial one.
 ///
-/// What the row saves on its way goes to `saves`, as tokens into the row and slot: the state at each border of
-/// `borders`, if there is a slot.
+/// Returns where the chunk begins: the node that ends there, and the pages before.
 pub(crate) fn apply_chunk(
     requests: &mut Requests,
     index: Index,
     chunk: &Chunk,
     tree: &mut RadixTree,
-    (interval, step): (usize, i64),
-    saves: &mut Vec<(usize, Slot)>,
-) -> Result<()> {
+) -> Result<(NodeId, usize)> {
     let size = tree.page_size();
     let uses_cache = requests.get(index).uses_cache;
     let (sequence, cold) = requests.parts_mut(index);
@@ -192,10 +189,24 @@ pub(crate) fn apply_chunk(
     }
     cold.handle = Some(handle);
     requests.get_mut(index).kv_len = kv_len.to_u32();
-    if tree.checkpoints.is_none() || !uses_cache {
+    Ok((begin, first))
+}
+
+/// What the row of an applied chunk saves on its way, as tokens into the row and slot: the state at each border of
+/// `borders`, if there is a slot. Slots come from other nodes, which may go for them: what is to stay is locked before.
+pub(crate) fn save_states(
+    requests: &Requests,
+    index: Index,
+    chunk: &Chunk,
+    tree: &mut RadixTree,
+    (begin, first): (NodeId, usize),
+    (interval, step): (usize, i64),
+    saves: &mut Vec<(usize, Slot)>,
+) -> Result<()> {
+    if tree.checkpoints.is_none() || !requests.get(index).uses_cache {
         return Ok(());
     }
-    let (tokens, namespace) = (requests.tokens(index), requests.cold(index).namespace);
+    let (tokens, namespace, size) = (requests.tokens(index), requests.cold(index).namespace, tree.page_size());
     let last = requests.cold(index).num_tree_pages; // what it does not lock may be gone before it is saved
     for border in borders(requests.get(index), chunk, (first, last), size, interval) {
         let found = tree.find(begin, namespace, tokens, first, border);

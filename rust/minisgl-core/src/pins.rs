@@ -59,17 +59,17 @@ impl Pins {
         self.num_pages += num_pages;
     }
 
-    /// Lock the pages of a request if it has a pin, as soon as the last of them is scheduled.
-    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
+    /// Lock the pages of a request if it has a pin, as soon as the last of them is scheduled. Whether it did.
+    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
         if self.pins.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let request = requests.get(index);
         let Some(pin) = self.pins.get_mut(&request.req_id) else {
-            return Ok(());
+            return Ok(false);
         };
         if pin.handle.is_some() || request.kv_len.to_usize() < pin.num_pages * tree.page_size() {
-            return Ok(());
+            return Ok(false);
         }
         let namespace = requests.cold(index).namespace;
         let found = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
@@ -77,10 +77,15 @@ impl Pins {
         if got != wanted {
             return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));
         }
-        let handle = tree.descend(ROOT, &found)?;
-        pin.handle = Some(handle);
-        pin.saved = tree.hold_deepest(handle);
-        Ok(())
+        pin.handle = Some(tree.descend(ROOT, &found)?);
+        Ok(true)
+    }
+
+    /// Keep the deepest checkpoint of the pages that are locked: the last of them may have been saved just now.
+    pub fn hold(&mut self, req_id: i64, tree: &mut RadixTree) {
+        if let Some(pin) = self.pins.get_mut(&req_id) {
+            pin.saved = pin.handle.and_then(|handle| tree.hold_deepest(handle));
+        }
     }
 
     /// Whether the pages of the request are locked.

@@ -2,10 +2,10 @@
 //! stands for.
 //!
 //! Invariants: [`Bound::min_tokens`] is never more than what encoding gives. That rests on every byte of the normalized
-//! text being covered by some token, so it is only said of tokenizers for which that is certain: BPE with all bytes in the
-//! vocabulary (byte level or byte fallback) or one unknown token a character, Unigram with byte fallback, with normalizers
-//! and pre-tokenizers that drop nothing. An added token that takes the spaces around it along covers any number of them: of
-//! a text that names one nothing is said.
+//! text that is counted being covered by some token, so it is only said of tokenizers for which that is certain: BPE on
+//! the level of bytes, where bytes that the vocabulary lacks do not count, BPE with byte fallback or one unknown token a
+//! character, Unigram with byte fallback, with normalizers and pre-tokenizers that drop nothing else. An added token that
+//! takes the spaces around it along covers any number of them: of a text that names one nothing is said.
 
 use serde_json::Value;
 use tokenizers::{Model as _, ModelWrapper, NormalizedString, Normalizer as _};
@@ -32,21 +32,21 @@ const KEEPING_PRE_TOKENIZERS: [&str; 6] = [
 /// Bytes of a text: all of them, ASCII letters, spaces, those of other alphabets, others.
 type Kinds = [usize; 5];
 
-fn count(data: &[u8]) -> Kinds {
-    let mut found = [data.len(), 0, 0, 0, 0];
-    for byte in data {
-        let kind = match byte {
-            b'a'..=b'z' | b'A'..=b'Z' => 1,
-            b' ' | b'\t' | b'\n' | b'\r' => 2,
-            0x80.. => 3,
-            _ => 4,
-        };
-        found[kind] += 1;
+/// By byte: its place in `Kinds`, which is not the first; `NOT_COUNTED` if no token may stand for it.
+type KindOf = [usize; 256];
+const NOT_COUNTED: usize = 0;
+
+fn kind_of(byte: u8) -> usize {
+    match byte {
+        b'a'..=b'z' | b'A'..=b'Z' => 1,
+        b' ' | b'\t' | b'\n' | b'\r' => 2,
+        0x80.. => 3,
+        _ => 4,
     }
-    found
 }
 
 pub(super) struct Bound {
+    kinds: KindOf,
     /// By kind: the most bytes of it that a token stands for.
     longest: Kinds,
     normalizes: bool,
@@ -59,7 +59,7 @@ impl Bound {
     pub(super) fn of(backend: &Backend, parts: &Parts) -> Option<Self> {
         let is_byte_level = |step: &Value| type_of(step) == "ByteLevel";
         let steps = || parts.normalizers.iter().chain(&parts.pre_tokenizers);
-        let pieces = pieces_of_vocab(backend, steps().any(is_byte_level))?;
+        let (pieces, lacks) = pieces_of_vocab(backend, steps().any(is_byte_level))?;
         let normalizes = parts.normalizers.len() > 1 || parts.normalizers.iter().any(|step| !is_byte_level(step));
         if !parts.normalizers.iter().all(keeps_all)
             || !parts.pre_tokenizers.iter().all(splits_only)
@@ -71,7 +71,12 @@ impl Bound {
         if !parts.normalizers.is_empty() && swallowing().any(|token| token.normalized) {
             return None;
         }
+        let mut kinds = [NOT_COUNTED; 256];
+        for byte in (0..=u8::MAX).filter(|byte| !lacks.contains(byte)) {
+            kinds[usize::from(byte)] = kind_of(byte);
+        }
         let mut found = Self {
+            kinds,
             longest: [1; 5],
             normalizes,
             swallowing: swallowing().map(|token| token.content.clone()).collect(),
@@ -90,9 +95,19 @@ impl Bound {
         Some(found)
     }
 
+    fn count(&self, data: &[u8]) -> Kinds {
+        let mut found = [0; 5];
+        for &byte in data {
+            found[self.kinds[usize::from(byte)]] += 1;
+        }
+        found[0] = found[1..].iter().sum();
+        found
+    }
+
     fn see(&mut self, piece: &[u8]) {
         if self.longest.iter().any(|&longest| piece.len() > longest) {
-            for (longest, count) in self.longest.iter_mut().zip(count(piece)) {
+            let counts = self.count(piece);
+            for (longest, count) in self.longest.iter_mut().zip(counts) {
                 *longest = count.max(*longest);
             }
         }
@@ -124,7 +139,7 @@ impl Bound {
                 return found;
             };
             let joined = if self.normalizes { JOINED_BYTES } else { 0 };
-            for (total, count) in totals.iter_mut().zip(count(normal.as_bytes())) {
+            for (total, count) in totals.iter_mut().zip(self.count(normal.as_bytes())) {
                 *total += count.saturating_sub(joined);
             }
             let least = totals
@@ -155,8 +170,9 @@ fn splits_only(pre_tokenizer: &Value) -> bool {
     KEEPING_PRE_TOKENIZERS.contains(&type_of(pre_tokenizer)) && pre_tokenizer["behavior"] != "Removed"
 }
 
-/// What each token stands for, in bytes; None if some text could be without a token of its own.
-fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<Vec<Vec<u8>>> {
+/// What each token stands for, in bytes, and the bytes for which there may be none; None if other text could be without a
+/// token of its own.
+fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8>>, Vec<u8>)> {
     let model = backend.get_model();
     let has = |token: &str| model.token_to_id(token).is_some();
     let pieces = || model.get_vocab().into_keys().map(String::into_bytes).collect();
@@ -166,16 +182,14 @@ fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<Vec<Vec<u8>
     };
     if bpe.is_some() && is_byte_level {
         let alphabet = char_to_byte();
-        let mut chars = (0..512).filter(|&at| alphabet[at].is_some()).filter_map(char_at);
-        if !chars.all(|char| has(char.encode_utf8(&mut [0; 4]))) {
-            return None;
-        }
         let bytes_of = |token: String| {
             let mut bytes = Vec::new();
             push_byte_level(&token, &alphabet, &mut bytes);
             bytes
         };
-        return Some(model.get_vocab().into_keys().map(bytes_of).collect());
+        let is_lacking = |&at: &usize| char_at(at).is_some_and(|char| !has(char.encode_utf8(&mut [0; 4])));
+        let lacks = (0..512).filter(is_lacking).filter_map(|at| alphabet[at]).collect();
+        return Some((model.get_vocab().into_keys().map(bytes_of).collect(), lacks));
     }
     let falls_back = match model {
         ModelWrapper::BPE(bpe) => bpe.byte_fallback,
@@ -183,12 +197,12 @@ fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<Vec<Vec<u8>
         _ => false,
     };
     if falls_back && (0..=u8::MAX).all(|byte| has(&format!("<0x{byte:02X}>"))) {
-        return Some(pieces());
+        return Some((pieces(), Vec::new()));
     }
     if bpe.is_some_and(|bpe| bpe.unk_token.is_some() && !bpe.fuse_unk) {
         let mut found: Vec<Vec<u8>> = pieces();
         found.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // one token for any unknown character
-        return Some(found);
+        return Some((found, Vec::new()));
     }
     None
 }

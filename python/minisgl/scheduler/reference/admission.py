@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minisgl.scheduler.reference.radix import Match, RadixTree
+from minisgl.scheduler.reference.radix import Match, Node, RadixTree
 from minisgl.scheduler.reference.request import Request
 
 MAX_OUTPUT_ESTIMATE = 4096  # tokens
@@ -111,14 +111,14 @@ Saves = list[tuple[int, int]]
 """Tokens into the row, and the slot to which its state goes when it has passed them."""
 
 
-def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int = 0, step: int = 0) -> Saves:
+def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> tuple[Node, int]:
     """Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
 
     They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
     KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
     before it) stays with the request, as does a partial one.
 
-    Returns what the row saves on its way: the state at each border of `_borders`, if there is a slot.
+    Returns where the chunk begins: the node that ends there, and the pages before.
     """
     size = tree.page_size
     handle = request.handle or tree.root
@@ -141,11 +141,20 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree, interval: int =
             handle = tree.append(handle, request.tokens[at * size : full * size], pages, request.namespace)
             request.num_tree_pages = full
     request.handle = handle
+    return begin, first
+
+
+def save_states(
+    request: Request, chunk: Chunk, tree: RadixTree, begin: tuple[Node, int], interval: int, step: int
+) -> Saves:
+    """What the row of an applied chunk saves on its way: the state at each border of `_borders`, if there is a slot.
+    Slots come from other nodes, which may go for them: what is to stay is locked before."""
+    node, first = begin
     saves: Saves = []
     for border in _borders(request, chunk, first, tree, interval):
-        slot = tree.save(tree.match(begin, request.tokens, first, border, request.namespace), step)
+        slot = tree.save(tree.match(node, request.tokens, first, border, request.namespace), step)
         if slot is not None:
-            saves.append(((border - first) * size, slot))
+            saves.append(((border - first) * tree.page_size, slot))
     return saves
 
 

@@ -47,15 +47,20 @@ class Pins:
         self._pins[req_id] = Pin(num_pages)
         self.num_pages += num_pages
 
-    def take(self, request: Request, tree: RadixTree) -> None:
-        """Lock the pages of `request` if it has a pin, as soon as the last of them is scheduled."""
+    def take(self, request: Request, tree: RadixTree) -> bool:
+        """Lock the pages of `request` if it has a pin, as soon as the last of them is scheduled. Whether it did."""
         pin = self._pins.get(request.req_id)
         if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
-            return
+            return False
         found = tree.match(tree.root, request.tokens, 0, pin.num_pages, request.namespace)
         if len(found.pages) != pin.num_pages:
             raise ControlPlaneError(f"request {request.req_id}: {len(found.pages)} of {pin.num_pages} pages to pin")
         pin.handle = tree.descend(tree.root, found)
+        return True
+
+    def hold(self, req_id: int, tree: RadixTree) -> None:
+        """Keep the deepest checkpoint of the pages that are locked: the last of them may have been saved just now."""
+        pin = self._pins[req_id]
         if tree.checkpoints is not None:
             saved = (node for node in path(pin.handle) if node.checkpoint != NO_CHECKPOINT)
             pin.saved = next(saved, None)

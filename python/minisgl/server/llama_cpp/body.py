@@ -78,8 +78,7 @@ class Timings(_Answer):
 
 
 class LlamaCppAnswer(_Answer):
-    """Streamed: server-sent events with `content`, and at last one of these, without a `[DONE]`. Several prompts have a
-    list of answers."""
+    """Streamed: server-sent events with `content`, and at last one of these, without a `[DONE]`."""
 
     index: int
     content: str
@@ -97,6 +96,10 @@ class LlamaCppAnswer(_Answer):
     stop_type: Literal["none", "eos", "limit", "word"]
     stopping_word: str
     timings: Timings
+
+
+class LlamaCppAnswers(RootModel[LlamaCppAnswer | list[LlamaCppAnswer]]):
+    """By how many prompts there are."""
 
 
 class RenderedTemplate(_Answer):

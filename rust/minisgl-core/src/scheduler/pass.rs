@@ -232,14 +232,17 @@ impl Scheduler {
     fn take_chunk(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         let first_column = self.state.requests.pages(index).len();
         let begins = self.begin(chunk, first_column);
-        let (requests, tree, saves) = (&mut self.state.requests, &mut self.state.tree, &mut self.decided.saves);
-        let (interval, first_save) = (self.config.checkpoint_interval, saves.len());
-        admission::apply_chunk(requests, index, chunk, tree, (interval, self.decided.step), saves)?;
+        let (tree, saves) = (&mut self.state.tree, &mut self.decided.saves);
+        let (when, first_save) = ((self.config.checkpoint_interval, self.decided.step), saves.len());
+        let at = admission::apply_chunk(&mut self.state.requests, index, chunk, tree)?;
+        let requests = &self.state.requests;
+        let pinned = self.state.pins.take(requests, index, tree)?;
+        admission::save_states(requests, index, chunk, tree, at, when, saves)?;
+        if pinned {
+            self.state.pins.hold(requests.get(index).req_id, tree);
+        }
         let saves = (first_save, saves.len());
         self.num_saved += (saves.1 - saves.0).to_u64();
-        self.state
-            .pins
-            .take(&self.state.requests, index, &mut self.state.tree)?;
         let request = self.state.requests.get_mut(index);
         let samples = request.kv_len == request.prefill_len;
         request.num_pending += u32::from(samples);

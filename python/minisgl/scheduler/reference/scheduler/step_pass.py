@@ -174,9 +174,13 @@ class StepPass:
     def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
         begins = self._begin(request, chunk)
-        saves = admission.apply_chunk(request, chunk, self.state.tree, self.config.checkpoint_interval, decided.step)
+        tree, pins, interval = self.state.tree, self.state.pins, self.config.checkpoint_interval
+        at = admission.apply_chunk(request, chunk, tree)
+        pinned = pins.take(request, tree)
+        saves = admission.save_states(request, chunk, tree, at, interval, decided.step)
+        if pinned:
+            pins.hold(request.req_id, tree)
         self.num_saved += len(saves)
-        self.state.pins.take(request, self.state.tree)
         samples = request.kv_len == request.prefill_len
         request.num_pending += samples
         request.last_step = decided.step
