@@ -28,13 +28,13 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmark.gpu.shapes import SHAPES  # noqa: E402
+from benchmark.gpu.watch import BYTES_PER_S, copy_speed  # noqa: E402
 from minisgl.bench.report import table  # noqa: E402
 from minisgl.bench.stats import in_turns  # noqa: E402
 from minisgl.kernels import experts, experts_tiles  # noqa: E402
 from minisgl.kernels.experts_tiles import Tile  # noqa: E402
 from minisgl.layers.experts import _grouped  # noqa: E402
 
-BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
 FLOPS_PER_S = 790e12  # of an H200's tensor cores, as reached by a large bfloat16 product
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
 REHEARSAL_SHAPE = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
@@ -46,6 +46,7 @@ class Work:
 
     def __init__(self, shape: dict[str, Any], dtype: torch.dtype, device: str, layers: int) -> None:
         self.device, self.dtype = device, dtype
+        self.bytes_per_s = copy_speed() if device == "cuda" else BYTES_PER_S
         self.hidden, self.inner = shape["hidden_size"], shape["moe_intermediate_size"]
         self.num_experts, self.per_token = shape["num_experts"], shape["num_experts_per_tok"]
         self.layers = [
@@ -68,9 +69,8 @@ class Work:
         """At the pace of memory or of the tensor cores, whichever takes longer."""
         per_expert = 3 * self.hidden * self.inner
         in_use = len(chosen.unique())
-        return max(
-            in_use * per_expert * self.dtype.itemsize / BYTES_PER_S, chosen.numel() * per_expert * 2 / FLOPS_PER_S
-        )
+        read_s = in_use * per_expert * self.dtype.itemsize / self.bytes_per_s
+        return max(read_s, chosen.numel() * per_expert * 2 / FLOPS_PER_S)
 
 
 def library(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -230,12 +230,14 @@ def main() -> int:
     kept: dict[str, Any] = {
         "device": "cpu, rehearsed" if args.rehearse else torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "copy_bytes_per_s": None,
         "shape": {key: shape[key] for key in REHEARSAL_SHAPE},
         "side_by_side": [],
         "sweep": [],
     }
     with torch.inference_mode():
         work = Work(shape, torch.bfloat16, device, args.layers)
+        kept["copy_bytes_per_s"] = work.bytes_per_s if device == "cuda" else None
         for tokens in args.tokens:
             if time.monotonic() > until:
                 break

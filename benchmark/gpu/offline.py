@@ -39,6 +39,7 @@ from minisgl.bench.report import Report, public_command  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
 
 VARIANTS = tuple((plane, overlap) for plane in ("python", "rust_hotpath") for overlap in (False, True))
+NAMES = {f"{plane}:{'overlap' if overlap else 'one-by-one'}": (plane, overlap) for plane, overlap in VARIANTS}
 GRACE_S = 30.0  # to end after the budget, before the process is killed
 
 
@@ -48,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--num-sequences", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=NAMES,
+        default=list(NAMES),
+        help="scheduler, and whether steps overlap (default: all four)",
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole benchmark; models share it evenly")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int)
@@ -113,7 +121,7 @@ def main() -> int:
             folder = write_shape(model, Path(scratch) / model, {**SHAPES, "tiny": TINY})
             job = ModelJob(
                 work=work_of(args, folder),
-                variants=VARIANTS,
+                variants=tuple(NAMES[name] for name in args.variants),
                 repeats=args.repeats,
                 deadline=now + max(0.0, ends - now) / (len(args.models) - at),
                 trace=str(args.out) if args.trace and args.out is not None and at == 0 else "",

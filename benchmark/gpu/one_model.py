@@ -59,13 +59,15 @@ class ModelJob(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelJob)
     put = Printer()
+    on_gpu = job.work.engine.device.startswith("cuda")
+    bytes_per_s = watch.copy_speed() if on_gpu else watch.BYTES_PER_S  # before the engine takes the memory
     began = time.perf_counter()
     loaded = load_engine(
         job.work.engine, lambda text, done=0, total=0: _say(f"{text} {f'{done}/{total}' * bool(total)}")
     )
     if not isinstance(loaded, CudaEngine):
         raise SystemExit("the engine is not on a CUDA device")
-    bench = Bench(job, Watched(loaded))
+    bench = Bench(job, Watched(loaded), bytes_per_s)
     load_s = time.perf_counter() - began
     bench.run(*job.variants[-1], warm_up=True)
     ready = {"load_s": load_s, "ready_s": time.perf_counter() - began, **bench.engine_figures()}
@@ -85,9 +87,10 @@ def main() -> int:
 
 
 class Bench:
-    def __init__(self, job: ModelJob, watched: Watched) -> None:
+    def __init__(self, job: ModelJob, watched: Watched, bytes_per_s: float) -> None:
         self.job = job
         self.watched = watched
+        self.bytes_per_s = bytes_per_s
         self.points: list[list[float]] = []
         self._longest_s = 0.0
         config = load_config(Path(job.work.engine.model))
@@ -105,6 +108,7 @@ class Bench:
         return {
             "device": torch.cuda.get_device_name() if on_gpu else "the CPU: a rehearsal",
             "torch": torch.__version__,
+            "copy_bytes_per_s": self.bytes_per_s if on_gpu else None,
             "graphs": list(info.graph_sizes),
             "attention": type(self.watched.engine._attention).__name__,
             "num_pages": info.num_pages,
@@ -151,7 +155,7 @@ class Bench:
             "retracted": control_plane.stats().num_retracted_total,
             "host_s": breakdown(loop.timers, wall)["seconds"],
             "kinds": watch.by_kind(steps),
-            **watch.decode_figures(steps, self._weight_bytes, self._token_bytes),
+            **watch.decode_figures(steps, self._weight_bytes, self._token_bytes, self.bytes_per_s),
         }
 
     def trace(self, plane: str, overlap: bool, folder: Path) -> dict[str, Any]:

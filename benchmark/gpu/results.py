@@ -141,5 +141,6 @@ _NOTES = f"""- *full batch*: pairs of decode steps that follow each other, with 
 - *idle*: from the end of a step's forward to the start of the next one, mean; the host's time that the device sees.
   Goal: under {GOAL_IDLE:.0%}. Gaps between kernels of one step are in `trace`, not here
 - *launch*: the host's time in the engine's launch, median; with overlap it runs beside the device
-- *roofline*: weights and KV of a decode step, read once at 4.3 TB/s, over its time with idle time; all decode pairs
+- *roofline*: weights and KV of a decode step, read once at the pace of a copy on this device (`copy_bytes_per_s`), over
+  its time with idle time; all decode pairs
 - *host ms a step*: wall time over steps; *of it waiting*: for the device"""

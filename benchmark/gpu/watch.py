@@ -14,13 +14,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.sim.profile import StepLoad
 from minisgl.step import StepBuffers, StepPlan
 
-BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies
+BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies; stands in where there is no device to ask
+_COPIED = 2**30
 DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
 
 
@@ -76,15 +78,34 @@ class Watched:
         self.engine.close()
 
 
+def copy_speed() -> float:
+    """Bytes that a copy of 1 GiB on the device reads and writes in a second: the median of ten."""
+    source = torch.randint(256, (_COPIED,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(12):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        target.copy_(source)
+        ended.record()
+        ended.synchronize()
+        seconds.append(began.elapsed_time(ended) / 1e3)
+    del source, target
+    torch.cuda.empty_cache()
+    return 2 * _COPIED / statistics.median(seconds[2:])
+
+
 # ---------------------------------------------------------------------------------------------------------- figures
 
 
-def decode_figures(steps: Sequence[Step], weight_bytes: int, token_bytes: int) -> dict[str, Any]:
+def decode_figures(
+    steps: Sequence[Step], weight_bytes: int, token_bytes: int, bytes_per_s: float = BYTES_PER_S
+) -> dict[str, Any]:
     """Over pairs of decode steps that follow each other: device time, idle time between them, and the roofline."""
     pairs = [(a, b) for a, b in pairwise(steps) if a.kind == b.kind == DECODE]
     most = max((step.load.rows for step in steps), default=0)
     full = [(a, b) for a, b in pairs if b.load.rows >= 0.9 * most]
-    least = sum((weight_bytes + b.load.kv_tokens * token_bytes) / BYTES_PER_S for _, b in pairs)
+    least = sum((weight_bytes + b.load.kv_tokens * token_bytes) / bytes_per_s for _, b in pairs)
     busy, idle = sum(b.computing_s for _, b in pairs), sum(b.idle_s(a) for a, b in pairs)
     return {
         "decode_pairs": len(pairs),

@@ -86,12 +86,12 @@ def test_the_steps_and_the_tree_are_those_of_the_engine_that_is_chosen(seen: Tab
     page.wait_for_selector(f"{said}:has-text('Step')")
     page.wait_for_selector(tree)
     first = page.inner_text(said)
-    page.select_option("select", "1")
+    page.select_option("select[aria-label='Engine']", "1")
     page.wait_for_selector(f"{said}:text-is('No step yet.')")
     assert page.query_selector(tree) is None, "the other engine's"
     ask(server, "the second, which is a little longer than the first ")
     page.wait_for_selector(f"{said}:has-text('Step')")
     page.wait_for_selector(tree)
-    page.select_option("select", "0")
+    page.select_option("select[aria-label='Engine']", "0")
     page.wait_for_selector(f"{said}:text-is('{first}')")  # what it did is not forgotten
     assert page.query_selector(tree) is not None
