@@ -227,7 +227,8 @@ def violations(make: Factory, seed: int, num_steps: int) -> tuple[list[str], int
             waits.add(event.req_id)
             overtakers[event.req_id] = {}
         if waits and draw.randrange(50) == 0:
-            events.append(Abort(draw.choice(sorted(waits))))
+            events.append(Abort(gone := draw.choice(sorted(waits))))
+            waits.discard(gone)
         if in_flight and draw.randrange(300) == 0:
             events.insert(0, ForwardFailed(in_flight[0][0]))
             in_flight.clear()
