@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.engine.device import DeviceMasks, InlineDevice
 from minisgl.grammar.slots import GrammarSlots, TokenMasks
@@ -207,3 +208,31 @@ def test_a_mask_leaves_what_it_allows() -> None:
     apply(logits)
     allowed = [row.isfinite().nonzero().flatten().tolist() for row in logits]
     assert allowed == [list(range(32, 66)), list(range(70)), [0, 2]]
+
+
+class _Ops(TorchDispatchMode):
+    """What writes to the device at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_write = not func.is_view and func is not torch.ops.aten.empty.memory_format
+        if is_write and isinstance(result, torch.Tensor) and result.is_meta:
+            self.found.append(str(func))
+        return result
+
+
+def test_masks_are_written_in_streams_of_the_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own stream is in no order with them: a buffer that is filled there may be wiped after the first copy."""
+    device, jobs = InlineDevice(), list[Any]()
+    monkeypatch.setattr(device.copy_in, "run", lambda name, job: jobs.append(job))
+    masks = DeviceMasks(device, torch.device("meta"), 70, 4, 2)
+    with _Ops() as ops:
+        masks.copy_in(1, TokenMasks(np.array([0], np.int32), np.zeros((1, 3), np.int32)))
+        assert not ops.found
+        (job,) = jobs
+        job()
+        assert ops.found == ["aten.copy_.default"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.async_compile import shutdown_compile_workers
 
 from benchmark.gpu.shapes import SHAPES, write_shape
 from minisgl.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ def test_torch_compile_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     compiled, eager = (run(folder, greedily(), torch_compile=flag, **settings) for flag in (True, False))
     assert_alike(compiled, eager, BFLOAT16_WITHIN, at_least=0.3)
     torch._dynamo.reset()
+    shutdown_compile_workers()  # torch keeps them for what comes; a file of tests leaves no process behind
 
 
 @only_on_a_gpu("billions of weights")

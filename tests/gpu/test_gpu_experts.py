@@ -141,15 +141,15 @@ def test_the_host_never_waits() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def num_compiled() -> int:
-    """Kernels of this project that Triton has compiled or loaded for the device."""
+def num_compiled() -> dict[str, int]:
+    """How many forms of each kernel of this project Triton has compiled or loaded for the device."""
     from triton.runtime.jit import JITFunction
 
     from minisgl.kernels import experts_triton, ops_triton
 
-    modules = (experts_triton, ops_triton, ops_triton, ops_triton)
-    found = [thing for module in modules for thing in vars(module).values() if isinstance(thing, JITFunction)]
-    return sum(len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in found)
+    kernels = {**vars(experts_triton), **vars(ops_triton)}
+    at = torch.cuda.current_device()
+    return {name: len(one.device_caches[at][0]) for name, one in kernels.items() if isinstance(one, JITFunction)}
 
 
 def moe(folder: Path) -> Path:

@@ -36,10 +36,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Half a GiB of the device for this process, whatever it has."""
+    """Half a GiB of the device for this process, beside what stays: cuBLAS keeps a workspace for each stream of the
+    engines before."""
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(2**29 / torch.cuda.mem_get_info()[1])
+    allowed = torch.cuda.memory_reserved() + 2**29
+    torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -118,7 +120,7 @@ def test_the_pool_takes_its_share(ratio: float, tmp_path: Path) -> None:
 
 @only_on_a_gpu("memory of a device")
 def test_weights_that_do_not_fit_say_what_to_change(little_memory: None, tmp_path: Path) -> None:
-    folder, _ = checkpoint("llama-bias-untied", tmp_path, intermediate_size=32_768, hidden_size=1024)
+    folder, _ = checkpoint("llama-bias-untied", tmp_path, intermediate_size=16_384, hidden_size=1024)
     with pytest.raises(ConfigError, match=r"out of device memory while loading: .*Try a smaller model"):
         engine_of(folder, dtype="float32")
 

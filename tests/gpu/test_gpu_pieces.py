@@ -13,11 +13,12 @@ import torch
 from minisgl.engine import sampler
 from minisgl.engine.cuda_engine import Outputs
 from minisgl.engine.cuda_loading import _open
-from minisgl.engine.device import DeviceSampler, Stream
+from minisgl.engine.device import DeviceMasks, DeviceSampler, Stream
+from minisgl.grammar.slots import TokenMasks
 from minisgl.sampling_params import SamplingParams
 from tests.engine.test_device_sampler import assign_all
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
-from tests.kernels.test_ops import check_store, check_tables
+from tests.kernels.test_ops import check_mask, check_store, check_tables
 
 
 def _do(stream: Stream, job: Callable[[], object]) -> None:
@@ -127,6 +128,30 @@ def test_triton_kernels(seed: int) -> None:
 
     check_tables(_OnDevice(ops_triton), seed)
     check_store(_OnDevice(ops_triton), seed)
+    check_mask(_OnDevice(ops_triton), seed)
+
+
+@only_on_a_gpu("torch's own stream")
+def test_masks_are_not_wiped_by_a_stream_that_is_late() -> None:
+    """The first of an engine: torch's own stream has work for longer than the copy takes, the forward for longer."""
+    device, _ = _open(PLACE)
+    masks = DeviceMasks(device, PLACE, 70, 4, 2)
+    logits = torch.zeros(2, 70, device=PLACE)
+    bits = np.array([[0b1011, 0, 0]], np.int32)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # cycles: about a tenth of a second
+    _do(device.forward, lambda: torch.cuda._sleep(1_000_000_000))
+    mask = masks.copy_in(0, TokenMasks(np.array([1], np.int32), bits))
+    _do(device.forward, lambda: mask(logits))
+    device.forward.record_event().synchronize()
+    torch.cuda.synchronize()
+    assert torch.isfinite(logits[0]).all()
+    assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [0, 1, 3]
+
+
+def _same_strides(tensor: torch.Tensor) -> torch.Tensor:
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=PLACE)
+    return found.copy_(tensor)
 
 
 class _OnDevice:
@@ -137,10 +162,9 @@ class _OnDevice:
 
     def __getattr__(self, name: str) -> Any:
         def call(*tensors: torch.Tensor) -> None:
-            copies = [tensor.to(PLACE) for tensor in tensors]
+            copies = [_same_strides(tensor) for tensor in tensors]
             getattr(self._module, name)(*copies)
             for tensor, copy in zip(tensors, copies, strict=True):
-                if tensor.is_contiguous():
-                    tensor.copy_(copy)
+                tensor.copy_(copy)
 
         return call

@@ -67,7 +67,7 @@ from minisgl.engine.device import (
 from minisgl.engine.sampler import LogitsProcessors, LogprobSlots, Mask
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.grammar.slots import GrammarSlots
-from minisgl.kernels.ops import apply_updates
+from minisgl.kernels.ops import UPDATE_FIELDS, apply_updates, mask_tokens
 from minisgl.models.api import Attend, Model
 from minisgl.step import NOT_FINITE, Int32Array, Int64Array, RingEntry, StepBuffers, StepLimits, StepPlan
 from minisgl.utils.progress import Report
@@ -594,6 +594,7 @@ class CudaEngine:
         longest = min(2, self._limits.max_seq_len)
         with torch.inference_mode():
             self._device.forward.run("warm up", self._model.warm_up)
+            self._device.forward.run("warm up", self._warm_up_table)
             for lens, num_decode in (([1], 1), ([longest], 0), ([1, longest], 1)):
                 inputs = self._scratch_step(lens, num_decode)
 
@@ -602,11 +603,20 @@ class CudaEngine:
                     slots = inputs.req_slots[:1].long()
                     if self._group.rank == 0:
                         everything = Needs(sampled=True, min_p=True, truncated=True)
-                        self._sampler.sample(logits[:1], slots, slots, everything)
+                        for one in (logits[:1], _any_may_come(logits[:1])):
+                            self._sampler.sample(one, slots, slots, everything)
                     self._group.broadcast(self._staging[0].outputs_device[:1])
 
                 self._device.forward.run("warm up", forward)
                 self._device.forward.record_event().synchronize()
+
+    def _warm_up_table(self) -> None:
+        """Write what is there already."""
+        place, limits = self._page_table.device, self._limits
+        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=place)
+        updates[0, 0], updates[0, 2] = limits.scratch_slot, 1
+        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=place)
+        apply_updates(self._page_table, updates, page)
 
     def _finish(self, step: LaunchedStep, inputs: StepInputs, needs: Needs, mask: Mask | None = None) -> None:
         """Sample, broadcast the tokens, write them to `last_token` and for the copy out. After a graph, logits are of
@@ -650,6 +660,15 @@ class CudaEngine:
         self._logits_processors.record(chosen, host_slots.tolist())
         step.logprobs.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
         return chosen
+
+
+def _any_may_come(logits: Tensor) -> Tensor:
+    """A copy through the mask of a grammar that allows every id."""
+    logits = logits.to(torch.float32, copy=True)
+    row = torch.zeros(1, dtype=torch.int32, device=logits.device)
+    bits = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=logits.device)
+    mask_tokens(logits, row, bits)
+    return logits
 
 
 def _finite(hidden: Tensor) -> tuple[Tensor, Tensor]:

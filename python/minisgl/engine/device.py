@@ -295,7 +295,8 @@ class DeviceMasks:
         """Queue the copy; the forward stream waits for it. What is returned belongs into that stream."""
         found = self._buffers[turn]
         if found is None:
-            on_device = torch.zeros(self._size, dtype=torch.int32, device=self._place)
+            # not filled: that would run in torch's own stream, which no copy waits for, and wipe the first masks out
+            on_device = torch.empty(self._size, dtype=torch.int32, device=self._place)
             found = self._buffers[turn] = (self._device.host_buffer(self._size), on_device)
         host, on_device = found
         count, size = len(masks.rows), len(masks.rows) * (1 + self._num_words)
