@@ -11,7 +11,8 @@ log probabilities are compared. `--shape`: a model of random weights in Q4_K_M.
 
 `cost`: prompts that nobody asked before, and then a batch that decodes, with and without a folder in turns, there and
 back, in one process. "written" waits in each turn until the disk has all: the whole price, where nothing is idle.
-"cpu" is the process's time with that, which others on the machine disturb least.
+"cpu" is the process's time with that, which others on the machine disturb least. "itl": from one text of a
+row to its next. With MINISGL_STORE_BYTES_PER_S the disk is slow, and nobody waits for it.
 
 `trace`: Mooncake's conversations on the simulated engine in virtual time, with a pool alone, with a store of ten times
 the pool below it, and with a pool that holds everything; both schedulers. Loads take no time in it.
@@ -26,7 +27,7 @@ import json
 import sys
 import tempfile
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -37,6 +38,7 @@ import httpx
 import numpy as np
 import psutil
 
+from minisgl import envs
 from minisgl.bench.random_models import random_model
 from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerProcess
@@ -47,7 +49,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotAssignment, StepHandle
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.sim import SimEngine
-from minisgl.llm import LLM
+from minisgl.llm import LLM, RequestOutput
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array, StepBuffers, StepPlan
 
@@ -136,11 +138,18 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
             began = time.monotonic()
             one.generate([prompt(args.tokens, next(numbers))], params(1), progress=False)
             times["prompt"] = time.monotonic() - began
-            began = time.monotonic()
-            one.generate([prompt(16, next(numbers)) for _ in range(args.rows)], params(args.decode), progress=False)
+            began, came = time.monotonic(), defaultdict[int, list[float]](list)
+            batch = [prompt(16, next(numbers)) for _ in range(args.rows)]
+
+            def note(output: RequestOutput, text: str) -> None:
+                came[id(output)].append(time.monotonic())
+
+            one.generate(batch, params(args.decode), progress=False, on_text=note)
             times["decode"] = time.monotonic() - began
-            began = time.monotonic()
-            if isinstance(one._engine, CpuEngine) and one._engine.store is not None:
+            gaps = np.concatenate([np.diff(row) for row in came.values()])
+            times["itl_p50"], times["itl_p99"] = (float(np.percentile(gaps, percent)) for percent in (50, 99))
+            began, slow = time.monotonic(), envs.store_bytes_per_s()
+            if isinstance(one._engine, CpuEngine) and one._engine.store is not None and not slow:
                 one._engine.store.flush(TIMEOUT_S)
             times["written"] = times["prompt"] + times["decode"] + time.monotonic() - began
             times["cpu"] = time.process_time() - cpu
@@ -153,7 +162,7 @@ def cost(args: argparse.Namespace, model: str) -> dict[str, Any]:
             one.close()
     ratios = {
         name: [a[name] / b[name] for a, b in zip(found["with"], found["without"], strict=True)]
-        for name in ("prompt", "decode", "written", "cpu")
+        for name in ("prompt", "decode", "itl_p50", "itl_p99", "written", "cpu")
     }
     shown = {name: dataclasses.asdict(geometric_interval(values)) for name, values in ratios.items()}
     return {"with / without, time": shown, "counts": str(counts), "times": found}

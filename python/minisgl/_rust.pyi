@@ -357,8 +357,19 @@ class PageStore:
     only what opens a folder raises `OSError`."""
 
     def __new__(cls, folder: str, limit: int, identity: bytes, page_size: int, page_bytes: int) -> PageStore: ...
+    @property
+    def identity(self) -> bytes: ...
     def stage(self, tokens: Int32Array, first: int, most: int) -> StagedPages: ...
+    def put(self, tokens: Int32Array, first: int, pages: Sequence[bytes]) -> None:
+        """Write them now, whatever is there. Raises `OSError`."""
+
+    def slow_down(self, seconds: float) -> None:
+        """For tests: from now on the disk takes so much longer for a page."""
+
     def counts(self) -> tuple[int, int, int, int, int, int]: ...
+    def take_trouble(self) -> str | None:
+        """Why the last page that failed did, if any has since this was asked."""
+
     def flush(self, seconds: float) -> None: ...
     @staticmethod
     def totals(folder: str) -> tuple[int, int, int]: ...

@@ -62,6 +62,12 @@ class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
     profile_steps: int = 0  # write a Chrome trace of so many steps
 
 
+class PrefixFile(msgspec.Struct, frozen=True):
+    """A prefix that `minisgl cache export` has written, with its pages."""
+
+    path: str
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and how to schedule. `None` means: decided from the model and the machine."""
 
@@ -100,7 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
     own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
-    warm_prefixes: tuple[str, ...] = ()  # texts that are computed and pinned before anything else
+    warm_prefixes: tuple[str | PrefixFile, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
     speculative: str | None = None  # ngram:K: up to K tokens of a row are guessed and computed with it
     schedule_policy: SchedulePolicy = "fcfs"  # who of the waiting starts next, within the bound of ageing
@@ -164,6 +170,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("cache_size", 1)
         if self.cache_size is not None and self.cache_dir is None:
             raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
+        files = [one.path for one in self.warm_prefixes if isinstance(one, PrefixFile)]
+        if files and self.cache_dir is None:
+            raise ConfigError(f"--warm-prefix @{files[0]}: its pages go to a folder: --cache-dir names it")
         if self.cache_dir is not None and self.cache == "naive":
             raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
         at_least("echo_states", 0, self.debug)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +20,8 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.config import ENGINE_SETTINGS, EngineConfig
+from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig
+from minisgl.engine.api import Exports
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.generation_config import read_defaults
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
@@ -31,7 +33,7 @@ from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer.early import EarlyTokenizer
-from minisgl.utils import spellings
+from minisgl.utils import prefix_file, spellings
 from minisgl.utils.progress import Display
 
 if TYPE_CHECKING:
@@ -125,8 +127,8 @@ class LLM:
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
         self._texts: list[tuple[RequestOutput, str]] = []  # of this step
-        for text in self.config.warm_prefixes:
-            self.insert_prefix(text)
+        for one in self.config.warm_prefixes:
+            self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)
 
     # ------------------------------------------------------------------------------------------------------ public
 
@@ -197,11 +199,25 @@ class LLM:
     def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
         """Compute a text, token ids, or the beginning of a conversation, and keep it in the prefix cache: with `pin`
         until `remove_prefix`, else as long as others are kept. Raises `ParamError` for what cannot be kept."""
+        return self._insert(self._prefix_ids(prefix), pin=pin)
+
+    def export_prefix(self, prefix: Prompt | Sequence[Message], path: str | Path) -> int:
+        """Compute a prefix, unless `cache_dir` has it, and write its pages to a file that `warm_prefixes` and `minisgl
+        cache import` take elsewhere; of how many tokens. Raises `ParamError`, `ConfigError`."""
+        ids = self._prefix_ids(prefix)
+        self._insert(ids, pin=False)
+        if not isinstance(self._engine, Exports):
+            raise ConfigError(f"{path}: --engine {self._engine.info.name} gives no pages away: only --engine cpu does")
+        self._engine.export_pages(ids, Path(path))
+        return len(ids) // self._engine.info.page_size * self._engine.info.page_size
+
+    def _prefix_ids(self, prefix: Prompt | Sequence[Message]) -> Int32Array:
         if isinstance(prefix, str) or not prefix or not isinstance(prefix[0], dict):
-            ids = self._encode(prefix)  # type: ignore[arg-type]
-        else:
-            text = self.tokenizer.apply_chat_template(list(prefix), add_generation_prompt=False)  # type: ignore[arg-type]
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            return self._encode(prefix)  # type: ignore[arg-type]
+        text = self.tokenizer.apply_chat_template(list(prefix), add_generation_prompt=False)  # type: ignore[arg-type]
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _insert(self, ids: Int32Array, *, pin: bool) -> Prefix:
         self._check_fits(ids, self.default_params)
         book = self._client.prefixes
         found = book.insert(ids, pin=pin)

@@ -1,14 +1,22 @@
-"""`minisgl cache`: what it says of a folder, and what it does to it."""
+"""`minisgl cache`: what it says of a folder, what it does to it, and what goes from one to another."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
 from minisgl.cli import main
+from minisgl.config import ConfigError
+from minisgl.engine.api import StoreCounts
+from minisgl.tokenizer.echo import echo_json
+from tests.helpers.models import save, tiny_model
 
 SIZE = 8
 
@@ -56,3 +64,114 @@ def test_a_damaged_page_is_nothing_that_is_at_hand(tmp_path: Path) -> None:
     filled(tmp_path)
     store = PageStore(str(tmp_path), 2**30, b"model", SIZE, 100)
     assert store.stage(np.zeros(20, np.int32), 0, 2).columns == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose template says `<role>content` and the names of the tools."""
+    folder = save(tiny_model("qwen3-tied", vocab_size=258), tmp_path_factory.mktemp("checkpoint"))
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    template = "{{ tools|length if tools }}{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+TEXT = "You are a helpful assistant, and say so when you do not know."
+FLAGS = ("--engine", "cpu", "--page-size", str(SIZE), "--num-pages", "40", "--log-level", "error")
+
+
+def export(model: Path, prefix: str, file: Path, *more: str) -> int:
+    return main(["cache", "export", prefix, str(file), "--model", str(model), *FLAGS, *more])
+
+
+def opened(model: Path, folder: Path, **settings: Any) -> LLM:
+    config = {"engine": "cpu", "page_size": SIZE, "num_pages": 40, "log_level": "error", "cache_dir": str(folder)}
+    return LLM(str(model), **config | settings)
+
+
+def cached(llm: LLM, prompt: str | list[int]) -> int:
+    (found,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1), progress=False)
+    return found.num_cached_tokens
+
+
+def test_a_prefix_goes_from_one_folder_to_another(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "prefix", tmp_path / "far" / "cache"
+    assert export(model, TEXT, file) == 0
+    whole = len(TEXT) // SIZE * SIZE
+    assert capsys.readouterr().out.startswith(f"{file}: a prefix of {whole} tokens, ")
+    assert main(["cache", "import", str(file), str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}: {whole // SIZE} pages of a prefix of {whole} tokens\n"
+    with opened(model, folder) as llm, opened(model, tmp_path / "other") as other:
+        assert (cached(llm, TEXT + " Who?"), cached(other, TEXT + " Who?")) == (whole, 0)
+    assert folder.stat().st_mode & 0o777 == 0o700 and file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "text"),
+    [
+        ("a.txt", TEXT, TEXT),
+        ("a.json", {"model": "m", "prompt": TEXT, "max_tokens": 3}, TEXT),
+        ("a.json", {"text": TEXT}, TEXT),
+        ("a.json", [*TEXT.encode()], [*TEXT.encode()]),
+        ("a.json", {"token_ids": [*TEXT.encode()]}, [*TEXT.encode()]),
+        ("a.json", {"messages": [{"role": "system", "content": TEXT}], "tools": [{}, {}]}, f"2<system>{TEXT}"),
+    ],
+    ids=str,
+)
+def test_a_prefix_is_a_file_a_body_or_ids(
+    model: Path, tmp_path: Path, name: str, said: Any, text: str | list[int]
+) -> None:
+    (tmp_path / name).write_text(said if isinstance(said, str) else json.dumps(said))
+    assert export(model, f"@{tmp_path / name}", tmp_path / "prefix", "--cache-dir", str(tmp_path / "cache")) == 0
+    whole = len(text) // SIZE * SIZE
+    with opened(model, tmp_path / "new", warm_prefixes=[f"@{tmp_path / 'prefix'}"]) as llm:
+        (store,) = [one for one in (getattr(llm._engine, "store", None),) if one is not None]
+        assert StoreCounts(*store.counts()).num_loaded == whole // SIZE - 1, "and the last of its tokens is computed"
+        more = f"{text} Who?" if isinstance(text, str) else [*text, 9, 9]
+        assert cached(llm, more) == whole
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "must have one of text, prompt, messages, token_ids"),
+        ('{"text": "a", "prompt": "b"}', "must have one of"),
+        ('{"token_ids": ["a"]}', "must be a text, or token ids"),
+        ('{"messages": "a"}', "messages must have a role and a content of text alone"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "a content of text alone"),
+        ('{"text": "short"}', "at least 8: only whole pages are kept"),
+        ('{"token_ids": [257, 258]}', "token ids must be between 0 and 257"),
+    ],
+)
+def test_what_is_no_prefix_is_said(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, reason: str
+) -> None:
+    (tmp_path / "a.json").write_text(said)
+    assert export(model, f"@{tmp_path / 'a.json'}", tmp_path / "prefix") == 2
+    assert reason in capsys.readouterr().err and not (tmp_path / "prefix").exists()
+
+
+def test_damaged_and_foreign_files_are_refused_by_name(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "prefix", tmp_path / "cache"
+    assert export(model, TEXT, file, "--kv-dtype", "q8") == 0
+    assert export(model, f"@{file}", tmp_path / "again") == 2
+    assert f"{file}: is such a file already" in capsys.readouterr().err
+    for settings in ({}, {"warm_prefixes": [TEXT, f"@{file}"]}):
+        with pytest.raises(ConfigError, match=r"kv_dtype$") if settings else contextlib.nullcontext():
+            opened(model, folder, **settings).close()
+    with pytest.raises(ConfigError, match=r"--warm-prefix @.*prefix: its pages go to a folder: --cache-dir names it"):
+        LLM(str(model), warm_prefixes=[f"@{file}"])
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    assert main(["cache", "import", str(file), str(folder)]) == 2
+    assert capsys.readouterr().err == f"minisgl cache: {file}: it is damaged: its digest is another one\n"
+    (tmp_path / "file").touch()
+    assert main(["cache", "import", str(tmp_path / "file"), str(folder)]) == 2
+    assert "file: is no file of minisgl cache export" in capsys.readouterr().err
+    assert PageStore.totals(str(folder))[0] == 0

@@ -1,25 +1,37 @@
-"""`minisgl cache info|clear|verify DIR`: the folder of `--cache-dir`, whoever uses it meanwhile."""
+"""`minisgl cache info|clear|verify|export|import`: the folder of `--cache-dir`, whoever uses it meanwhile, and prefixes
+that go from one to another as a file."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from minisgl.cli.flags import Commands
+import msgspec
+
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config
 from minisgl.cli.models import size
 from minisgl.config import ConfigError
+from minisgl.utils import prefix_file, spellings
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM, Message
 
 _ORDERS = {
     "info": "how many pages it holds",
     "clear": "remove its pages",
     "verify": "read its pages, and remove those that are damaged",
 }
+_BODIES = ("text", "prompt", "messages", "token_ids")
+_NO_LIMIT = 2**63  # a server that uses the folder keeps its own
 
 
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "cache",
-        help="the folder of --cache-dir: what it holds; empty or check it",
+        help="the folder of --cache-dir: what it holds; empty or check it; prefixes as files",
         allow_abbrev=False,
         description="The folder with pages of KV that --cache-dir keeps. Servers may use it meanwhile.",
     )
@@ -27,7 +39,25 @@ def add_parser(commands: Commands) -> None:
     for order, text in _ORDERS.items():
         one = orders.add_parser(order, help=text, allow_abbrev=False, description=text.capitalize() + ".")
         one.add_argument("folder", metavar="DIR", help="what --cache-dir names")
-    parser.set_defaults(run=_run)
+        one.set_defaults(run=_run)
+    text = "write a prefix with its pages to a file, for import or --warm-prefix @FILE elsewhere"
+    export = orders.add_parser(
+        "export", help=text, allow_abbrev=False, description=text.capitalize() + ".", formatter_class=Formatter
+    )
+    export.add_argument(
+        "prefix",
+        metavar="TEXT|@FILE",
+        help="the prefix, or a file with it; one named *.json has token ids, or a request's text, prompt, messages or "
+        "token_ids",
+    )
+    export.add_argument("file", metavar="FILE", help="what is made; who can read it can read the prefix")
+    add_settings(export, {**ENGINE, "logs": (LOG_LEVEL,)})
+    export.set_defaults(run=_export)
+    text = "put an exported prefix into a folder"
+    importing = orders.add_parser("import", help=text, allow_abbrev=False, description=text.capitalize() + ".")
+    importing.add_argument("file", metavar="FILE", help="of minisgl cache export, by somebody whom you trust")
+    importing.add_argument("folder", metavar="DIR", help="what --cache-dir names; it is made if it is not there")
+    importing.set_defaults(run=_import)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -50,3 +80,81 @@ def _run(args: argparse.Namespace) -> int:
 
 def _count(pages: int) -> str:
     return f"{pages} page{'' if pages == 1 else 's'}"
+
+
+def _import(args: argparse.Namespace) -> int:
+    from minisgl._rust import PageStore
+
+    folder = Path(args.folder).expanduser()
+
+    def store_for(head: prefix_file.Head) -> PageStore:
+        try:
+            return PageStore(str(folder), _NO_LIMIT, head.identity, head.page_size, head.page_bytes)
+        except OSError as error:
+            raise ConfigError(f"{args.folder}: {error}") from error
+
+    head = prefix_file.take_in(args.file, store_for)
+    print(f"{args.folder}: {_count(head.num_pages)} of a prefix of {len(head.tokens)} tokens")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    body = _read(args.prefix)
+    config = engine_config(args)
+    from minisgl.supervisor.start import check_files
+
+    check_files(config)
+    from minisgl.llm import LLM  # imports torch
+
+    settings = msgspec.structs.asdict(config)
+    settings |= msgspec.structs.asdict(settings.pop("debug"))
+    with tempfile.TemporaryDirectory() as folder:
+        settings["cache_dir"] = config.cache_dir or folder
+        with LLM(settings.pop("model"), **settings) as llm:
+            num_tokens = llm.export_prefix(_prefix(llm, args.prefix, body), Path(args.file).expanduser())
+    print(f"{args.file}: a prefix of {num_tokens} tokens, {size(Path(args.file).expanduser().stat().st_size)}")
+    return 0
+
+
+def _read(said: str) -> dict[str, Any]:
+    """The body of a request that begins with it. Raises `ConfigError`."""
+    text = spellings.text_or_file(said)
+    if not isinstance(text, str):
+        raise ConfigError(f"{said}: is such a file already")
+    if not said.startswith("@") or not said.endswith(".json"):
+        return {"text": text}
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{said}: is not JSON: {error}") from error
+    if isinstance(body, list):
+        return {"token_ids": body}
+    if not isinstance(body, dict) or len([name for name in _BODIES if name in body]) != 1:
+        raise ConfigError(f"{said}: must have one of {', '.join(_BODIES)}")
+    return body
+
+
+def _prefix(llm: LLM, said: str, body: dict[str, Any]) -> str | list[int]:
+    """Text or token ids. Raises `ConfigError`."""
+    (given,) = (body[name] for name in _BODIES if name in body)
+    if "messages" in body:
+        return _rendered(llm, said, given, body.get("tools"))
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not all(type(one) is int and 0 <= one < 2**31 for one in given):
+        raise ConfigError(f"{said}: must be a text, or token ids")
+    return given
+
+
+def _rendered(llm: LLM, said: str, messages: list[Message], tools: list[Any] | None) -> list[int]:
+    from minisgl.tokenizer import ChatTemplateError
+
+    for one in messages if isinstance(messages, list) else [None]:
+        if not isinstance(one, dict) or not isinstance(one.get("content"), str) or "tool_calls" in one:
+            raise ConfigError(f"{said}: messages must have a role and a content of text alone")
+    try:
+        text = llm.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=False)
+    except ChatTemplateError as error:
+        raise ConfigError(f"{said}: {error}") from error
+    ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=False).tolist()
+    return ids

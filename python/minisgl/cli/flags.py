@@ -317,7 +317,8 @@ CACHE = (
         action="append",
         type=checked(spellings.text_or_file),
         metavar="TEXT|@FILE",
-        help="a prefix to compute before the server is ready, and to pin; may be given several times (default: none)",
+        help="a prefix to compute before the server is ready, and to pin, or one that minisgl cache export made; may "
+        "be given several times (default: none)",
     ),
     setting(
         "--lora",

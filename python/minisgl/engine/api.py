@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -79,6 +80,14 @@ class Stores(Protocol):
         """None: it was not asked to."""
 
     def store_counts(self) -> StoreCounts | None: ...
+
+
+@runtime_checkable
+class Exports(Protocol):
+    """An engine whose pages of a text can go to a file."""
+
+    def export_pages(self, tokens: Int32Array, path: Path) -> None:
+        """Of a text that is computed, whole pages. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

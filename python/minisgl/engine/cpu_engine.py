@@ -10,6 +10,7 @@ logits of all rows.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -37,19 +38,21 @@ from minisgl.engine.api import (
     StepResult,
     StoreCounts,
 )
-from minisgl.engine.page_store import open_store
+from minisgl.engine.page_store import export, open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.architectures import find_architecture, has_text_half
 from minisgl.models.config import ModelConfig, adapter_places, load_config, tensor_names
 from minisgl.models.rope import inverse_frequencies
-from minisgl.step import RingEntry, StepBuffers, StepPlan
+from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.packed_blocks import packed_weights
 from minisgl.weights.quantized import quantized_weights
 from minisgl.weights.sources import find_model
 from minisgl.weights.stored import weight_files
+
+_log = logging.getLogger("minisgl.engine")
 
 
 class CpuEngine:
@@ -66,6 +69,7 @@ class CpuEngine:
         """`settings`: those that `rust` was made of. `store` has pages of just this model."""
         self._rust = rust
         self._store = store
+        self._troubles: set[str] = set()  # with its folder, that were told
         if store is not None:
             rust.keep(store)
         self._info = info
@@ -87,7 +91,17 @@ class CpuEngine:
         return self._store
 
     def store_counts(self) -> StoreCounts | None:
-        return None if self._store is None else StoreCounts(*self._store.counts())
+        if self._store is None:
+            return None
+        if (why := self._store.take_trouble()) is not None and why not in self._troubles:
+            self._troubles.add(why)
+            _log.warning("--cache-dir: a page was not written or read: %s", why)
+        return StoreCounts(*self._store.counts())
+
+    def export_pages(self, tokens: Int32Array, path: Path) -> None:
+        if self._store is None:
+            raise ConfigError(f"{path}: pages come from a folder: cache_dir names it")
+        export(self._store, tokens, self._info.page_size, path)
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
@@ -112,6 +126,7 @@ class CpuEngine:
         self._rust.close()
         if self._store is not None:
             self._store.flush(FLUSH_S)
+            self.store_counts()
 
     def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
         rows, tokens = plan.num_rows, plan.num_tokens

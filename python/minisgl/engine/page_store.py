@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from minisgl import envs
 from minisgl._rust import PageStore
-from minisgl.config import ConfigError, EngineConfig
+from minisgl.config import ConfigError, EngineConfig, PrefixFile
+from minisgl.step import Int32Array
+from minisgl.utils import prefix_file
 from minisgl.utils.installed import own_version
 from minisgl.utils.progress import Report
 
@@ -23,6 +26,7 @@ NUMERICS = 1
 """Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
+EXPORT_S = 600.0  # for pages on their way to a disk, before they go to a file
 _BESIDE = {  # settings that change no bit
     "weights",  # a path: the files' digest stands for it
     "eos_ids",
@@ -83,5 +87,41 @@ def open_store(
         store = PageStore(str(folder), limit, made_by, config.page_size, page_bytes)
     except OSError as error:
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
+    if rate := envs.store_bytes_per_s():
+        store.slow_down(page_bytes / rate)
+    for prefix in config.warm_prefixes:
+        if isinstance(prefix, PrefixFile):
+            prefix_file.take_in(prefix.path, lambda head, path=prefix.path: _same(store, head, path))  # type: ignore[misc]
     say(f"pages on disk: {store.counts()[0] / 2**20:.0f} MiB of at most {limit / 2**20:.0f}")
     return store
+
+
+def _same(store: PageStore, head: prefix_file.Head, path: str) -> PageStore:
+    """Whether a file's pages are of this model, computed in this way. Raises `ConfigError`."""
+    if names := prefix_file.what_differs(head.identity, store.identity):
+        raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
+    return store
+
+
+def export(store: PageStore, tokens: Int32Array, page_size: int, path: Path) -> None:
+    """The pages, one at least, of a text that was computed, as a file. Raises `ConfigError`."""
+    count = len(tokens) // page_size
+    store.flush(EXPORT_S)
+
+    def pages() -> Iterator[bytes]:
+        for column in range(count):
+            if (page := store.stage(tokens, column, 1).page(column)) is None:
+                raise ConfigError(f"{path}: page {column} of {count} is not in the folder any more")
+            yield page
+
+    try:
+        first = next(pages())
+        head = prefix_file.Head(
+            identity=store.identity,
+            page_size=page_size,
+            page_bytes=len(first),
+            tokens=tokens[: count * page_size].tolist(),
+        )
+        prefix_file.write(path, head, pages())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.step import Int32Array
 from minisgl.tokenizer import NotEncodable, Tokenizer, TooManyTokens
 
 
@@ -33,15 +35,18 @@ async def load_adapters(
 async def warm(
     client: ProcessClient,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[str | Int32Array],
     max_seq_len: int,
     report: Callable[[str, int, int], None],
 ) -> None:
-    """Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    """`texts`, or their tokens. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
     book, found = client.prefixes, []
     for i, text in enumerate(texts):
         try:
-            ids = await asyncio.to_thread(tokenizer.encode, text, most=max_seq_len)
+            encode = partial(tokenizer.encode, most=max_seq_len)
+            ids = await asyncio.to_thread(encode, text) if isinstance(text, str) else text
+            if len(ids) >= max_seq_len:
+                raise TooManyTokens(len(ids))
         except TooManyTokens as error:
             raise NotKept(_about(i, texts, f"{error}: at most {max_seq_len - 1} fit")) from error
         except NotEncodable as error:
@@ -56,6 +61,6 @@ async def warm(
     report("computing prefixes", len(found), len(found))
 
 
-def _about(index: int, texts: Sequence[str], reason: str) -> str:
+def _about(index: int, texts: Sequence[object], reason: str) -> str:
     which = f", number {index + 1} of {len(texts)}" if len(texts) > 1 else ""
     return f"--warm-prefix{which}: {reason}"

@@ -20,7 +20,7 @@ from types import TracebackType
 
 import msgspec
 
-from minisgl.config import EngineConfig, Limits
+from minisgl.config import EngineConfig, Limits, PrefixFile
 
 SOCKET = "engine"  # the name of the one that front ends connect to
 
@@ -101,7 +101,8 @@ class EngineProcess:
         return self._ended.done()
 
     def start(self) -> None:
-        engine = msgspec.structs.replace(self._config, warm_prefixes=(), lora=())  # a front end sees to them
+        pages = tuple(one for one in self._config.warm_prefixes if isinstance(one, PrefixFile))
+        engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end sees to the others
         config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
         process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
         self._process = process

@@ -40,6 +40,7 @@ from minisgl.server.log import complain, narrate, say, warn
 from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
+from minisgl.utils import prefix_file
 from minisgl.utils.memory import give_back
 from minisgl.utils.progress import Display, to_all
 
@@ -177,7 +178,8 @@ async def _warmed(
         if adapters:
             await load_adapters(client, adapters, client.on_progress)
         if texts:
-            await warm(client, tokenizer, texts, ready.max_seq_len, client.on_progress)
+            read = [one if isinstance(one, str) else prefix_file.read_head(one.path).ids for one in texts]
+            await warm(client, tokenizer, read, ready.max_seq_len, client.on_progress)
 
     warming = asyncio.ensure_future(work())
     signal_came = asyncio.ensure_future(stopping.wait())

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, PrefixFile
+from minisgl.utils.prefix_file import is_prefix_file
 
 DTYPES = {
     "fp16": "float16",
@@ -114,12 +115,13 @@ def _attention_backend(name: str, text: str) -> str:
     return known
 
 
-def text_or_file(text: str) -> str:
-    """`text`, or with @FILE what stands in the file. Raises `ConfigError`."""
+def text_or_file(text: str) -> str | PrefixFile:
+    """`text`, or with @FILE what stands in the file, if that is no exported prefix. Raises `ConfigError`."""
     if not text.startswith("@"):
         return text
+    file = Path(text[1:]).expanduser()
     try:
-        return Path(text[1:]).expanduser().read_text(encoding="utf-8")
+        return PrefixFile(str(file)) if is_prefix_file(file) else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{text}: cannot be read: {reason}") from error

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use minisgl_store::{Folder, Staged, Store, Totals, digest_of_files};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::arrays::Int32s;
@@ -16,6 +17,7 @@ use crate::arrays::Int32s;
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct PageStore {
     inner: Arc<Store>,
+    identity: Vec<u8>,
 }
 
 impl PageStore {
@@ -57,7 +59,14 @@ impl PageStore {
         let opened = py.detach(|| Store::open(&folder, limit, identity, page_size, page_bytes))?;
         Ok(Self {
             inner: Arc::new(opened),
+            identity: identity.to_vec(),
         })
+    }
+
+    /// What computes its pages, and how.
+    #[getter]
+    fn identity(&self) -> &[u8] {
+        &self.identity
     }
 
     fn stage(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, most: usize) -> StagedPages {
@@ -68,10 +77,27 @@ impl PageStore {
         }
     }
 
+    /// Write pages of a text now, from that of a column on.
+    fn put(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, pages: Vec<PyBackedBytes>) -> PyResult<()> {
+        let tokens = tokens.as_slice().to_vec();
+        let pages: Vec<&[u8]> = pages.iter().map(|page| &**page).collect();
+        Ok(py.detach(|| self.inner.put(&tokens, first, &pages))?)
+    }
+
+    /// For tests: from now on the disk takes so many seconds longer for a page.
+    fn slow_down(&self, seconds: f64) {
+        self.inner.slow_down(Duration::from_secs_f64(seconds));
+    }
+
     /// Bytes of the folder, pages written, loaded, dropped, failed, damaged.
     fn counts(&self) -> (u64, u64, u64, u64, u64, u64) {
         let now = self.inner.counts();
         (now.bytes, now.written, now.loaded, now.dropped, now.failed, now.damaged)
+    }
+
+    /// Why the last page that failed did, if any has since this was asked.
+    fn take_trouble(&self) -> Option<String> {
+        self.inner.take_trouble()
     }
 
     /// Wait until what was given is written, but not longer than so many seconds.

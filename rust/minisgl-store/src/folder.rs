@@ -91,19 +91,24 @@ impl Folder {
     /// The file is damaged, or cannot be read.
     pub fn read(&self, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
         let place = self.place(key);
+        let there = match fs::metadata(&place) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        if there.len() != (HEADER + bytes) as u64 || !there.is_file() {
+            return Err(self.damaged(&place, bytes)); // and is not opened: a pipe would be waited for
+        }
         let mut file = match File::open(&place) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
         let mut header = [0; HEADER];
         let mut page = vec![0; bytes];
-        let whole = file.metadata()?.len() == (HEADER + bytes) as u64
-            && file.read_exact(&mut header).is_ok()
+        let whole = file.read_exact(&mut header).is_ok()
             && file.read_exact(&mut page).is_ok()
             && header == self::header(key, &page);
         if !whole {
-            self.remove(&place, (HEADER + bytes) as u64);
-            return Err(io::Error::new(ErrorKind::InvalidData, "a damaged page"));
+            return Err(self.damaged(&place, bytes));
         }
         let _ = file.set_modified(SystemTime::now()); // in a folder that is not ours the age stays
         Ok(Some(page))
@@ -215,6 +220,11 @@ impl Folder {
             bytes,
             damaged: 0,
         })
+    }
+
+    fn damaged(&self, place: &Path, bytes: usize) -> io::Error {
+        self.remove(place, (HEADER + bytes) as u64);
+        io::Error::new(ErrorKind::InvalidData, "a damaged page")
     }
 
     fn remove(&self, place: &Path, bytes: u64) {

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
@@ -43,6 +43,7 @@ struct Counters {
     dropped: AtomicU64,
     failed: AtomicU64,
     damaged: AtomicU64,
+    trouble: Mutex<Option<String>>, // of the last that failed
 }
 
 impl Counters {
@@ -51,10 +52,15 @@ impl Counters {
     }
 
     fn error(&self, error: &io::Error) {
-        Self::add(match error.kind() {
-            io::ErrorKind::InvalidData => &self.damaged,
-            _ => &self.failed,
-        });
+        if error.kind() == io::ErrorKind::InvalidData {
+            return Self::add(&self.damaged);
+        }
+        Self::add(&self.failed);
+        *self.trouble() = Some(error.to_string());
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,6 +97,8 @@ struct Shared {
     known: Mutex<HashSet<Key>>,                 // pages of which there is a file, or will be
     staged: Mutex<HashMap<Key, Weak<Vec<u8>>>>, // pages that somebody has at hand
     page_ns: AtomicU64,                         // what computing a page takes; 0: not known
+    slow_ns: AtomicU64,                         // what the disk takes longer for a page
+    ended: AtomicBool,
     queued: Mutex<usize>,
     less_queued: Condvar,
 }
@@ -104,7 +112,11 @@ impl Shared {
         #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
         let _ = rustix::process::setpriority_process(None, NICE);
         for (key, page) in from {
+            if self.ended.load(Ordering::Relaxed) {
+                return;
+            }
             if !self.folder.has(&key) {
+                self.wait_for_slow_disk();
                 match self.folder.write(&key, &page) {
                     Ok(()) => Counters::add(&self.counters.written),
                     Err(error) => {
@@ -115,6 +127,14 @@ impl Shared {
             }
             *self.queued() -= 1;
             self.less_queued.notify_all();
+        }
+    }
+
+    fn wait_for_slow_disk(&self) {
+        let began = Instant::now();
+        let left = || Duration::from_nanos(self.slow_ns.load(Ordering::Relaxed)).saturating_sub(began.elapsed());
+        while !left().is_zero() && !self.ended.load(Ordering::Relaxed) {
+            std::thread::sleep(left().min(Duration::from_millis(10)));
         }
     }
 
@@ -130,6 +150,7 @@ impl Shared {
         }
         let found = self.folder.read(key, bytes)?.map(Arc::new);
         if let Some(page) = &found {
+            self.wait_for_slow_disk();
             staged().insert(*key, Arc::downgrade(page));
         }
         Ok(found)
@@ -165,6 +186,8 @@ impl Store {
             known: Mutex::default(),
             staged: Mutex::default(),
             page_ns: AtomicU64::new(0),
+            slow_ns: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
             queued: Mutex::default(),
             less_queued: Condvar::new(),
         });
@@ -215,6 +238,27 @@ impl Store {
                 self.shared.known().remove(&key);
             }
         }
+    }
+
+    /// Write pages of `tokens` from column `first` on now, whatever there is: what another store has read.
+    ///
+    /// # Errors
+    /// They are not pages of this store and text, or cannot be written.
+    pub fn put(&self, tokens: &[i32], first: usize, pages: &[&[u8]]) -> io::Result<()> {
+        let keys = keys(&self.first, tokens, self.page_size);
+        for (at, page) in (first..).zip(pages) {
+            match keys.get(at) {
+                Some(key) if page.len() == self.page_bytes => self.shared.folder.write(key, page)?,
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page of another kind")),
+            }
+        }
+        Ok(())
+    }
+
+    /// For tests: from now on the disk takes so much longer for a page, to read and to write it.
+    pub fn slow_down(&self, page: Duration) {
+        let nanos = u64::try_from(page.as_nanos()).unwrap_or(u64::MAX);
+        self.shared.slow_ns.store(nanos, Ordering::Relaxed);
     }
 
     /// Whether page `column` of `tokens` seems to be there. Quick.
@@ -285,6 +329,12 @@ impl Store {
         Staged { first, pages }
     }
 
+    /// Why the last page that failed did, if any has since this was asked.
+    #[must_use]
+    pub fn take_trouble(&self) -> Option<String> {
+        self.shared.counters.trouble().take()
+    }
+
     /// What has come of pages so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -311,8 +361,9 @@ fn longest(pages: usize, page_ns: u64) -> Duration {
 }
 
 impl Drop for Store {
-    /// What was given is written first.
+    /// What was given and not written is lost: see `flush`. A disk may take for ever.
     fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
         self.queue = None;
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();

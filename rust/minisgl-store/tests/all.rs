@@ -1,8 +1,9 @@
 //! The store as an engine and a person see it, with what disks and other processes do to it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tempfile::TempDir;
 
 const SIZE: usize = 4;
 const BYTES: usize = 1000;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn page(number: usize) -> Vec<u8> {
     (0..BYTES).map(|at| (at * 31 + number * 7) as u8).collect()
@@ -30,6 +32,7 @@ fn filled(root: &Path, tokens: &[i32]) {
     for (number, key) in keys(store.first_key(), tokens, SIZE).into_iter().enumerate() {
         store.give(key, || page(number));
     }
+    store.flush(PATIENCE);
 }
 
 fn files(root: &Path) -> Vec<PathBuf> {
@@ -129,6 +132,145 @@ fn a_damaged_page_is_no_page_and_goes() {
     assert!(!all[0].0.exists());
 }
 
+/// Numbers as if by chance.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ (mixed >> 27)) >> 16) as usize % end
+    }
+
+    /// One thing that happens to a file: to its bytes or length, or another one, a folder, a pipe, a link, nothing comes
+    /// into its place.
+    fn damage(&mut self, file: &Path, others: &[PathBuf]) {
+        let read = |file: &Path| match file.is_file() {
+            true => fs::read(file).expect("a file"),
+            false => Vec::new(), // it is gone already, or a pipe
+        };
+        let mut data = read(file);
+        let other = &others[self.below(others.len())];
+        let what = self.below(100);
+        if what < 50 && !data.is_empty() {
+            for _ in 0..=self.below(8) {
+                let at = self.below(data.len());
+                data[at] ^= 1 << self.below(8);
+            }
+        } else if what < 65 {
+            data.truncate(self.below(data.len() + 1));
+        } else if what < 70 {
+            data.extend((0..=self.below(300)).map(|at| at as u8));
+        } else if what < 90 {
+            data = read(other);
+        }
+        let _ = fs::remove_file(file).or_else(|_| fs::remove_dir_all(file));
+        let done = match what {
+            0..90 => fs::write(file, data),
+            90..92 => fs::create_dir(file),
+            92..94 => symlink(other, file),
+            94..96 => symlink(file, file),
+            96 => symlink("/dev/zero", file),
+            97 => Command::new("mkfifo").arg(file).status().map(drop),
+            _ => Ok(()),
+        };
+        done.expect("a folder that can be written");
+    }
+}
+
+/// `PROPTEST_CASES` says how many stores; `make slow-test` asks for 100,000.
+#[test]
+fn hostile_stores_give_the_right_pages_or_none() {
+    let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().expect("a number"));
+    let shm = Path::new("/dev/shm");
+    let root = if shm.is_dir() {
+        TempDir::new_in(shm)
+    } else {
+        TempDir::new()
+    }
+    .expect("a folder");
+    let (root, foreign) = (root.path().join("ours"), root.path().join("foreign"));
+    let tokens = text(8 * SIZE);
+    filled(&root, &tokens);
+    let other = open(&foreign, 1 << 30, b"another model");
+    for (number, key) in keys(other.first_key(), &tokens, SIZE).into_iter().enumerate() {
+        other.give(key, || page(number + 9));
+    }
+    other.flush(PATIENCE);
+    let ours = files(&root);
+    let all = [ours.clone(), files(&foreign)].concat();
+    let (mut chance, mut found, mut damaged) = (Chance(7), 0, 0);
+    for case in 0..cases {
+        for _ in 0..=chance.below(3) {
+            let file = chance.below(ours.len());
+            chance.damage(&ours[file], &all);
+        }
+        if chance.below(50) == 0 {
+            Folder::existing(&root)
+                .and_then(|folder| folder.verify())
+                .expect("a folder");
+        }
+        let store = open(&root, 1 << 30, b"model");
+        let mut whole = 0;
+        for _ in 0..=ours.len() {
+            let staged = store.stage(&tokens, 0, ours.len());
+            whole = staged.columns().1;
+            found += whole;
+            assert!(
+                (0..whole).all(|column| staged.page(column) == Some(&page(column)[..])),
+                "case {case}"
+            );
+            if whole == ours.len() {
+                break;
+            }
+            for (number, key) in keys(store.first_key(), &tokens, SIZE).into_iter().enumerate() {
+                store.give(key, || page(number)); // as who has computed them
+            }
+            store.flush(PATIENCE);
+        }
+        damaged += store.counts().damaged;
+        drop(store);
+        let is_folder = |file: &&PathBuf| fs::symlink_metadata(file).is_ok_and(|data| data.is_dir());
+        for file in ours.iter().filter(is_folder) {
+            fs::remove_dir(file).expect("an empty one, which no page can replace");
+            whole = ours.len();
+        }
+        assert_eq!(whole, ours.len(), "case {case}: what was computed is there again");
+        if files(&root).len() < ours.len() {
+            filled(&root, &tokens);
+        }
+    }
+    println!("{cases} stores, {damaged} damaged pages, {found} whole ones read");
+    assert!(damaged * 2 > cases && found > 0);
+}
+
+#[test]
+fn what_another_store_has_read_is_put_as_a_whole() {
+    let root = TempDir::new().expect("a folder");
+    let store = open(root.path(), 1 << 30, b"model");
+    let pages: Vec<Vec<u8>> = (1..3).map(page).collect();
+    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    store.put(&text(14), 1, &pages).expect("a folder");
+    let staged = store.stage(&text(14), 1, 5);
+    assert_eq!((staged.columns(), staged.page(2)), ((1, 3), Some(&page(2)[..])));
+    assert!(store.put(&text(14), 2, &pages).is_err(), "beyond the text");
+    assert!(store.put(&text(14), 0, &[&pages[0][1..]]).is_err(), "of another size");
+}
+
+/// Giving does not wait for a slow disk: what it does not follow is dropped, counted, and given again later.
+#[test]
+fn a_disk_that_does_not_follow_loses_pages_and_holds_up_nobody() {
+    let root = TempDir::new().expect("a folder");
+    let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // 4 wait at most
+    store.slow_down(Duration::from_secs(3600));
+    let all = keys(store.first_key(), &text(12 * SIZE), SIZE);
+    for key in &all {
+        store.give(*key, || vec![1]);
+    }
+    let counts = store.counts();
+    assert!((7..=8).contains(&counts.dropped) && counts.written == 0, "{counts:?}");
+}
+
 #[test]
 fn what_was_not_used_for_longest_goes_first() {
     let root = TempDir::new().expect("a folder");
@@ -147,6 +289,7 @@ fn what_was_not_used_for_longest_goes_first() {
     for (number, key) in keys(store.first_key(), &new, SIZE).into_iter().enumerate() {
         store.give(key, || page(number));
     }
+    store.flush(PATIENCE);
     drop(store);
     let store = open(root, 12 * each, b"model");
     assert!(store.counts().bytes <= 12 * each);
@@ -201,6 +344,10 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
     while store.counts().failed == 0 {
         std::thread::yield_now();
     }
+    assert!(
+        store.take_trouble().is_some() && store.take_trouble().is_none(),
+        "it is told once"
+    );
     assert_eq!(store.stage(&text(8), 0, 2).columns(), (0, 0));
 }
 
@@ -220,8 +367,7 @@ fn a_slot_gives_away_what_it_filled() {
     }
     keeper.bind(0, &tokens, false, None);
     keeper.computed(0, 0, &ids[..8], |_| unreachable!("not the store's kind"));
-    drop(keeper);
-    drop(Arc::into_inner(store));
+    store.flush(PATIENCE);
     let store = open(root.path(), 1 << 30, b"model");
     let there: Vec<bool> = (0..5).map(|column| store.has(&text(20), column)).collect();
     assert_eq!(there, [false, true, true, true, false]);
@@ -251,7 +397,7 @@ fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
         for (number, key) in all.iter().enumerate() {
             store.give(*key, || page(number));
         }
-        store.flush(Duration::from_secs(60));
+        store.flush(PATIENCE);
     };
     give_all();
     give_all();

@@ -1,0 +1,150 @@
+"""A file with the pages of KV of one prefix: what `minisgl cache export` makes, to be copied to another machine.
+
+Invariants: a file is whole, or refused by its name before anything of it is taken; it says what computed its pages, and
+of which tokens, so whoever takes it makes their keys anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol, TypeAlias
+
+import msgspec
+
+from minisgl.config import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAGIC = b"minisgl pages of a prefix, 1\n"
+_DIGEST = hashlib.sha256().digest_size
+_MOST_HEAD = 64 * 2**20
+_AT_ONCE = 16  # pages
+Ids: TypeAlias = "npt.NDArray[np.int32]"
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`identity`: what computed the pages, and how, as engine/page_store.py has it."""
+
+    identity: bytes
+    page_size: Count
+    page_bytes: Count
+    tokens: Annotated[list[Token], msgspec.Meta(min_length=1)]
+
+    @property
+    def ids(self) -> Ids:
+        import numpy as np  # not for who asks for help
+
+        return np.array(self.tokens, np.int32)
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.tokens) // self.page_size
+
+
+class Pages(Protocol):
+    """A `PageStore`."""
+
+    def put(self, tokens: Ids, first: int, pages: Sequence[bytes]) -> None: ...
+
+
+def is_prefix_file(path: Path) -> bool:
+    """Whether it claims to be one. Raises `OSError`."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def write(path: Path, head: Head, pages: Iterable[bytes]) -> None:
+    """For nobody but the owner. Raises `OSError`."""
+    packed = msgspec.msgpack.encode(head)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    digest = hashlib.sha256()
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for data in (MAGIC, len(packed).to_bytes(4, "little"), packed, *pages):
+                digest.update(data)
+                file.write(data)
+            file.write(digest.digest())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_head(path: str) -> Head:
+    """Raises `ConfigError`."""
+    return _opened(path, _head)
+
+
+def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
+    """Put its pages into the store that is told for it. Raises `ConfigError`, which `store_for` may, too."""
+
+    def work(file: BinaryIO) -> Head:
+        head = _head(file)
+        begin = file.tell()
+        file.seek(0)
+        digest, left = hashlib.sha256(), begin + head.num_pages * head.page_bytes
+        while left and (data := file.read(min(left, 2**20))):
+            digest.update(data)
+            left -= len(data)
+        if file.read(_DIGEST) != digest.digest():
+            raise ValueError("it is damaged: its digest is another one")
+        store = store_for(head)
+        file.seek(begin)
+        for first in range(0, head.num_pages, _AT_ONCE):
+            count = min(_AT_ONCE, head.num_pages - first)
+            pages = [file.read(head.page_bytes) for _ in range(count)]
+            try:
+                store.put(head.ids, first, pages)
+            except OSError as error:
+                raise ConfigError(f"{path}: its pages cannot be written: {error}") from error
+        return head
+
+    return _opened(path, work)
+
+
+def _opened(path: str, work: Callable[[BinaryIO], Head]) -> Head:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return work(file)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{path}: {reason}") from error
+
+
+def _head(file: BinaryIO) -> Head:
+    """Raises `ValueError` for what has not the size that it says."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("is no file of minisgl cache export")
+    length = int.from_bytes(file.read(4), "little")
+    if length > _MOST_HEAD:
+        raise ValueError("it is damaged: its head is too long")
+    try:
+        head = msgspec.msgpack.decode(file.read(length), type=Head)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it is damaged: {error}") from error
+    size = len(MAGIC) + 4 + length + head.num_pages * head.page_bytes + _DIGEST
+    if len(head.tokens) % head.page_size or os.fstat(file.fileno()).st_size != size:
+        raise ValueError("it is damaged: a part of it is missing")
+    return head
+
+
+def what_differs(theirs: bytes, ours: bytes) -> list[str]:
+    """Between two identities, by name. Raises `ValueError`."""
+    a, b = (dict(_flat(msgspec.json.decode(one, type=dict[str, Any]))) for one in (theirs, ours))
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+
+
+def _flat(said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in said.items():
+        if isinstance(value, dict):
+            yield from value.items()
+        else:
+            yield name, value
