@@ -158,18 +158,26 @@ SMALL: dict[str, Any] = {"page_size": 4, "num_pages": 200, "max_seq_len": 256}
 Answer = tuple[float, str, int]
 
 
+def flags_of(model: Path, cache: Path) -> tuple[str, ...]:
+    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    return "--model", str(model), "--engine", "cpu", *small, "--cache-dir", str(cache)
+
+
+def complete(server: ServerProcess, prompt: list[int]) -> httpx.Response:
+    body = {"model": "tiny", "prompt": prompt, **SAMPLING}
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=ANSWER_S)
+
+
 class Storm:
     """A server under prompts that come all at once, and its end by `kill -9` before all are answered."""
 
     def __init__(self, model: Path, cache: Path) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-        self._server = ServerProcess(("--model", str(model), "--engine", "cpu", *flags, "--cache-dir", str(cache)))
+        self._server = ServerProcess(flags_of(model, cache))
         self._killed = Event()  # its processes end one after the other: who still lives says that another one is gone
 
     def _answer(self, prompt: list[int]) -> Answer | None:
-        body = {"model": "tiny", "prompt": prompt, **SAMPLING}
         try:
-            said = httpx.post(self._server.url + "/v1/completions", json=body, timeout=ANSWER_S)
+            said = complete(self._server, prompt)
         except httpx.TransportError:
             return None
         if said.status_code != 200 and self._killed.is_set():
@@ -236,6 +244,34 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
         f"answers at most {max(ages):.2f} s old; {whole} pages, {num_bytes} bytes, opened in {max(opens):.3f} s"
     )
     assert whole > 5 * kills and damaged == 0, "a file is there as a whole, or not at all"
+
+
+@pytest.mark.slow
+def test_two_servers_race_to_create_a_folder_that_somebody_clears(tiny: Path, tmp_path: Path) -> None:
+    rng, cache, done = random.Random(4), tmp_path / "made" / "cache", Event()
+    begin = [rng.randrange(3, 250) for _ in range(100)]
+    prompts = [begin + [rng.randrange(3, 250) for _ in range(40)] for _ in range(40)] * 2
+    with LLM(str(tiny), log_level="error", **SMALL) as plain:
+        wanted = [one.text for one in plain.generate(prompts, SamplingParams(**SAMPLING), progress=False)]
+
+    def clear() -> int:
+        cleared = 0
+        while not done.wait(0.01):
+            if cache.is_dir():
+                cleared += PageStore.clear(str(cache))[0]
+        return cleared
+
+    def serve() -> list[str]:
+        with serving(*flags_of(tiny, cache)) as server:
+            return [complete(server, prompt).json()["choices"][0]["text"] for prompt in prompts]
+
+    with ThreadPoolExecutor(3) as threads:
+        clearing, both = threads.submit(clear), [threads.submit(serve) for _ in range(2)]
+        try:
+            assert [one.result() for one in both] == [wanted, wanted]
+        finally:
+            done.set()
+        assert clearing.result() > 0
 
 
 @pytest.mark.slow
