@@ -206,7 +206,7 @@ class Storm:
 def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_path: Path, times: int) -> None:
     """Storms of prompts that share beginnings, each ended by `kill -9`, on one folder. How long it takes to open the
     folder and how old the answers are whose pages are lost is printed, and no matter of right and wrong."""
-    rng, cache, kills = random.Random(11), tmp_path / "cache", 15 * times
+    rng, cache, kills = random.Random(times), tmp_path / "cache", 15 * times
     begins = [[rng.randrange(3, 250) for _ in range(rng.randrange(20, 150))] for _ in range(6)]
     right = found = lost = 0
     ages, opens = [0.0], [0.0]
