@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.config import ApiKey, ConfigError, EngineConfig, Routing, ServerConfig
+from minisgl.config import ApiKey, ConfigError, EngineConfig, PrefixFile, Routing, ServerConfig
 from minisgl.message.heartbeat import TIMES
 from minisgl.routing.api import KeyShare, Policy, RouterConfig
 from minisgl.runner import several
@@ -152,6 +153,18 @@ def test_one_that_dies_is_started_again_without_its_stale_socket(tmp_path: Path)
     private = tmp_path / "private"
     private.mkdir()
     assert with_fleet(private, 3, work).pool.stopped and not private.exists()
+
+
+def test_one_that_is_started_again_reads_no_files_of_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be gone, and their pages are in its folder."""
+    made: list[tuple[str | PrefixFile, ...]] = []
+    monkeypatch.setattr(several, "_engine", lambda config, *_: made.append(config.warm_prefixes))
+    files = (PrefixFile("manual"),)
+    engine = EngineConfig(engine="cpu", cache_dir="cache", warm_prefixes=files, num_pages=40)
+    engines = EngineProcesses.create(ServerConfig(engine=engine, dp=2))
+    shutil.rmtree(engines.folder)
+    engines._make(1)
+    assert made == [files, files, ()]
 
 
 def test_waits_double_and_begin_anew_after_it_was_ready_for_a_while(tmp_path: Path) -> None:

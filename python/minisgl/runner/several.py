@@ -185,10 +185,18 @@ class EngineProcesses:
         """Raises `ConfigError`."""
         assert config.dp != "auto"
         make_pool = pool_class()
-        configs, line = shares(config.engine, config.dp)
+        shared, line = shares(config.engine, config.dp)
+        configs = list(shared)
         folder = Path(tempfile.mkdtemp(prefix="minisgl-"))
+
+        def make(engine: int) -> EngineProcess:
+            made = _engine(configs[engine], folder, config.limits.step_timeout, engine)
+            # who is started again finds the pages of files in its folder
+            configs[engine] = msgspec.structs.replace(configs[engine], warm_prefixes=())
+            return made
+
         found = cls(
-            lambda engine: _engine(configs[engine], folder, config.limits.step_timeout, engine),
+            make,
             config.dp,
             folder,
             lambda sockets: make_pool(pool_config(config, str(folder / SOCKET), sockets)),
