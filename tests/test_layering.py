@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_rust",
         "tokenizer",  # the words of the simulated engine; that of `--tokenizer`
     },
+    "receipt": {"config", "engine.page_store", "envs", "sampling_params", "utils", "weights", "_rust"},
     # where scheduler and engine meet
     "runner": {
         "envs",
@@ -79,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"config", "message", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {
         "frontend",
+        "receipt",
         "utils",
         "grammar",
         "parsers",
@@ -154,6 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "_rust",
     },  # tries everything
+    "cli.verify": {"config", "llm", "receipt", "server", "tokenizer"},  # a body becomes the same prompt
     "cli": {
         "scheduler",
         "supervisor",

@@ -346,6 +346,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = True
     access_log_probes: bool = False  # lines for what is asked every few seconds, too
     log_prompts: bool = False
+    receipt_key: str | None = None  # file of a private key that signs receipts
     tool_call_parser: str = "auto"  # in which format the model writes calls of tools
     reasoning_parser: str = "auto"  # and what it thinks
     metrics_aliases: Literal["none", "vllm"] = "none"

@@ -46,13 +46,15 @@ LEVELS = ("error", "warning", "info", "debug")
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `token_ids` include the stop token that ended it; `text` does not, nor a stop string."""
+    """One answer. `token_ids` include the stop token that ended it; `text` does not, nor a stop string. `logprobs`: of
+    each of its tokens, where `SamplingParams.logprobs` asks for some."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
+    logprobs: list[float] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
         return _item(self, name)
@@ -123,6 +125,7 @@ class LLM:
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)
+        self.model_dir = info.model_dir  # of the tokenizer; None: the echo engine's own
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""
@@ -309,6 +312,7 @@ class LLM:
                 self._client.finish(state)
             completion = output.outputs[state.index]
             completion.text += delta.text
+            completion.logprobs += [one.logprob or 0.0 for one in delta.logprobs]
             completion.finish_reason, completion.error = delta.finish_reason, state.error
             if delta.text:
                 self._texts.append((output, delta.text))

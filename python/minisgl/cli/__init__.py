@@ -1,5 +1,5 @@
-"""The command line: `minisgl serve|chat|generate|pull|list|rm|cache|bench|replay|doctor`, and `minisgl --model X` for
-serve.
+"""The command line: `minisgl serve|chat|generate|pull|list|rm|cache|verify|bench|replay|doctor`, and
+`minisgl --model X` for serve.
 
 Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
 traceback for what a user did; importing this package brings no torch. Each command is a module with `add_parser` and
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import cache, chat, generate, models, replay, serve
+from minisgl.cli import cache, chat, generate, models, replay, serve, verify
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -53,6 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     generate.add_parser(commands)
     models.add_parsers(commands)
     cache.add_parser(commands)
+    verify.add_parser(commands)
     replay.add_parser(commands)
     commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)

@@ -94,6 +94,7 @@ class ChatChoice(_Answer):
     finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: list[int] | None = None  # only with return_token_ids
     matched_stop: str | int | None = None  # only where one of the request's own stops ended it
+    receipt: dict[str, Any] | None = None  # only with receipt
 
 
 class ChatAnswer(_Answer):
@@ -122,6 +123,7 @@ class CompletionChoice(_Answer):
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
     matched_stop: str | int | None = None  # only where one of the request's own stops ended it
+    receipt: dict[str, Any] | None = None  # only with receipt
     token_ids: list[int] | None = None  # these two only with return_token_ids
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs

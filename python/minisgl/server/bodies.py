@@ -150,7 +150,11 @@ class Conversation(Body):
         return [tool.for_template() for tool in self.tools or ()]
 
 
-class ChatRequest(Sampling, Conversation):
+class Receipted(Body):
+    receipt: StrictBool | None = described("Report, with the end of each choice, all that its tokens depend on.")
+
+
+class ChatRequest(Sampling, Receipted, Conversation):
     NOT_YET: ClassVar[fields.Table] = fields.CHAT
 
     messages: Messages | None = described("The conversation.")
@@ -232,7 +236,7 @@ class ChatRequest(Sampling, Conversation):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(Sampling, Receipted):
     NOT_YET: ClassVar[fields.Table] = fields.COMPLETION
 
     prompt: Prompt = Field(description="A text, several texts, token ids, or several lists of token ids.")

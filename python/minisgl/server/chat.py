@@ -24,7 +24,7 @@ from minisgl.server.formatter import (
     Formatter,
     chat_logprobs,
     json_bytes,
-    matched_stop,
+    of_its_end,
     prompt_logprobs,
     sse,
 )
@@ -289,7 +289,7 @@ class ChatFormatter(TurnFormatter):
                     "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": self._choices[i].finish_reason,
-                    **matched_stop(generation, i),
+                    **of_its_end(generation, i),
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
@@ -360,7 +360,7 @@ class ChatFormatter(TurnFormatter):
             elif delta.text:
                 frames.append(self._text_chunk(delta.index, delta.text))
             if delta.finish_reason is not None:
-                of_choice |= {"finish_reason": delta.finish_reason, **matched_stop(generation, delta.index)}
+                of_choice |= {"finish_reason": delta.finish_reason, **of_its_end(generation, delta.index)}
                 frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
@@ -383,7 +383,7 @@ class ChatFormatter(TurnFormatter):
             frames.append(self._chunk(delta.index, one, of_choice, more))
             of_choice = {"token_ids": []} if self._with_token_ids else {}
         if delta.finish_reason is not None:
-            of_choice |= {"finish_reason": choice.finish_reason, **matched_stop(generation, delta.index)}
+            of_choice |= {"finish_reason": choice.finish_reason, **of_its_end(generation, delta.index)}
             frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames
 

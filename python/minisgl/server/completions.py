@@ -21,7 +21,7 @@ from minisgl.server.formatter import (
     EchoedPrompt,
     Formatter,
     echoed_prompt,
-    matched_stop,
+    of_its_end,
     prompt_logprobs,
     sse,
 )
@@ -222,7 +222,7 @@ class CompletionFormatter(ContinuationFormatter):
             "text": text,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
-            **(matched_stop(generation, choice.source) if delta.finish_reason else {}),
+            **(of_its_end(generation, choice.source) if delta.finish_reason else {}),
             **more,
         }
 

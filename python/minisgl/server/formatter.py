@@ -21,6 +21,7 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation
+from minisgl.server.receipts import OfAnswers
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -40,10 +41,11 @@ def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-def matched_stop(generation: Generation, index: int) -> dict[str, Any]:
-    """SGLang's field of a choice that one of the request's own stops has ended."""
-    found = generation.matched_stop(index)
-    return {} if found is None else {"matched_stop": found}
+def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
+    """Fields of a choice that has ended: SGLang's if one of the request's own stops did it, and its receipt if the
+    request asks for one."""
+    fields = {"matched_stop": generation.matched_stop(index), "receipt": generation.receipt(index)}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}
@@ -95,6 +97,7 @@ class Formatter(ABC):
         self.shown = shown  # special tokens that are part of the text
         self.only_prompt = only_prompt  # the answer is empty
         self.rid: str | None = None  # by which /abort_request knows it
+        self.receipts: OfAnswers | None = None
         names = ", ".join(ignored).encode()
         self.headers = [(b"x-minisgl-ignored", names)] if ignored else []  # fields that have no effect on this model
 

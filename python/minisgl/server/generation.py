@@ -16,10 +16,12 @@ from typing import Any
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
+from minisgl.receipt import Receipt
 from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.context import Running, ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, grammar_refused, too_late
 from minisgl.server.lengths import Lengths, lengths
+from minisgl.server.receipts import OfAnswers
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
@@ -44,6 +46,7 @@ class Generation:
         shown: frozenset[int] = frozenset(),
         only_prompt: bool = False,
         rid: str | None = None,
+        receipts: OfAnswers | None = None,
     ) -> None:
         """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
         tokens that are part of the text. `only_prompt`: the token that comes is dropped. `rid`: whoever knows it may
@@ -66,6 +69,7 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._is_replaying = False
         self._keys = context.keys
+        self._receipts = receipts
         self._prompt_tokens: dict[int, list[Logprob]] = {}  # by prompt, with log probabilities
         sampling = context.served.sampling_for(sampling, request.model or context.served.name)
         resumable, before = request.resumable, None
@@ -279,6 +283,8 @@ class Generation:
         if (num_new := len(state.token_ids) - num_before) > 0 and not self._is_replaying:
             self._count(state, num_new, now)
         if delta is not None:
+            if self._receipts is not None:
+                self._receipts.add(delta)
             if delta.finish_reason is not None:
                 self._end(state, delta.finish_reason)
             self._request.add_output(delta.text)
@@ -323,6 +329,10 @@ class Generation:
         if state.reason is FinishReason.STOP and state.matched_stop is None:
             return last if last in state.sampling.stop_token_ids else None
         return state.matched_stop
+
+    def receipt(self, index: int) -> Receipt | None:
+        """Of a choice that has ended, if the request asks for one."""
+        return None if self._receipts is None else self._receipts.of(self._states[index])
 
     def embedding(self, index: int) -> bytes | None:
         """The embedding of the prompt of a choice that asked for one, float32."""

@@ -25,11 +25,12 @@ from minisgl.server import api_keys
 from minisgl.server.admin import Later
 from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, internal_error, is_anthropic, too_late
+from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
+from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.resume import Resumable, lost
 
@@ -163,6 +164,7 @@ class Posts:
         self._context = context
         self._endpoints = endpoints  # with the types of their bodies, by path
         self._app = app
+        self._receipts = Receipts(context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
@@ -184,6 +186,7 @@ class Posts:
                     shown=answer.shown,
                     only_prompt=answer.only_prompt,
                     rid=answer.rid,
+                    receipts=answer.receipts,
                 ) as generation:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)
@@ -221,7 +224,12 @@ class Posts:
                 body = await request.read(receive, model, context)
                 request.model = context.served.check(body.model)
                 with ids.of(None if request.resumable is None else request.resumable.source):
-                    return await endpoint(context, body, request)
+                    answer = await endpoint(context, body, request)
+                    if isinstance(answer, Formatter) and getattr(body, FIELD, None):
+                        if answer.only_prompt:
+                            raise bad_value(FIELD, True, "an answer of no tokens has none")
+                        answer.sampling, answer.receipts = await self._receipts.begin(answer.sampling, request.model)
+                    return answer
         except TimeoutError as error:
             raise too_late(limits.request_timeout or 0.0) from error
         finally:

@@ -152,35 +152,16 @@ class Prompts:
 
     async def render(self, asked: Conversation) -> str:
         """The text that the chat template makes of a conversation."""
-        shaped, variables = self._conversation(asked)
+        shaped, variables = conversation(self.parsing, asked)
         try:
             return await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
-    def _conversation(self, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
-        """What makes the messages that the chat template gets, and its variables."""
-        messages, variables = asked.messages or (), asked.template_variables()
-        tools = asked.tools_for_template()
-        continues = bool(asked.continue_final_message)
-        begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
-        for name in variables:
-            if name in TEMPLATE_NAMES:
-                raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
-
-        def shaped() -> list[dict[str, Any]]:
-            found = [message.for_template() for message in messages]
-            parsing = self.parsing
-            return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format)
-
-        if tools:
-            variables = {**variables, "tools": tools}
-        return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
-
     async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
         """The prompt of a conversation, also of no tokens or of as many as the context has."""
         messages = asked.messages or ()
-        shaped, variables = self._conversation(asked)
+        shaped, variables = conversation(self.parsing, asked)
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self._pool.encode_chat(
@@ -285,6 +266,25 @@ class Prompts:
         if found := sampling.beyond(vocab_size):
             name, token = found
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+
+
+def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+    """What makes the messages that the chat template gets, and its variables."""
+    messages, variables = asked.messages or (), asked.template_variables()
+    tools = asked.tools_for_template()
+    continues = bool(asked.continue_final_message)
+    begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
+    for name in variables:
+        if name in TEMPLATE_NAMES:
+            raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
+    def shaped() -> list[dict[str, Any]]:
+        found = [message.for_template() for message in messages]
+        return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format)
+
+    if tools:
+        variables = {**variables, "tools": tools}
+    return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
 
 
 def _no_prompt(error: ChatTemplateError) -> ApiError:

@@ -28,7 +28,7 @@ from minisgl.server.formatter import (
     JsonList,
     json_bytes,
     json_response,
-    matched_stop,
+    of_its_end,
     sse,
     token_text,
 )
@@ -260,7 +260,7 @@ def _named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
-    return {"finish_reason": finish_reason, **matched_stop(generation, 0), "usage": generation.usage()}
+    return {"finish_reason": finish_reason, **of_its_end(generation, 0), "usage": generation.usage()}
 
 
 class GenerateFormatter(Formatter):

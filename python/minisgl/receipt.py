@@ -1,0 +1,250 @@
+"""Receipts: all that an answer's tokens depend on, and digests of them, so that anybody who has the model can compute
+the answer once more, alone, and compare (`minisgl verify`).
+
+Invariants: a receipt has no text and no tokens, only how many there are and their SHA-256; two receipts of the same
+request to the same model are the same bytes but for `minisgl` and `signature`, whatever else the engine computed beside
+it. That holds for engines whose numbers depend on nothing else: the CPU engine, and the echo engine, which has no
+probabilities.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from minisgl import envs
+from minisgl._rust import gguf_parts
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.page_store import NUMERICS, digest_of
+from minisgl.sampling_params import SamplingParams
+from minisgl.utils.installed import own_version
+from minisgl.weights.sources import find_model
+from minisgl.weights.stored import weight_files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+ENGINES = ("cpu", "echo")
+_OF_THE_SERVER = ("adapter", "n", "logprobs", "prompt_logprobs", "embedding")
+"""Fields of `SamplingParams` that change no token, or that a server numbers for itself."""
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """So many ids; `sha256` of them as little-endian int32."""
+
+    count: int
+    sha256: str
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> Tokens:
+        array = np.fromiter(ids, np.dtype("<i4"))
+        return cls(len(array), hashlib.sha256(array.tobytes()).hexdigest())
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Digests: of the files of weights and of the adapter (None: none), of tokenizer.json, of the chat template."""
+
+    weights: str
+    adapter: str | None
+    tokenizer: str
+    template: str
+
+
+class Numerics(msgspec.Struct, frozen=True):
+    """How it was computed. `instructions`: the class of instruction sets whose bits are equal; AMX's tiles add up in
+    an order of their own. `number`: of the rules of the engine's arithmetic."""
+
+    engine: str
+    activations: str
+    kv_dtype: str
+    quantization: str | None
+    instructions: Literal["exact", "amx"]
+    number: int = NUMERICS
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """`sampling`: fields of `SamplingParams` that are not the default, the seed among them. `logprobs`: the SHA-256 of
+    the natural logarithms of the sampled tokens' probabilities, as little-endian float32; None where none were
+    computed. `sha256`: of all of these but `minisgl`. `signature`: Ed25519 over that digest, in base64, by the key
+    `signer`."""
+
+    receipt: Literal[1] = 1
+    minisgl: str
+    model: Model
+    numerics: Numerics
+    sampling: dict[str, Any]
+    prompt: Tokens
+    answer: Tokens
+    finish_reason: str
+    logprobs: str | None
+    sha256: str = ""
+    signer: str | None = None
+    signature: str | None = None
+
+    def digest(self) -> bytes:
+        """Of what is claimed."""
+        bare = msgspec.structs.replace(self, minisgl="", sha256="", signer=None, signature=None)
+        return hashlib.sha256(msgspec.json.encode(bare, order="sorted")).digest()
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises `ConfigError`."""
+        try:
+            found = msgspec.convert(self.sampling, SamplingParams, strict=False)
+            return msgspec.structs.replace(found, n=1, logprobs=None, prompt_logprobs=None, adapter=0).check()
+        except ValueError as error:
+            raise ConfigError(f"receipt: sampling: {error}") from error
+
+
+def make(
+    model: Model,
+    numerics: Numerics,
+    sampling: SamplingParams,
+    prompt: Iterable[int],
+    answer: Iterable[int],
+    finish_reason: str,
+    logprobs: str | None,
+    key: Ed25519PrivateKey | None = None,
+) -> Receipt:
+    """`sampling` as the engine had it: one answer, with its seed and its limit."""
+    fields = {
+        name: value
+        for name, value in msgspec.to_builtins(sampling, str_keys=True).items()
+        if name not in _OF_THE_SERVER
+    }
+    found = Receipt(
+        minisgl=own_version(),
+        model=model,
+        numerics=numerics,
+        sampling=fields,
+        prompt=Tokens.of(prompt),
+        answer=Tokens.of(answer),
+        finish_reason=finish_reason,
+        logprobs=logprobs,
+    )
+    digest = found.digest()
+    found = msgspec.structs.replace(found, sha256=digest.hex())
+    if key is None:
+        return found
+    signer = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    signature = base64.b64encode(key.sign(digest)).decode()
+    return msgspec.structs.replace(found, signer=signer, signature=signature)
+
+
+def parse(data: bytes) -> Receipt:
+    """Raises `ConfigError` for what is no receipt, or was changed: then its own digest or signature says so."""
+    try:
+        found = msgspec.json.decode(data, type=Receipt)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"receipt: {error}") from error
+    digest = found.digest()
+    if found.sha256 != digest.hex():
+        raise ConfigError(f"receipt: sha256: is not that of the fields, {digest.hex()}: they were changed")
+    if (found.signature is None) != (found.signer is None):
+        raise ConfigError("receipt: signature and signer: one is missing")
+    if (
+        found.signature is not None
+        and found.signer is not None
+        and not _is_signed(digest, found.signer, found.signature)
+    ):
+        raise ConfigError("receipt: signature: is not one of the signer over these fields")
+    return found
+
+
+def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _public_key(base64.b64decode(signer, validate=True)).verify(base64.b64decode(signature, validate=True), digest)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _public_key(raw: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def read_key(path: str) -> Ed25519PrivateKey:
+    """A private key in PEM, as `openssl genpkey -algorithm ed25519` writes it. Raises `ConfigError`."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError:
+        raise ConfigError(f"--receipt-key {path}: needs pip install 'minisgl[receipts]'") from None
+    try:
+        found = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"--receipt-key {path}: {error}") from error
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ConfigError(f"--receipt-key {path}: is no key of Ed25519")
+    return found
+
+
+class LogprobDigest:
+    """Of log probabilities as they come."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, logprobs: Sequence[float]) -> None:
+        self._digest.update(np.array(logprobs, "<f4").tobytes())
+
+    def shown(self) -> str:
+        return self._digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+
+
+def text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def weights_digest(config: EngineConfig) -> str:
+    """Of the model's own files, whatever is made of them. It reads them once; what it found is remembered as long as
+    they are what they were. Raises `ConfigError`."""
+    if config.engine == "echo" or config.load_format == "dummy":
+        return text_digest(f"{config.engine} {config.model} {config.seed}")
+    found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
+    try:
+        return _remembered(gguf_parts(found) if found.is_file() else weight_files(found))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config.model}: {error}") from error
+
+
+def folder_digest(folder: str) -> str:
+    """Of an adapter. Raises `ConfigError`."""
+    try:
+        return _remembered(sorted(one for one in Path(folder).iterdir() if one.suffix in (".safetensors", ".json")))
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+
+
+def _remembered(files: Sequence[Path]) -> str:
+    return digest_of(files, envs.cache_dir() / "digests").hex()
+
+
+def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
+    """`engine`, `details`: what the engine says of itself. Raises `ConfigError` for one that is not exact."""
+    if engine not in ENGINES:
+        raise ConfigError(f"receipts: the engine {engine} sums in an order that depends on the batch: use --engine cpu")
+    parts = details.split(", ")
+    return Numerics(
+        engine=engine,
+        activations=config.activations,
+        kv_dtype=config.kv_dtype,
+        quantization=config.quantization,
+        instructions="amx" if "amx" in parts else "exact",
+    )
+
+
+def _say_nothing(text: str, done: int = 0, total: int = 0) -> None:
+    """The server has told it."""
