@@ -156,7 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "_rust",
     },  # tries everything
-    "cli.verify": {"config", "llm", "receipt", "server", "tokenizer"},  # a body becomes the same prompt
+    "cli.verify_run": {"config", "llm", "receipt", "server", "tokenizer"},  # a body becomes the same prompt
     "cli": {
         "scheduler",
         "supervisor",

@@ -171,7 +171,14 @@ FOREIGN = {
 def flags() -> set[str]:
     """Every command has these, other projects' spellings too, or a program in benchmark/ and tests/ has."""
     known = set()
-    for module in (cli.serve, cli.chat, cli.generate, cli.replay, *map(import_module, bench.COMMANDS.values())):
+    for module in (
+        cli.serve,
+        cli.chat,
+        cli.generate,
+        cli.replay,
+        cli.verify,
+        *map(import_module, bench.COMMANDS.values()),
+    ):
         commands = argparse.ArgumentParser().add_subparsers()
         module.add_parser(commands)
         for parser in commands.choices.values():

@@ -173,7 +173,7 @@ def _public_key(raw: bytes) -> Ed25519PublicKey:
 
 
 def read_key(path: str) -> Ed25519PrivateKey:
-    """A private key in PEM, as `openssl genpkey -algorithm ed25519` writes it. Raises `ConfigError`."""
+    """A private key in PEM, as openssl's `genpkey` writes it. Raises `ConfigError`."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -212,7 +212,7 @@ def weights_digest(config: EngineConfig) -> str:
     """Of the model's own files, whatever is made of them. It reads them once; what it found is remembered as long as
     they are what they were. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
-        return text_digest(f"{config.engine} {config.model} {config.seed}")
+        return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
     found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
         return _remembered(gguf_parts(found) if found.is_file() else weight_files(found))

@@ -607,7 +607,12 @@ LOGS = (
         help="vllm: /metrics also has the names that dashboards for vLLM ask for",
     ),
     setting("--log-prompts", action="store_true", help="prompts and answers in the access lines"),
-    setting("--receipt-key", metavar="FILE", help="private key (Ed25519, PEM) that signs the receipts of answers"),
+    setting(
+        "--receipt-key",
+        shown=False,
+        metavar="FILE",
+        help="private key (Ed25519, PEM) that signs the receipts of answers (default: they are not signed)",
+    ),
 )
 SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
 """The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""

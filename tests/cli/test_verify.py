@@ -1,0 +1,206 @@
+"""`minisgl verify`: what a server says of its answers is true, and what somebody changes is found."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from minisgl import LLM, cli, receipt
+from minisgl.cli.verify_run import differences
+from minisgl.config import ConfigError
+from minisgl.receipt import Receipt
+from minisgl.weights.sources import find_smollm2
+from tests.helpers.data_parallel import engine_processes, until_all_ready
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
+
+KEY = Ed25519PrivateKey.generate()
+SIGNER = base64.b64encode(KEY.public_key().public_bytes_raw()).decode()
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the sea?"}], "max_tokens": 30, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    file = tmp_path_factory.mktemp("key") / "key.pem"
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    file.write_bytes(KEY.private_bytes(pem, form, serialization.NoEncryption()))
+    with serving("--engine", "echo", "--max-seq-len", "512", "--receipt-key", str(file)) as running:
+        yield running
+
+
+def post(server: ServerProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(server.url + path, json={**body, "receipt": True}, timeout=WAIT_S)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def verify(folder: Path, found: Any, prompt: Any, *flags: str) -> int:
+    (folder / "receipt.json").write_text(json.dumps(found))
+    (folder / "prompt").write_text(prompt if isinstance(prompt, str) else json.dumps(prompt))
+    files = (str(folder / "receipt.json"), "--prompt", str(folder / "prompt"))
+    return cli.main(["verify", *files, "--model", "smollm2", *flags])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "n": 2, "temperature": 0.3, "stop": ["e"]}),
+        ("/v1/completions", {"prompt": "The sea", "max_tokens": 9}),
+        ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "logit_bias": {"70": 3}, "ignore_eos": True}),
+    ],
+)
+def test_an_answer_is_what_its_receipt_says(
+    server: ServerProcess, tmp_path: Path, path: str, body: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = post(server, path, body)
+    for index in range(body.get("n", 1)):
+        assert verify(tmp_path, found, body, "--index", str(index), "--signer", SIGNER) == 0, capsys.readouterr()
+    assert "bit for bit, signed" in capsys.readouterr().out
+
+
+def test_a_stream_ends_with_the_same_receipt(server: ServerProcess) -> None:
+    whole = post(server, "/v1/chat/completions", CHAT)["choices"][0]["receipt"]
+    body = {**CHAT, "receipt": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+    found = [choice["receipt"] for line in lines for choice in json.loads(line)["choices"] if "receipt" in choice]
+    assert found == [whole]
+    assert '"receipt"' not in httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=WAIT_S).text
+
+
+def test_an_answer_of_no_tokens_has_none(server: ServerProcess) -> None:
+    body = {"prompt": "a", "max_tokens": 0, "receipt": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "receipt"
+
+
+def changed(found: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """With another value, by somebody who knows how digests are made, and has no key."""
+    copy = json.loads(json.dumps(found))
+    at = copy
+    *names, last = path.split(".")
+    for name in names:
+        at = at[name]
+    assert at.get(last) != value
+    at[last] = value
+    copy["signer"] = copy["signature"] = None
+    copy["sha256"] = msgspec.convert(copy, Receipt).digest().hex()
+    return copy
+
+
+CHANGES: list[tuple[str, Any, str]] = [
+    ("model.weights", "0" * 64, "another model"),
+    ("model.adapter", "0" * 64, "another adapter"),
+    ("model.tokenizer", "0" * 64, "another tokenizer"),
+    ("model.template", "0" * 64, "another template"),
+    ("sampling.seed", 8, "another answer"),
+    ("sampling.max_tokens", 29, "another answer"),
+    ("prompt.sha256", "0" * 64, "another prompt"),
+    ("answer.sha256", "0" * 64, "another answer"),
+    ("answer.count", 29, "another answer"),
+    ("finish_reason", "stop", "it ends otherwise"),
+    ("logprobs", "0" * 64, "other probabilities"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "why"), CHANGES)
+def test_what_was_changed_is_found(
+    server: ServerProcess, tmp_path: Path, path: str, value: Any, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = post(server, "/v1/chat/completions", CHAT)["choices"][0]["receipt"]
+    other = changed(found, path, value)
+    assert verify(tmp_path, other, CHAT) == 1 and why in capsys.readouterr().out
+    assert verify(tmp_path, other, CHAT, "--signer", SIGNER) == 2
+    for kept in ({"sha256": found["sha256"]}, {name: found[name] for name in ("signer", "signature")}):
+        assert verify(tmp_path, {**other, **kept}, CHAT) == 2, "whoever signed did not sign this"
+
+
+def test_where_an_answer_first_differs(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {**CHAT, "return_token_ids": True}
+    choice = post(server, "/v1/chat/completions", body)["choices"][0]
+    text, ids = choice["message"]["content"], choice["token_ids"]
+    file = tmp_path / "answer"
+    for answer, expected in (
+        (text, 0),
+        (json.dumps(ids), 0),
+        (text[:4] + "#" + text[5:], 1),
+        (json.dumps([*ids[:5], 1, *ids[6:]]), 1),
+        (text[:-1], 1),
+    ):
+        file.write_text(answer)
+        assert verify(tmp_path, choice["receipt"], body, "--answer", str(file)) == expected
+    said = capsys.readouterr().out
+    assert "from character 4 on" in said and "from token 5 on" in said
+    assert verify(tmp_path, choice["receipt"], {**CHAT, "messages": [{"role": "user", "content": "?"}]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "prompt", "why"),
+    [
+        ({}, "a", "no receipt there"),
+        ({"receipt": 1}, "a", "missing required field"),
+        ({"choices": []}, "a", "no receipt there"),
+    ],
+)
+def test_what_is_no_receipt(
+    found: Any, prompt: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(tmp_path, found, prompt) == 2 and why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.any_cpu
+def test_answers_served_among_others_are_what_they_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """SmolLM2 on two engines, three of which die: hits, retractions; another instruction set verifies them."""
+    try:
+        find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    draw = random.Random(5)
+    begins = ["The tides follow the moon. " * 12, "List the planets. ", "def add(a, b):\n    return a + b\n" * 6]
+    bodies = [
+        {
+            "prompt": draw.choice(begins) + draw.choice(["And", "So", "The next", "Then one day"]) + f" {i % 7}",
+            "max_tokens": draw.randrange(1, 40),
+            "temperature": draw.choice((0, 0.7, 1.3)),
+            "top_p": draw.choice((1, 0.9)),
+            "frequency_penalty": draw.choice((0, 0, 0.5)),
+            "stop": draw.choice(([], [], ["."])),
+            "return_token_ids": True,
+        }
+        for i in range(60 * times)
+    ]
+    flags = ("--model", "smollm2", "--engine", "cpu", "--dp", "2", "--num-pages", "48", "--max-seq-len", "512")
+    with serving(*flags) as server, ThreadPoolExecutor(32) as pool:
+        until_all_ready(server, 2)
+        answers = [pool.submit(post, server, "/v1/completions", body) for body in bodies]
+        for kill in range(3):
+            answers[len(answers) * (kill + 1) // 4].result()
+            until_all_ready(server, 2)
+            engine_processes(server)[kill % 2].kill()
+        found = [one.result()["choices"][0] for one in answers]
+        until_all_ready(server, 2)
+    monkeypatch.setenv("MINISGL_CPU_ISA", "avx2")
+    with LLM("smollm2", engine="cpu", max_prefill_length=48, num_pages=64, log_level="error") as llm:
+        for choice in found:
+            one = receipt.parse(json.dumps(choice["receipt"]).encode())
+            assert (
+                differences(llm, one, choice["prompt_token_ids"], answer=json.dumps(choice["token_ids"]).encode()) == []
+            )
