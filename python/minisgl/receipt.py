@@ -23,7 +23,7 @@ from minisgl._rust import gguf_parts
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.page_store import NUMERICS, digest_of
 from minisgl.sampling_params import SamplingParams
-from minisgl.utils.installed import own_version
+from minisgl.utils.installed import need, own_version
 from minisgl.weights.sources import find_model
 from minisgl.weights.stored import weight_files
 
@@ -157,6 +157,7 @@ def parse(data: bytes) -> Receipt:
 
 
 def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
+    need("a signed receipt", "cryptography")
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -174,11 +175,10 @@ def _public_key(raw: bytes) -> Ed25519PublicKey:
 
 def read_key(path: str) -> Ed25519PrivateKey:
     """A private key in PEM, as openssl's `genpkey` writes it. Raises `ConfigError`."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    except ImportError:
-        raise ConfigError(f"--receipt-key {path}: needs pip install 'minisgl[receipts]'") from None
+    need(f"--receipt-key {path}", "cryptography")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         found = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:

@@ -19,6 +19,7 @@ EXTRA_OF = {
     "zmq": "torch",
     "flashinfer": "cuda",
     "matplotlib": "bench",
+    "cryptography": "receipts",
     "ray": "ray",
     "aiohttp": "ray",
 }
