@@ -56,7 +56,7 @@ def test_the_package_alone_brings_none_of_it() -> None:
 
 def test_what_is_imported_is_declared() -> None:
     """As what the package needs, or in an extra; and nothing is needed that no file imports."""
-    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "bench", "ray")))
+    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "bench", "ray", "receipts")))
     own = names(PROJECT["dependencies"])
     imported = {
         target.split(".")[0] for file in sources() for target in imports_of(file.read_text(), module_name(file))
