@@ -32,6 +32,7 @@ class FakeServer:
         self.name = name
         self.address = address
         self.max_model_len = 64
+        self.use: list[tuple[int, int]] = []
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.used = used
         self.stopped = asyncio.Event()

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from minisgl.config import ConfigError
 from minisgl.registry import passing
+from minisgl.registry.keys import KeyLimits
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.formatter import json_response
 from minisgl.server.ollama.models import listed, running
@@ -128,10 +129,10 @@ async def stats(asks: Asks) -> Response:
     return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
 
 
-async def metrics(asks: Asks) -> Response:
+async def metrics(asks: Asks, limits: KeyLimits) -> Response:
     """GET /metrics: the families of all servers, each family once, and this one's own."""
     families = dict[bytes, tuple[list[bytes], list[bytes]]]()
-    for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry)}).items():
+    for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits)}).items():
         heads, samples = list[bytes](), list[bytes]()
         for line in body.splitlines():
             if (found := _FAMILY.match(line)) is not None:
@@ -154,9 +155,9 @@ def _named(sample: bytes, model: str) -> bytes:
     return b'%b{model_name="%b"%b} %b' % (name, model.encode(), b"," + labels if labels else b"", value)
 
 
-def _own(registry: Registry) -> bytes:
+def _own(registry: Registry, limits: KeyLimits) -> bytes:
     models = registry.models
-    rows: list[tuple[str, str, str, dict[str, float]]] = [
+    by_model: list[tuple[str, str, str, dict[str, float]]] = [
         ("model_loaded", "gauge", "1: the model is loaded", {n: m.state == "loaded" for n, m in models.items()}),
         ("model_memory_bytes", "gauge", "memory of its server", {n: m.used_bytes for n, m in models.items()}),
         ("model_requests_waiting", "gauge", "that wait for it", {n: len(m.waiting) for n, m in models.items()}),
@@ -164,8 +165,19 @@ def _own(registry: Registry) -> bytes:
         ("model_loads_total", "counter", "how often it was loaded", dict(registry.num_loads)),
         ("model_unloads_total", "counter", "how often it was unloaded", dict(registry.num_unloads)),
     ]
+    rows: list[tuple[str, str, str, dict[str, float]]] = [
+        (name, kind, meaning, {f'model_name="{model}"': value for model, value in values.items()})
+        for name, kind, meaning, values in by_model
+    ]
+    keys = limits.use.counts
+    waiting: dict[str, float] = {f'key="{one.name}"': limits.num_waiting(number) for number, one in enumerate(keys)}
+    refused: dict[str, float] = {
+        f'key="{one.name}",limit="{limit}"': n for one in keys for limit, n in one.refused.items()
+    }
+    rows.append(("key_requests_waiting", "gauge", "of an API key, over all models", waiting))
+    rows.append(("key_refused_total", "counter", "HTTP requests that a limit of their API key refused", refused))
     lines = list[str]()
     for name, kind, meaning, values in rows:
         lines += [f"# HELP minisgl:{name} {meaning}", f"# TYPE minisgl:{name} {kind}"]
-        lines += [f'minisgl:{name}{{model_name="{model}"}} {float(value)}' for model, value in values.items()]
+        lines += [f"minisgl:{name}{{{labels}}} {float(value)}" for labels, value in values.items()]
     return "\n".join(lines).encode()

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from minisgl.config import ServerConfig
 from minisgl.registry import passing
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
+from minisgl.registry.keys import Asked, KeyLimits
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.registry.server import ModelServer
@@ -60,6 +61,7 @@ class Front:
         self._registry = registry
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
+        self._limits = KeyLimits(config.api_keys, registry)
         self.draining = False
         asks = self._asks = Asks(registry, config.any_key)
         self._own: dict[str, Own] = {
@@ -73,7 +75,7 @@ class Front:
             "/api/ps": lambda: _now(tags(registry, are_loaded=True)),
             "/api/version": lambda: _now(version()),
             "/stats": lambda: stats(asks),
-            "/metrics": lambda: metrics(asks),
+            "/metrics": lambda: metrics(asks, self._limits),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +109,8 @@ class Front:
             model = await self._that_keeps(scope, model)
         passed = _Passed(self._registry, model, scope, request, send, is_stream and path in STREAMS)
         if method == "POST":
-            await passed.answer()
+            with self._limits.ask(request.key, path, model) as asked:
+                await passed.answer(asked)
         else:
             await unless_gone(lambda *_: passed.answer(), scope, receive, send)
         return None
@@ -194,6 +197,7 @@ class _Passed:
         self._request = request
         self._send = send
         self._is_stream = is_stream
+        self._asked: Asked | None = None
         self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
         query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
@@ -204,7 +208,9 @@ class _Passed:
             headers.append((b"host", b"localhost"))
         self._bytes = passing.request_bytes(method, path, headers, request.body)
 
-    async def answer(self) -> None:
+    async def answer(self, asked: Asked | None = None) -> None:
+        """`asked`: what its key has to wait for."""
+        self._asked = asked
         try:
             try:
                 await self._once()
@@ -224,6 +230,8 @@ class _Passed:
                 await self._until_ready_with_comments(lease)
             else:
                 await until_ready(lease, self._registry)
+            if self._asked is not None:
+                await self._asked.turn()
             if self._path != STREAM:
                 await self._ask(lease.ready.result())
         if self._path == STREAM:  # who watches a model does not keep it
@@ -262,6 +270,8 @@ class _Passed:
 
     async def _pass(self, answer: Answer) -> None:
         self._request.is_passed_on = True
+        if self._asked is not None:
+            self._asked.begins()
         if not answer.is_chunked or (self._has_begun and answer.status != 200):
             body = await answer.whole()
             self._answer_has_begun = True

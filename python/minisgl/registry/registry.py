@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -67,6 +68,11 @@ class Model:
         """Raises `ConfigError` if its files are gone."""
         found = self.entry.need()
         return max(found or 0, self.measured) or found
+
+    def use_of(self, number: int) -> tuple[int, int]:
+        """Requests of a key that wait at its server, and tokens that the key used there."""
+        use = () if self.server is None else self.server.use
+        return use[number] if number < len(use) else (0, 0)
 
     def tenant(self, need: int) -> Tenant:
         busy = self.state != "loaded" or bool(self.num_serving)
@@ -121,6 +127,7 @@ class Registry:
         self._num_preloading = 0
         self.num_loads = dict.fromkeys(self.models, 0)
         self.num_unloads = dict.fromkeys(self.models, 0)
+        self.used_by_gone = Counter[int]()  # tokens of keys, by their numbers, at servers that have ended
 
     # -------------------------------------------------------------------------------------------------- what is asked
 
@@ -434,6 +441,8 @@ class Registry:
         began = time.monotonic()
         assert model.server is not None
         await model.server.stop()
+        for number, (_, tokens) in enumerate(model.server.use):
+            self.used_by_gone[number] += tokens
         model.server, model.state, model.used_bytes = None, "unloaded", 0
         self._needs.pop(model.name, None)
         self.num_unloads[model.name] += 1

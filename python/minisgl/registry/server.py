@@ -2,7 +2,7 @@
 
 Invariants: it ends with this process, however that ends, because it watches its standard input; of what it says, every
 line goes on to this process's standard error with its model's name before it, and the last one is why it failed; what a
-server that was killed has left in its temporary folder goes with it.
+server that was killed has left in its temporary folder goes with it; what its keys used is known to the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -40,6 +40,7 @@ class ModelServer(Protocol):
     address: tuple[str, int]
     max_model_len: int  # of a request
     ended: asyncio.Future[int]
+    use: Sequence[tuple[int, int]]  # by number of a key: requests that wait, and tokens since it began
 
     def used_bytes(self) -> int:
         """That its processes take now."""
@@ -70,6 +71,8 @@ class ChildServer:
         self.ended = ended
         self.address = ("", 0)
         self.max_model_len = 0
+        self.use: Sequence[tuple[int, int]] = ()
+        self._uses: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, config: ServerConfig, hear: Callable[[str], None]) -> ChildServer:
@@ -98,10 +101,15 @@ class ChildServer:
             said = json.loads(line)
             url = urlsplit(said["url"])
             self.address, self.max_model_len = (url.hostname or "", url.port or 0), said["max_model_len"]
+            self._uses = asyncio.create_task(self._hear_uses(process.stdout))
         except BaseException:
             await asyncio.shield(self.stop())
             raise
         return self
+
+    async def _hear_uses(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
 
     def used_bytes(self) -> int:
         """Of memory that several processes share each has its part."""
@@ -122,6 +130,8 @@ class ChildServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self.ended
         await self._reader
+        if self._uses is not None:
+            await self._uses
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

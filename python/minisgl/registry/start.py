@@ -38,7 +38,8 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
         warn(f"minisgl: {line}")
     budget = _budget(config, entries)
     hosts = tuple(Callers.of(config).hosts or (ANY,))  # the front has asked; its servers know the same names
-    behind = [replace(one, config=replace(one.config, allowed_hosts=hosts)) for one in entries]
+    tells = any(one.max_queued_requests or one.tokens_per_minute for one in config.api_keys)
+    behind = [replace(one, config=replace(one.config, allowed_hosts=hosts, tells_use=tells)) for one in entries]
     with listen(config) as listener:
         raise_descriptors()
         keep_little()

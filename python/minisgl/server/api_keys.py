@@ -10,6 +10,7 @@ Invariants: which key was given, and whether one was right, takes the same time 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import math
 import time
@@ -23,6 +24,7 @@ from minisgl.server.errors import ApiError, bad_value, key_limit
 DEFAULT = "default"
 """Name of number 0 where there is a file."""
 MINUTE_S = 60.0
+TELL_S = 0.05
 QUEUED, TOKENS = "max_queued_requests", "tokens_per_minute"
 
 
@@ -113,6 +115,27 @@ class KeyUse:
     def here(self) -> list[tuple[int, int]]:
         """By number: requests that wait on this side, and tokens that were used on it."""
         return [(self._waiting(number), one.num_tokens) for number, one in enumerate(self.counts)]
+
+    def readings(self) -> list[tuple[int, int]]:
+        """The same of both sides."""
+        found = list[tuple[int, int]]()
+        for number, one in enumerate(self.counts):
+            there = self._gateway(number)
+            waiting = self._waiting(number) + (0 if there is None else there["num_waiting"])
+            found.append((waiting, one.with_(there).num_tokens))
+        return found
+
+    async def tell_forever(self, tell: Callable[[list[tuple[int, int]]], None]) -> None:
+        """What has changed; `tell` may raise `OSError` when nobody listens any more."""
+        last: list[tuple[int, int]] = []
+        while True:
+            if (now := self.readings()) != last:
+                last = now
+                try:
+                    tell(now)
+                except OSError:
+                    return
+            await asyncio.sleep(TELL_S)
 
     def check(self, number: int, num_requests: int = 1) -> None:
         """Raise `ApiError` 429 unless the key may have as many more. What is larger than its queue may wait alone."""

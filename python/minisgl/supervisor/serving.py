@@ -2,7 +2,8 @@
 
 Invariants: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
 Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind. A program that
-starts a server with `--managed` gets one JSON line when it is ready, and stops it by closing its standard input.
+starts a server with `--managed` gets one JSON line when it is ready, and stops it by closing its standard input; the
+port of several models gets further lines, each with what the keys have used.
 """
 
 from __future__ import annotations
@@ -226,6 +227,8 @@ async def _serve(
     url = url_of(front_end.address)
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
+    keys = app.context.keys
+    told = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
@@ -246,6 +249,10 @@ async def _serve(
     app.context.metrics.stop()
     at_once = signals.stop.is_set()
     await asyncio.gather(http.stop(at_once=at_once), front_end.stop(0.0 if at_once else GRACE_S))
+    if told is not None:
+        told.cancel()
+        with contextlib.suppress(OSError):
+            _tell(keys.readings())
     return code
 
 
@@ -353,6 +360,10 @@ def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
     `max_model_len`: of a request."""
     said = {"url": url, "model": config.model_name, "key": config.any_key, "max_model_len": ready.max_seq_len}
     print(json.dumps(said), flush=True)
+
+
+def _tell(readings: list[tuple[int, int]]) -> None:
+    print(json.dumps(readings), flush=True)
 
 
 @contextlib.contextmanager

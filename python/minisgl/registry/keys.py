@@ -1,0 +1,96 @@
+"""What each API key of a file may do over all models together.
+
+Each server counts the requests and tokens of its keys, and tells them several times a second. What waits at the port
+is counted here. What was sent to a server within `FRESH_S` and has no answer yet counts as waiting there, because the
+server may not have told of it yet.
+
+Invariants: who is over a limit is refused before a model is loaded for him; what a server used counts when it is gone;
+who waits for his turn comes in the order in which he began to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from minisgl.config import ApiKey
+from minisgl.metrics.keys import KeyReading
+from minisgl.registry.registry import Model, Registry
+from minisgl.server.api_keys import KeyUse
+from minisgl.server.errors import STREAMS
+
+FRESH_S = 0.25
+ANSWERED = STREAMS | {
+    *("/v1/embeddings", "/completion", "/infill"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+}
+"""Where a request takes a place in an engine."""
+
+
+class Asked:
+    """One request of a key, from its beginning to the last byte of its answer. Use `with`."""
+
+    def __init__(self, limits: KeyLimits, number: int, model: Model, places: asyncio.Semaphore | None) -> None:
+        self.model = model
+        self.sent_at: float | None = None
+        self._limits = limits
+        self._number = number
+        self._places = places
+        self._has_place = False
+
+    def __enter__(self) -> Asked:
+        self._limits.waiting[self._number].add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.begins()
+        if self._has_place and self._places is not None:
+            self._places.release()
+
+    async def turn(self) -> None:
+        """Wait until the key may have one more in the engines. Idempotent."""
+        if self._places is not None and not self._has_place:
+            await self._places.acquire()
+            self._has_place = True
+        self.sent_at = self._limits.clock()
+
+    def begins(self) -> None:
+        """Its answer does: it waits no more."""
+        self._limits.waiting[self._number].discard(self)
+
+
+class KeyLimits:
+    """Of all keys of a file; number 0 has none."""
+
+    def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.waiting: list[set[Asked]] = [set() for _ in range(len(keys) + 1)]
+        self.use = KeyUse(keys, self._here, self._there, clock)
+        self._registry = registry
+        self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
+
+    def ask(self, number: int, path: str, model: Model) -> Asked:
+        """Raises `ApiError` 429."""
+        self.use.check(number)
+        return Asked(self, number, model, self._places.get(number) if path in ANSWERED else None)
+
+    def num_waiting(self, number: int) -> int:
+        return self._here(number) + self._there(number)["num_waiting"]
+
+    def _here(self, number: int) -> int:
+        return sum(one.sent_at is None for one in self.waiting[number])
+
+    def _there(self, number: int) -> KeyReading:
+        since = self.clock() - FRESH_S
+        fresh = Counter(
+            one.model.name for one in self.waiting[number] if one.sent_at is not None and one.sent_at >= since
+        )
+        waiting, used = 0, self._registry.used_by_gone[number]
+        for model in self._registry.models.values():
+            told, tokens = model.use_of(number)
+            waiting += max(told, fresh[model.name])
+            used += tokens
+        return KeyReading(num_waiting=waiting, num_requests=0, num_prompt=used, num_generated=0)
