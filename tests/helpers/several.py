@@ -81,8 +81,8 @@ class Fleet:
 
 def registry(fleet: Fleet, *entries: Entry, room_for: float, **limits: Any) -> Registry:
     """With room for so many models of `NEED` bytes."""
-    seconds = limits.pop("load_timeout_s", 60.0)
-    return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start, fleet.fetch)
+    seconds, needs = limits.pop("load_timeout_s", 60.0), limits.pop("needs", None)
+    return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start, fleet.fetch, needs)
 
 
 async def until(condition: Callable[[], bool]) -> None:

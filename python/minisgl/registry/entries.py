@@ -40,7 +40,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     def size(self) -> int | None:
         """Bytes of its files; None: they are not here yet. Raises `ConfigError` if they cannot be."""
-        return size_of(self.config.engine)
+        files = files_of(self.config.engine)
+        return None if files is None else sum(one.stat().st_size for one in files)
 
     def need(self) -> int | None:
         """Bytes that its server will take at most; None: nobody knows before it is loaded. Raises `ConfigError`."""
@@ -52,19 +53,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return PROCESSES_BYTES + (size + pool if size else 0)
 
 
-def size_of(config: EngineConfig) -> int | None:
-    """None: of a hub, and not here. Raises `ConfigError`: there is no such model."""
+def files_of(config: EngineConfig) -> list[Path] | None:
+    """Its weights; None: of a hub, and not here. Raises `ConfigError`: there is no such model."""
     if config.engine in NOTHING_TO_LOAD:
-        return 0
+        return []
     place = place_of(config.model, config.model_source, config.revision)
     path = place if isinstance(place, Path) else RepoCache(place.source, place.repo).find(place)
     if path is None:
         return None
     if path.is_dir():
-        return max(sum(one.stat().st_size for one in path.glob(pattern)) for pattern in WEIGHTS)
+        found = [sorted(path.glob(pattern)) for pattern in WEIGHTS]
+        return max(found, key=lambda files: sum(one.stat().st_size for one in files))
     parts = path.name.rpartition("-00001-of-")
-    files = path.parent.glob(f"{parts[0]}-*-of-{parts[2]}") if parts[1] else [path]
-    return sum(one.stat().st_size for one in files)
+    return sorted(path.parent.glob(f"{parts[0]}-*-of-{parts[2]}")) if parts[1] else [path]
 
 
 def models_in(folder: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ import msgspec
 
 from minisgl.config import ConfigError, Limits
 from minisgl.registry.entries import PROCESSES_BYTES, Entry
+from minisgl.registry.needs import Needs
 from minisgl.registry.room import Tenant, never_fits, victims
 from minisgl.registry.server import ChildServer, Fetch, ModelServer, NotLoaded, Start, fetch
 from minisgl.server.context import LATEST
@@ -50,7 +51,7 @@ class Model:
         self.used = 0  # its last lease's place among all
         self.idle_since = 0.0
         self.queued_since = 0.0
-        self.measured = 0  # bytes, the most that were seen; 0: not yet
+        self.measured = 0  # bytes, the most that were seen, now or by a server before this one; 0: never
         self.used_bytes = 0  # of the last look
         self.max_model_len: int | None = None  # known once it was loaded
         self.load_s = 0.0
@@ -96,7 +97,7 @@ class Lease:
 
 class Registry:
     """`budget`: bytes for all models. `load_timeout_s`: that a lease may wait. `start` starts a server, `fetch`
-    fetches a model."""
+    fetches a model. `needs`: what was seen before."""
 
     def __init__(
         self,
@@ -106,8 +107,12 @@ class Registry:
         load_timeout_s: float,
         start: Start = ChildServer.start,
         fetch: Fetch = fetch,
+        needs: Needs | None = None,
     ) -> None:
         self.models = {entry.name: Model(entry) for entry in entries}
+        self._known = needs or Needs(None)
+        for model in self.models.values():
+            model.measured = self._known.of(model.entry)
         self.budget = budget
         self.load_timeout_s = load_timeout_s
         self._start, self._fetch = start, fetch
@@ -297,7 +302,7 @@ class Registry:
                 self._queue.pop(0)
                 self._needs[head.name] = need
                 head.state = "loading"
-                self._spawn(self._load(head, need))
+                self._spawn(self._load(head, need, head.entry.need() or need))
                 continue
             if going is not None:
                 for name in going:
@@ -384,16 +389,18 @@ class Registry:
             self._failed(model, str(error))
         else:
             model.was_fetched = True
+            model.measured = max(model.measured, self._known.of(model.entry))
             self._queue.insert(0, model)
         finally:
             model.state = "unloaded"
             self._turn_soon()
 
-    async def _load(self, model: Model, need: int) -> None:
+    async def _load(self, model: Model, need: int, given: int) -> None:
+        """`given`: its engine's and its processes' share, which does not grow with what was measured."""
         began = time.monotonic()
         model.doing, model.failure = "starting", ""
         config = model.entry.config
-        engine = msgspec.structs.replace(config.engine, memory=max(1, need - PROCESSES_BYTES // 2))
+        engine = msgspec.structs.replace(config.engine, memory=max(1, given - PROCESSES_BYTES // 2))
         say(f"{model.name}: loading: {_mib(need)} of {_mib(self.budget)} are set aside for it")
         server: ModelServer | None = None
         try:
@@ -417,6 +424,7 @@ class Registry:
         self._admit(model)  # before anything may unload it again
         say(f"{model.name}: loaded after {model.load_s:.2f} s, for {model.num_serving} requests")
         await self._measure(model)
+        await asyncio.to_thread(self._known.keep, model.entry, model.measured)
         self._turn_soon()
 
     def _failed(self, model: Model, reason: str) -> None:
@@ -448,6 +456,7 @@ class Registry:
         self.num_unloads[model.name] += 1
         say(f"{model.name}: unloaded after {time.monotonic() - began:.2f} s")
         self._turn_soon()
+        await asyncio.to_thread(self._known.keep, model.entry, model.measured)
 
     async def _measure(self, model: Model) -> None:
         if model.server is None or model.state != "loaded":

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 import uvloop
 from msgspec.structs import replace
 
+from minisgl import envs
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.registry.entries import Entry, check_names
 from minisgl.registry.front import Front
+from minisgl.registry.needs import Needs
 from minisgl.registry.registry import Registry
 from minisgl.server.callers import ANY, Callers
 from minisgl.server.http import HttpServer
@@ -29,6 +31,7 @@ from minisgl.supervisor.start import EarlySignals, listen, raise_descriptors
 from minisgl.utils.memory import free_memory, keep_little
 
 SHARE = 0.9  # of what is free, without --memory
+NEEDS = "needs.json"
 
 
 def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
@@ -89,7 +92,8 @@ async def _serve(
     signals = Signals(came)
     if is_exposed(config):
         warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
-    registry = Registry(entries, budget, config.limits, load_timeout_s)
+    needs = Needs(envs.cache_dir() / NEEDS)
+    registry = Registry(entries, budget, config.limits, load_timeout_s, needs=needs)
     front = Front(registry, config)
     middleware = Middleware(front, config)
     url = url_of(listener.getsockname()[:2])

@@ -1,0 +1,99 @@
+"""What models were seen to need, remembered from one server to the next: a file in the folder of caches.
+
+Invariants: a figure is found for the same files, settings and version alone; a file that cannot be read is as if it was
+not there, and the log says so; it is replaced as a whole, and what two servers write at once costs a figure at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from minisgl.config import ConfigError
+from minisgl.registry.entries import Entry, files_of
+from minisgl.server.log import warn
+from minisgl.utils.installed import own_version
+
+FORMAT = 1
+MOST = 256  # the latest are kept
+NOTHING = 1 << 20  # more or less is not worth a write
+
+
+class _Need(msgspec.Struct, frozen=True):
+    num_bytes: int
+    model: str  # for those who read the file
+    seen: int  # when
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    needs: dict[str, _Need] = {}
+
+
+class Needs:
+    """`path`: of the file; None: nothing is remembered."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def of(self, entry: Entry) -> int:
+        """Bytes that its server took at most; 0: it was not seen."""
+        if self._path is None or (key := _key(entry)) is None:
+            return 0
+        found = self._read().get(key)
+        return 0 if found is None else found.num_bytes
+
+    def keep(self, entry: Entry, num_bytes: int) -> None:
+        """If it is more than was known; 0: it was not seen this time either."""
+        if self._path is None or not num_bytes or (key := _key(entry)) is None:
+            return
+        needs = self._read()
+        if key in needs and num_bytes < needs[key].num_bytes + NOTHING:
+            return
+        needs[key] = _Need(num_bytes, entry.config.engine.shown_model, int(time.time()))
+        latest = sorted(needs.items(), key=lambda one: one[1].seen)[-MOST:]
+        text = msgspec.json.format(msgspec.json.encode(_File(format=FORMAT, needs=dict(latest))))
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(text)
+            part.replace(self._path)
+        except OSError as error:
+            warn(f"{self._path}: what {entry.name} needs is not remembered: {error.strerror or error}")
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+    def _read(self) -> dict[str, _Need]:
+        assert self._path is not None
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=_File)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:  # msgspec's errors are the latter
+            warn(f"{self._path}: what models needed is not known any more: {error}")
+            return {}
+        if found.format != FORMAT:
+            warn(f"{self._path}: what models needed is not known any more: its format is {found.format}")
+            return {}
+        return found.needs
+
+
+def _key(entry: Entry) -> str | None:
+    """Of all that its need depends on; None: its files are not here."""
+    config = entry.config
+    key = hashlib.sha256(own_version().encode())
+    key.update(msgspec.json.encode((config.engine, config.dp, config.frontend, entry.memory), order="deterministic"))
+    try:
+        if (files := files_of(config.engine)) is None:
+            return None
+        for file in files:
+            now = file.stat()
+            key.update(f"{file.resolve()}\n{now.st_size} {now.st_mtime_ns}\n".encode())
+    except (ConfigError, OSError):
+        return None
+    return key.hexdigest()[:32]
