@@ -83,7 +83,13 @@ def card(model: Model) -> list[dict[str, Any]]:
     if failure:
         found["failure"] = failure
     of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
-    return [found, *({"id": name, **of_adapter, "root": name, "parent": model.name} for name in entry.adapters)]
+    return [
+        found,
+        *(
+            {"id": name, **of_adapter, "root": name, "parent": model.name}
+            for name in (*entry.adapters, *model.adapters)
+        ),
+    ]
 
 
 def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:

@@ -12,6 +12,7 @@ it has said anything is sent once more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from itertools import chain
 from urllib.parse import parse_qs, unquote
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.config import ServerConfig
-from minisgl.registry import passing
+from minisgl.registry import adapters, passing
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.keys import Asked, KeyLimits
 from minisgl.registry.passing import Answer, Lost
@@ -48,6 +49,8 @@ _SSE += [(b"x-accel-buffering", b"no")]
 class _Body(msgspec.Struct):
     model: object = None
     stream: object = None
+    lora_name: object = None
+    lora_path: object = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -98,25 +101,33 @@ class Front:
             if (own := self._own.get(path)) is not None:
                 return await own()
             if path.startswith(f"{MODELS}/"):
-                return json_response(card(self._named(path.removeprefix(f"{MODELS}/")))[0])
+                name = path.removeprefix(f"{MODELS}/")
+                first, *others = card(self._named(name))
+                return json_response(next((one for one in others if one["id"] == name), first))
         if self.draining:
             raise draining()
         if method == "POST" and path.startswith(f"{MODELS}/") and path.endswith(("/load", "/unload")):
             return await self._load_or_unload(path, request)
         await request.receive(receive, self._turns, self._config.limits)
-        model, is_stream = self._asked(scope, request)
+        body, model = self._asked(scope, request)
         if path.startswith(f"{RESPONSES}/"):
             model = await self._that_keeps(scope, model)
-        passed = _Passed(self._registry, model, scope, request, send, is_stream and path in STREAMS)
+        if path in adapters.PATHS:
+            model = adapters.owner(self._registry, path, body.lora_name, model)
+        passed = _Passed(self._registry, model, scope, request, send, body.stream is True and path in STREAMS)
         if method == "POST":
-            with self._limits.ask(request.key, path, model) as asked:
+            with contextlib.ExitStack() as stack:
+                asked = stack.enter_context(self._limits.ask(request.key, path, model))
+                if path in adapters.PATHS:
+                    names = (body.lora_name, body.lora_path)
+                    stack.enter_context(adapters.changing(self._registry, path, names, model, passed.is_ok))
                 await passed.answer(asked)
         else:
             await unless_gone(lambda *_: passed.answer(), scope, receive, send)
         return None
 
-    def _asked(self, scope: Scope, request: HttpRequest) -> tuple[Model, bool]:
-        """The model that a request is for, and whether it asks for a stream. Raises `ApiError` 404."""
+    def _asked(self, scope: Scope, request: HttpRequest) -> tuple[_Body, Model]:
+        """What a request says, as far as it matters here, and the model that it is for. Raises `ApiError` 404."""
         try:
             body = _decode(request.body) if request.body else _Body()
         except (msgspec.MsgspecError, ValueError):
@@ -125,7 +136,7 @@ class Front:
         header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
         name = body.model or query or header
         model = self._named(name) if isinstance(name, str) and name else self._registry.first
-        return model, body.stream is True
+        return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
         """The model whose server keeps the answer that a path names: it says no model, and none is loaded for it."""
@@ -198,6 +209,7 @@ class _Passed:
         self._send = send
         self._is_stream = is_stream
         self._asked: Asked | None = None
+        self._status = 0
         self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
         query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
@@ -222,6 +234,10 @@ class _Passed:
             await self._end_with(engine_gone(f"model: {self._model.name}: {error}"))
         except ApiError as error:
             await self._end_with(error)
+
+    def is_ok(self) -> bool:
+        """What its server has answered."""
+        return self._status == 200
 
     async def _once(self) -> None:
         """Raises `Lost`, `ApiError`."""
@@ -269,7 +285,7 @@ class _Passed:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _pass(self, answer: Answer) -> None:
-        self._request.is_passed_on = True
+        self._request.is_passed_on, self._status = True, answer.status
         if self._asked is not None:
             self._asked.begins()
         if not answer.is_chunked or (self._has_begun and answer.status != 200):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable
@@ -57,6 +58,7 @@ class Model:
         self.load_s = 0.0
         self.doing = ""  # what its server said last
         self.was_fetched = False
+        self.adapters = dict[str, str]()  # loaded over HTTP, and their folders; "": it is being loaded
         self.failure = ""
         self.num_failures = 0  # in succession
         self.retry_at = 0.0
@@ -138,6 +140,18 @@ class Registry:
 
     def find(self, name: str) -> Model | None:
         return self._names.get(name) or self._names.get(name.removesuffix(LATEST))
+
+    def find_exactly(self, name: str) -> Model | None:
+        return self._names.get(name)
+
+    def name_adapter(self, model: Model, name: str) -> None:
+        """One that is loaded over HTTP; nobody has the name."""
+        self._names[name] = model
+        model.adapters[name] = ""
+
+    def forget_adapter(self, model: Model, name: str) -> None:
+        if model.adapters.pop(name, None) is not None:
+            del self._names[name]
 
     @property
     def first(self) -> Model:
@@ -400,7 +414,11 @@ class Registry:
         began = time.monotonic()
         model.doing, model.failure = "starting", ""
         config = model.entry.config
-        engine = msgspec.structs.replace(config.engine, memory=max(1, given - PROCESSES_BYTES // 2))
+        engine = msgspec.structs.replace(
+            config.engine,
+            memory=max(1, given - PROCESSES_BYTES // 2),
+            lora=(*config.engine.lora, *self._adapters_of(model)),
+        )
         say(f"{model.name}: loading: {_mib(need)} of {_mib(self.budget)} are set aside for it")
         server: ModelServer | None = None
         try:
@@ -409,6 +427,9 @@ class Registry:
             )
         except (NotLoaded, OSError) as error:
             self._failed(model, str(error))
+            for name in list(model.adapters):  # it must not be kept away by what it is no part of
+                warn(f"{model.name}: its adapter {name} is not known any more")
+                self.forget_adapter(model, name)
         finally:
             if server is None:
                 model.state = "unloaded"
@@ -426,6 +447,15 @@ class Registry:
         await self._measure(model)
         await asyncio.to_thread(self._known.keep, model.entry, model.measured)
         self._turn_soon()
+
+    def _adapters_of(self, model: Model) -> list[tuple[str, str]]:
+        """Those that it had."""
+        had = [(name, folder) for name, folder in model.adapters.items() if folder]
+        for name, folder in had:
+            if not os.path.isdir(folder):
+                warn(f"{model.name}: its adapter {name} is not known any more: its folder is gone")
+                self.forget_adapter(model, name)
+        return [(name, folder) for name, folder in had if name in model.adapters]
 
     def _failed(self, model: Model, reason: str) -> None:
         model.failure, model.num_failures = reason, model.num_failures + 1

@@ -1,0 +1,50 @@
+"""Adapters that are loaded over HTTP: the port knows their names while their model has them, loaded or not.
+
+Invariants: a name means one model from the moment that its adapter is to be loaded; one that does not load is no name
+afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from minisgl.registry.registry import Model, Registry
+from minisgl.server.admin import LOAD, UNLOAD
+from minisgl.server.errors import ApiError
+
+PATHS = (LOAD, UNLOAD)
+
+
+def owner(registry: Registry, path: str, name: object, model: Model) -> Model:
+    """The model that such a request is for, which names `model` or none. Raises `ApiError` 400."""
+    known = registry.find_exactly(name) if isinstance(name, str) else None
+    if known is None or (path == LOAD and known is model and name in known.adapters):
+        return model  # whose server has the words for what is wrong with it
+    if path == UNLOAD:
+        return known
+    text = f"lora_name: {str(name)[:80]!r} is a name of {known.name} already: choose another name"
+    raise ApiError(400, text, param="lora_name", code="invalid_value")
+
+
+@contextlib.contextmanager
+def changing(
+    registry: Registry, path: str, names: tuple[object, object], model: Model, has_done: Callable[[], bool]
+) -> Iterator[None]:
+    """While its server does it. `names`: the adapter's, and of its folder."""
+    name, place = names
+    if not isinstance(name, str) or not isinstance(place, str | None):
+        yield  # it is refused
+        return
+    is_new = path == LOAD and name not in model.adapters
+    if is_new:
+        registry.name_adapter(model, name)
+    try:
+        yield
+    finally:
+        if is_new and has_done():
+            root = model.entry.config.lora_folder or ""
+            model.adapters[name] = os.path.realpath(os.path.join(root, place or ""))
+        elif is_new or (path == UNLOAD and has_done()):
+            registry.forget_adapter(model, name)
