@@ -9,17 +9,33 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import psutil
 
 from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
-from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.e2e import until
 from tests.helpers.seconds import WAIT_S
 
 PATH = "/v1/completions"
+
+
+class HasPid(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+
+class Pool(Protocol):
+    """A server with several engines: `ServerProcess` is one."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def lines(self) -> list[str]: ...
+    @property
+    def process(self) -> HasPid: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +47,12 @@ class Ask:
     max_tokens: int
     states: bool = False  # of the model
     known: tuple[str, int] | None = None  # the text that another model says, and the tokens of the prompt
+    model: str | None = None
 
     def body(self, **more: object) -> dict[str, Any]:
         fixed = {"prompt": self.prompt, "seed": self.seed, "max_tokens": self.max_tokens, "ignore_eos": True}
-        return {**fixed, "temperature": float(self.seed % 2), **more}
+        named = {} if self.model is None else {"model": self.model}
+        return {**fixed, **named, "temperature": float(self.seed % 2), **more}
 
     def text(self) -> str:
         """Undisturbed."""
@@ -83,7 +101,7 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
     assert usage["prompt_tokens"] == ask.num_prompt()
 
 
-def engine_processes(server: ServerProcess) -> list[psutil.Process]:
+def engine_processes(server: Pool) -> list[psutil.Process]:
     """Of those that run, in the order of their start."""
     found = []
     for child in psutil.Process(server.process.pid).children():
@@ -95,24 +113,24 @@ def engine_processes(server: ServerProcess) -> list[psutil.Process]:
     return found
 
 
-def states(server: ServerProcess) -> list[str]:
+def states(server: Pool) -> list[str]:
     engines = httpx.get(f"{server.url}/health", timeout=WAIT_S).json()["engines"]
     return [one["state"] for one in engines]
 
 
-def pool(server: ServerProcess) -> dict[str, Any]:
+def pool(server: Pool) -> dict[str, Any]:
     found: dict[str, Any] = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["pool"]
     return found
 
 
-def until_all_ready(server: ServerProcess, num_engines: int) -> None:
+def until_all_ready(server: Pool, num_engines: int) -> None:
     def done() -> bool:
         return len(engine_processes(server)) == num_engines and set(pool(server)["states"]) == {"ready"}
 
     until(done, "an engine does not come back: " + "\n".join(server.lines[-20:]), WAIT_S)
 
 
-def ask_all(server: ServerProcess, asks: Sequence[Ask], meanwhile: Callable[[], None] = lambda: None) -> None:
+def ask_all(server: Pool, asks: Sequence[Ask], meanwhile: Callable[[], None] = lambda: None) -> None:
     """All at once; `meanwhile` runs in a thread when they have begun."""
 
     async def run() -> None:
@@ -126,16 +144,19 @@ def ask_all(server: ServerProcess, asks: Sequence[Ask], meanwhile: Callable[[], 
 
 
 class Chaos:
-    """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was."""
+    """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was. `url`:
+    where they are asked for, if not at the server of the engines."""
 
     def __init__(
         self,
-        server: ServerProcess,
+        server: Pool,
         num_engines: int,
         seed: int,
         make: Callable[[random.Random, int], Ask] = random_ask,
         num_streams: int = 64,
+        url: str | None = None,
     ) -> None:
+        self._url = server.url if url is None else url
         self._make = make
         self._server = server
         self._num_engines = num_engines
@@ -151,7 +172,7 @@ class Chaos:
         limits = httpx.Limits(max_connections=None)
         ended = asyncio.Event()
         seeds = [self._rng.random() for _ in range(self._num_streams)]
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=WAIT_S, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=self._url, timeout=WAIT_S, limits=limits) as http:
             clients = [
                 asyncio.create_task(self._client(http, random.Random(seed), max_tokens, ended)) for seed in seeds
             ]
