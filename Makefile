@@ -136,9 +136,10 @@ client-environments: $(CLIENTS)
 	npm install --prefix $(@D) --no-package-lock --no-audit --no-fund --loglevel error
 	touch $@
 
+# What is imported is compiled then, which is a part of what is there.
 .clients/%/.installed: tests/clients/requirements/%.txt
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --requirement $<
+	$(@D)/bin/python -m pip install --quiet --no-compile --requirement $<
 	touch $@
 
 # The page in a headless browser: Playwright, in an environment over the project's own, and Debian's chromium.

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from minisgl.message import AddRequest
-from tests.helpers.clients import CLIENTS, environment, python_command
+from tests.helpers.clients import CLIENTS, PYCACHE, environment, python_command
 from tests.helpers.server import Frontend, prompt_text
 
 AGENT_S = 120  # a failure, not a measurement
@@ -28,6 +29,11 @@ name = "minisgl"
 base_url = "{url}/v1"
 wire_api = "responses"
 """
+
+
+def call(tool: str, **arguments: object) -> str:
+    """As the model writes it."""
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
 def codex(url: str, folder: Path, task: str) -> list[str]:
@@ -46,55 +52,113 @@ def opencode(url: str, folder: Path, task: str) -> list[str]:
     return [command, "run", "--model", "minisgl/scripted", task]
 
 
-def openai_agents(url: str, folder: Path, task: str) -> list[str]:
-    program = CLIENTS / "programs" / "agent_openai_agents.py"
-    return [*python_command("openai-agents"), str(program), str(folder), task]
+def cline(url: str, folder: Path, task: str) -> list[str]:
+    """The same; it is told once where its provider is."""
+    command = str(environment("cline") / "node_modules" / ".bin" / "cline")
+    auth = ["auth", "-p", "openai-compatible", "-k", "none", "-m", "scripted", "-b", f"{url}/v1"]
+    subprocess.run([command, *auth], env=env_of(url, folder), check=True, capture_output=True, timeout=AGENT_S)
+    return [command, "-P", "openai-compatible", "-m", "scripted", "-c", str(folder), task]
 
 
-# how it is started, its tool and the tool's argument, and what else a call has
-AGENTS: dict[str, tuple[Callable[[str, Path, str], list[str]], str, str, dict[str, str]]] = {
-    "codex": (codex, "exec_command", "cmd", {}),
-    "opencode": (opencode, "bash", "command", {"description": "Does it."}),
-    "openai-agents": (openai_agents, "run", "command", {}),
+LLM_MODEL = """
+- model_id: scripted
+  model_name: scripted
+  api_base: "{url}/v1"
+  supports_tools: true
+"""
+LLM_TOOL = """
+import subprocess
+
+def run(command: str) -> str:
+    "Run a command in the folder."
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    return done.stdout + done.stderr
+"""
+
+
+def llm(url: str, folder: Path, task: str) -> list[str]:
+    """With a function of the command line as its tool."""
+    (folder.parent / "extra-openai-models.yaml").write_text(LLM_MODEL.format(url=url))
+    return [str(environment("llm") / "bin" / "llm"), "-m", "scripted", "--key", "none", "--functions", LLM_TOOL, task]
+
+
+def program(name: str, place: str) -> Callable[[str, Path, str], list[str]]:
+    """One of ours that makes an agent of a package's parts. `place`: its environment."""
+
+    def start(url: str, folder: Path, task: str) -> list[str]:
+        return [*python_command(place), str(CLIENTS / "programs" / f"agent_{name}.py"), str(folder), task]
+
+    return start
+
+
+def env_of(url: str, folder: Path) -> dict[str, str]:
+    """All that an agent keeps lies beside its folder."""
+    homes = ("HOME", "CODEX_HOME", "LLM_USER_PATH", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+    home = dict.fromkeys(homes, str(folder.parent))
+    home |= {"PWD": str(folder), "MINISGL_URL": url, "OPENCODE_CONFIG": str(folder.parent / "opencode.json")}
+    home |= {"CLINE_SESSION_BACKEND_MODE": "local", "PYTHONPYCACHEPREFIX": PYCACHE}  # no process outlives the first
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return env | home
+
+
+LAST_WORDS = "The file has two words."
+
+
+@dataclass(frozen=True)
+class Agent:
+    start: Callable[[str, Path, str], list[str]]
+    tool: str = "run"
+    argument: str = "command"
+    are_many: bool = False  # commands, in a list
+    more: Mapping[str, object] = field(default_factory=dict)  # of each call
+    last: str = LAST_WORDS  # what the model says at the end
+
+
+AGENTS = {
+    "codex": Agent(codex, "exec_command", "cmd"),
+    "opencode": Agent(opencode, "bash", more={"description": "Does it."}),
+    "cline": Agent(cline, "run_commands", "commands", are_many=True),
+    "llm": Agent(llm),
+    "openai-agents": Agent(program("openai_agents", "openai-agents")),
+    "langgraph": Agent(program("langgraph", "langchain")),
+    "llama-index": Agent(program("llama_index", "llama-index")),
+    "pydantic-ai": Agent(program("pydantic_ai", "pydantic-ai")),
+    "smolagents": Agent(program("smolagents", "smolagents"), last=call("final_answer", answer=LAST_WORDS)),
 }
 
 
-def script(agent: str, tool: str, argument: str, more: dict[str, str]) -> dict[str, str]:
+def script(name: str, agent: Agent) -> dict[str, str]:
     """What the model says to it, by what it has seen last."""
 
-    def call(command: str) -> str:
-        return f"<tool_call>{json.dumps({'name': tool, 'arguments': {argument: command, **more}})}</tool_call>"
+    def runs(command: str) -> str:
+        return call(agent.tool, **{agent.argument: [command] if agent.are_many else command}, **agent.more)
 
-    task = f"task of {agent}:"
+    task = f"task of {name}:"
     return {
-        f"{task}.*2 notes.txt": "The file has two words.",
-        f"{task}.*changed it": call(RUN),
-        f"{task}.*three apples": call(CHANGE),
-        task: call(READ),
+        f"{task}.*2 notes.txt": agent.last,
+        f"{task}.*changed it": runs(RUN),
+        f"{task}.*three apples": runs(CHANGE),
+        task: runs(READ),
     }
 
 
 @pytest.fixture(scope="module")
 def replies() -> dict[str, str]:
-    return {seen: said for agent, (_, *tool) in AGENTS.items() for seen, said in script(agent, *tool).items()}
+    return {seen: said for name, agent in AGENTS.items() for seen, said in script(name, agent).items()}
 
 
 @pytest.mark.timeout(2 * AGENT_S)
-@pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_ends_its_task(scripted: Frontend, agent: str, tmp_path: Path) -> None:
-    start, tool, *_ = AGENTS[agent]
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_ends_its_task(scripted: Frontend, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.txt").write_text("three apples\n")
-    task = f"This is the task of {agent}: correct the notes, then count their words."
-    command = start(scripted.url, folder, task)
-    home = dict.fromkeys(("HOME", "CODEX_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(tmp_path))
-    home |= {"PWD": str(folder), "MINISGL_URL": scripted.url, "OPENCODE_CONFIG": str(tmp_path / "opencode.json")}
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    task = f"This is the task of {name}: correct the notes, then count their words."
+    command = AGENTS[name].start(scripted.url, folder, task)
     before = len(scripted.engine.received)
     done = subprocess.run(
         command,
-        env=env | home,
+        env=env_of(scripted.url, folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -103,7 +167,7 @@ def test_an_agent_ends_its_task(scripted: Frontend, agent: str, tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    assert "The file has two words." in done.stdout
+    assert LAST_WORDS in done.stdout
     assert (folder / "notes.txt").read_text() == "four apples\n"
     asked = [one for one in scripted.engine.received[before:] if isinstance(one, AddRequest)]
-    assert len(asked) >= 4 and f'"name": "{tool}"' in prompt_text(asked[-1])
+    assert len(asked) >= 4 and f'"name": "{AGENTS[name].tool}"' in prompt_text(asked[-1])

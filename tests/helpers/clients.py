@@ -21,6 +21,7 @@ ENVIRONMENTS = ROOT / ".clients"
 CLIENTS = ROOT / "tests" / "clients"
 PROGRAM_S = 300.0  # a failure, not a measurement
 INSTALLED = ".installed"
+PYCACHE = str(ENVIRONMENTS / "pycache")  # of what programs import: environments come without it
 CHECKS = "checks"  # a test's property: its client, and how many checks ended how
 
 
@@ -47,7 +48,7 @@ def node_command(program: str) -> list[str]:
 def run(command: list[str], url: str, *, check: bool = True) -> str:
     """What it printed."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    more = {"MINISGL_URL": url, "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONDONTWRITEBYTECODE": "1"}
+    more = {"MINISGL_URL": url, "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONPYCACHEPREFIX": PYCACHE}
     more |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AI_SDK_LOG_WARNINGS": "false"}  # no other host, no news
     done = subprocess.run(
         command, env=env | more, text=True, capture_output=True, timeout=PROGRAM_S, check=False, cwd=CLIENTS
