@@ -168,7 +168,7 @@ def test_what_is_no_receipt(
 def test_answers_served_among_others_are_what_they_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """SmolLM2 on two engines, three of which die: hits, retractions; another instruction set verifies them."""
+    """SmolLM2 on two engines that guess, three die: hits, retractions; another instruction set verifies them."""
     try:
         find_smollm2()
     except ConfigError as error:
@@ -188,6 +188,7 @@ def test_answers_served_among_others_are_what_they_are_alone(
         for i in range(60 * times)
     ]
     flags = ("--model", "smollm2", "--engine", "cpu", "--dp", "2", "--num-pages", "48", "--max-seq-len", "512")
+    flags += ("--speculative", "ngram:3")
     with serving(*flags) as server, ThreadPoolExecutor(32) as pool:
         until_all_ready(server, 2)
         answers = [pool.submit(post, server, "/v1/completions", body) for body in bodies]
