@@ -15,6 +15,7 @@ import pytest
 
 from minisgl.config import ApiKey
 from minisgl.registry.keys import ANSWERED, FRESH_S, KeyLimits
+from minisgl.registry.server import ChildServer
 from minisgl.server import app
 from minisgl.server.errors import ApiError
 from tests.helpers.e2e import ServerProcess, serving, until
@@ -136,6 +137,21 @@ def test_where_a_request_takes_a_place() -> None:
     light = {"/tokenize", "/detokenize", "/apply-template", "/abort_request", "/api/show"}
     light |= {path for path in app.POSTS if path.endswith(("_tokens", "_adapter", "/prefixes"))}
     assert set(app.POSTS) - light == ANSWERED
+
+
+def test_what_else_a_server_prints_is_no_reading() -> None:
+    async def work() -> None:
+        reader = asyncio.StreamReader(limit=100)
+        process = await asyncio.create_subprocess_exec("true")
+        child = ChildServer(process, asyncio.ensure_future(process.wait()), asyncio.create_task(asyncio.sleep(0)), "")
+        for line in (b"[[0,0],[2,30]]\n", b"a library's news\n", b"{}\n", b"x" * 300 + b"\n"):
+            reader.feed_data(line)
+        reader.feed_eof()
+        await child._hear_uses(reader)
+        assert child.use == [(0, 0), (2, 30)]
+        await child.ended
+
+    asyncio.run(work())
 
 
 def test_what_was_just_sent_waits_until_its_server_has_told_of_it() -> None:

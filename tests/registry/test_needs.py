@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -77,8 +78,8 @@ def test_a_damaged_file_is_ignored_with_a_line(file: Path, text: str, caplog: py
     file.write_bytes(text.encode("latin-1"))
     known = Needs(file)
     with caplog.at_level(logging.WARNING):
-        assert known.of(entry("a")) == 0
-    assert f"{file}: what models needed is not known any more" in caplog.text
+        assert [known.of(entry(name)) for name in "ab"] == [0, 0]
+    assert caplog.text.count(f"{file}: what models needed is not known any more") == 1
     known.keep(entry("a"), NEED)
     assert known.of(entry("a")) == NEED
 
@@ -101,6 +102,13 @@ def test_the_latest_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     known.keep(entry("c"), NEED + MIB)
     known.keep(entry("f"), NEED)
     assert [known.of(entry(name)) for name in "cdef"] == [NEED + MIB, 0, NEED, NEED]
+
+
+def test_many_at_once_are_all_kept(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known, names = Needs(file), [f"model-{i}" for i in range(40)]
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: known.keep(entry(name), NEED), names))
+    assert [Needs(file).of(entry(name)) for name in names] == [NEED] * len(names) and not caplog.text
 
 
 def test_a_real_server_remembers(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What models were seen to need, remembered from one server to the next: a file in the folder of caches.
 
 Invariants: a figure is found for the same files, settings and version alone; a file that cannot be read is as if it was
-not there, and the log says so; it is replaced as a whole, and what two servers write at once costs a figure at most.
+not there, and the log says so; it is replaced as a whole, and what two processes write at once costs a figure at most.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Needs:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._writes = threading.Lock()
+        self._complaint = ""
 
     def of(self, entry: Entry) -> int:
         """Bytes that its server took at most; 0: it was not seen."""
@@ -52,19 +55,22 @@ class Needs:
         """If it is more than was known; 0: it was not seen this time either."""
         if self._path is None or not num_bytes or (key := _key(entry)) is None:
             return
-        needs = self._read()
-        if key in needs and num_bytes < needs[key].num_bytes + NOTHING:
-            return
+        with self._writes:
+            needs = self._read()
+            if key not in needs or num_bytes >= needs[key].num_bytes + NOTHING:
+                self._write(self._path, needs, key, entry, num_bytes)
+
+    def _write(self, path: Path, needs: dict[str, _Need], key: str, entry: Entry, num_bytes: int) -> None:
         needs[key] = _Need(num_bytes, entry.config.engine.shown_model, int(time.time()))
         latest = sorted(needs.items(), key=lambda one: one[1].seen)[-MOST:]
         text = msgspec.json.format(msgspec.json.encode(_File(format=FORMAT, needs=dict(latest))))
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        part = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(text)
-            part.replace(self._path)
+            part.replace(path)
         except OSError as error:
-            warn(f"{self._path}: what {entry.name} needs is not remembered: {error.strerror or error}")
+            warn(f"{path}: what {entry.name} needs is not remembered: {error.strerror or error}")
             with contextlib.suppress(OSError):
                 part.unlink()
 
@@ -75,12 +81,17 @@ class Needs:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:  # msgspec's errors are the latter
-            warn(f"{self._path}: what models needed is not known any more: {error}")
-            return {}
+            return self._ignored(str(error))
         if found.format != FORMAT:
-            warn(f"{self._path}: what models needed is not known any more: its format is {found.format}")
-            return {}
+            return self._ignored(f"its format is {found.format}")
         return found.needs
+
+    def _ignored(self, reason: str) -> dict[str, _Need]:
+        """It is said once, not for each model."""
+        if reason != self._complaint:
+            self._complaint = reason
+            warn(f"{self._path}: what models needed is not known any more: {reason}")
+        return {}
 
 
 def _key(entry: Entry) -> str | None:

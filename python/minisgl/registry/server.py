@@ -108,8 +108,12 @@ class ChildServer:
         return self
 
     async def _hear_uses(self, stream: asyncio.StreamReader) -> None:
-        while line := await stream.readline():
-            self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
+        """What a library prints there is no reading."""
+        while True:
+            with contextlib.suppress(ValueError):  # of msgspec, and of a line that is too long
+                if not (line := await stream.readline()):
+                    return
+                self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
 
     def used_bytes(self) -> int:
         """Of memory that several processes share each has its part."""
