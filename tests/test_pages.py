@@ -163,9 +163,9 @@ FOREIGN = {
     *("--extra", "--implementation", "--index-url", "--no-deps", "--no-index", "--only-binary", "--platform"),
     *("--python-version", "--torch-backend", "--locked", "--profile", "--rm", "--target", "--time", "--now"),
     *("--kill-who", "--patch-file", "--strict", "--address", "--head", "--build"),
-    *("--chain-limit", "--functions", "--key"),
+    *("--chain-limit", "--functions", "--key", "--openai-api-base", "--openai-api-key", "--edit-format"),
 }
-"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm."""
+"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm, aider."""
 
 
 @pytest.fixture(scope="module")
