@@ -40,7 +40,6 @@ TOGETHER = {
     "chat": "chat e2e/test_chat.py",
     "cli": "cli e2e/test_chat.py bench replay",
     "engine": "engine runner e2e/test_serve_echo.py e2e/test_dead_engine.py",
-    "frontend": "e2e/test_cache.py",
     "kernels": "kernels",
     "layers": "layers models kernels/test_experts.py engine/test_torch_adapters.py",
     "message": "message",
