@@ -112,6 +112,8 @@ def test_a_folder_that_goes_while_it_is_served_costs_no_answer(tmp_path: Path) -
         cache.write_text("a file in its place")
         others = [ask(server, f"{number} {PROMPT}") for number in range(2)]
         until(lambda: metric(server, "failed_pages_total") > 0, "what cannot be written is counted")
+        told = "--cache-dir: a page was not written or read: "
+        until(lambda: any(told in line for line in server.lines), "and there is a warning")
         httpx.request("DELETE", server.url + "/v1/cache", timeout=ANSWER_S).raise_for_status()
         assert ask(server) == (first, 0)
         cache.unlink()
