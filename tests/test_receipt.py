@@ -16,7 +16,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.receipt import LogprobDigest, Model, Numerics, Receipt, Tokens
 from minisgl.sampling_params import SamplingParams
 
-KEY = Ed25519PrivateKey.generate()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 MODEL = Model(weights="a" * 64, adapter=None, tokenizer="b" * 64, template="c" * 64)
 NUMERICS = Numerics("cpu", "exact", "f16", None, "exact")
 
@@ -77,6 +77,15 @@ def test_every_change_of_a_signed_receipt_is_found() -> None:
                 continue
         with pytest.raises(ConfigError, match="receipt: "):
             receipt.parse(json.dumps(found).encode())
+
+
+def test_base64_has_one_form_of_a_signature() -> None:
+    found = made()
+    assert found.signature is not None and found.signature.endswith("==")
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    other = alphabet[alphabet.index(found.signature[-3]) ^ 1]  # the same bytes, to whoever is not strict
+    with pytest.raises(ConfigError, match="signature"):
+        receipt.parse(msgspec.json.encode(msgspec.structs.replace(found, signature=f"{found.signature[:-3]}{other}==")))
 
 
 def test_who_signs_with_another_key_is_another_signer() -> None:

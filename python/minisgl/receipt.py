@@ -161,10 +161,18 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        _public_key(base64.b64decode(signer, validate=True)).verify(base64.b64decode(signature, validate=True), digest)
+        _public_key(_bytes_of(signer)).verify(_bytes_of(signature), digest)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _bytes_of(text: str) -> bytes:
+    """Of the one form that base64 has for them: bits that no byte needs are 0. Raises `ValueError`."""
+    found = base64.b64decode(text, validate=True)
+    if base64.b64encode(found).decode() != text:
+        raise ValueError("not the usual form")
+    return found
 
 
 def _public_key(raw: bytes) -> Ed25519PublicKey:
