@@ -18,7 +18,7 @@ from minisgl.sampling_params import SamplingParams
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 MODEL = Model(weights="a" * 64, adapter=None, tokenizer="b" * 64, template="c" * 64)
-NUMERICS = Numerics("cpu", "exact", "f16", None, "exact")
+NUMERICS = Numerics("cpu", "exact", "f16", None, "exact", 1)
 
 
 def made(key: Ed25519PrivateKey | None = KEY, **sampling: Any) -> Receipt:

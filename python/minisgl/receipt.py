@@ -19,9 +19,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl._rust import gguf_parts
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.page_store import NUMERICS, digest_of
 from minisgl.sampling_params import SamplingParams
 from minisgl.utils.installed import need, own_version
 from minisgl.weights.sources import find_model
@@ -65,7 +63,7 @@ class Numerics(msgspec.Struct, frozen=True):
     kv_dtype: str
     quantization: str | None
     instructions: Literal["exact", "amx"]
-    number: int = NUMERICS
+    number: int
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +219,8 @@ def weights_digest(config: EngineConfig) -> str:
     they are what they were. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
+    from minisgl._rust import gguf_parts  # a front end without the extension says so itself
+
     found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
         return _remembered(gguf_parts(found) if found.is_file() else weight_files(found))
@@ -237,6 +237,8 @@ def folder_digest(folder: str) -> str:
 
 
 def _remembered(files: Sequence[Path]) -> str:
+    from minisgl.engine.page_store import digest_of
+
     return digest_of(files, envs.cache_dir() / "digests").hex()
 
 
@@ -244,6 +246,8 @@ def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
     """`engine`, `details`: what the engine says of itself. Raises `ConfigError` for one that is not exact."""
     if engine not in ENGINES:
         raise ConfigError(f"receipts: the engine {engine} sums in an order that depends on the batch: use --engine cpu")
+    from minisgl.engine.page_store import NUMERICS
+
     parts = details.split(", ")
     return Numerics(
         engine=engine,
@@ -251,6 +255,7 @@ def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
         kv_dtype=config.kv_dtype,
         quantization=config.quantization,
         instructions="amx" if "amx" in parts else "exact",
+        number=NUMERICS,
     )
 
 

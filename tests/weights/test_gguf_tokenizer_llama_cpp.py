@@ -301,4 +301,5 @@ def test_ids_are_those_of_llama_cpp(kind: str, name: str, tmp_path: Path, times:
     found = differences(tmp_path, kind, name, NUM_TEXTS * times // (1 if is_first else 2))
     strange = [text for text in found if not KNOWN.get(name, lambda _: False)(text)]
     assert not strange, (len(strange), min(strange, key=len))
-    assert bool(found) == (name in KNOWN), "a difference that is known and is none any more"
+    # some are in few of many texts
+    assert found or times < 10 or name not in KNOWN, "a difference that is known and is none any more"
