@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minisgl.scheduler.api import Stats
 from tests.helpers.property import Factory, draw_from, make_scenario, run
 
-NUM_SEEDS, NUM_SEEDS_SLOW = 150, 5_000
+NUM_SEEDS, NUM_SEEDS_SLOW = 150, 2_500
 
 
 def runs(seeds: Iterable[int], control_plane: Factory, states: bool = False) -> Iterator[Stats]:
