@@ -157,7 +157,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "_rust",
     },  # tries everything
-    "cli.verify_run": {"config", "llm", "receipt", "server", "tokenizer"},  # a body becomes the same prompt
+    "cli.request_body": {"config", "llm", "server", "tokenizer"},  # a body becomes the same prompt
+    "cli.verify_run": {"config", "llm", "receipt", "tokenizer"},
     "cli": {
         "scheduler",
         "supervisor",

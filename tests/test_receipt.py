@@ -29,7 +29,8 @@ def made(key: Ed25519PrivateKey | None = KEY, **sampling: Any) -> Receipt:
 def test_it_says_the_same_whoever_numbers_choices_and_adapters() -> None:
     assert made() == made(logprobs=3, adapter=2)
     assert made().sha256 == made(None).sha256 and made(None).signature is None
-    assert made(logit_bias={5: 1.5}).sampling_params().logit_bias == {5: 1.5}
+    assert receipt.parse(msgspec.json.encode(made(logit_bias={5: 1.5}))).sampling.logit_bias == {5: 1.5}
+    assert made(temperature=1).digest() == made(temperature=1.0).digest() != made(temperature=0.5).digest()
     data = msgspec.json.encode(made())
     assert msgspec.json.encode(receipt.parse(data)) == data
     assert Tokens.of([1, 2]) != Tokens.of([1, 3]) and Tokens.of([]).count == 0
@@ -99,10 +100,11 @@ def test_what_is_no_receipt(data: bytes) -> None:
         receipt.parse(data)
 
 
-def test_sampling_that_cannot_be() -> None:
-    bad = msgspec.structs.replace(made(), sampling={"temperature": -1})
-    with pytest.raises(ConfigError, match="receipt: sampling: temperature"):
-        bad.sampling_params()
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=-1), SamplingParams(n=2), SamplingParams(adapter=1)])
+def test_sampling_that_cannot_be(sampling: SamplingParams) -> None:
+    bad = msgspec.structs.replace(made(None), sampling=sampling)
+    with pytest.raises(ConfigError, match="receipt: sampling: "):
+        receipt.parse(msgspec.json.encode(msgspec.structs.replace(bad, sha256=bad.digest().hex())))
 
 
 def test_an_engine_that_is_not_exact_gives_none() -> None:

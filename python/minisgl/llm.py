@@ -125,7 +125,7 @@ class LLM:
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)
-        self.model_dir = info.model_dir  # of the tokenizer; None: the echo engine's own
+        self.engine_info = info
         self.tokenizer = early.take(info.model_dir, _say)
         self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
         """What a call without `params` samples with: the model's generation_config.json."""

@@ -13,14 +13,14 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.utils.installed import need, own_version
 from minisgl.weights.sources import find_model
 from minisgl.weights.stored import weight_files
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ENGINES = ("cpu", "echo")
-_OF_THE_SERVER = ("adapter", "n", "logprobs", "prompt_logprobs", "embedding")
-"""Fields of `SamplingParams` that change no token, or that a server numbers for itself."""
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ class Numerics(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`sampling`: fields of `SamplingParams` that are not the default, the seed among them. `logprobs`: the SHA-256 of
+    """`sampling`: of the one answer, the seed included; an adapter has a digest, no number. `logprobs`: the SHA-256 of
     the natural logarithms of the sampled tokens' probabilities, as little-endian float32; None where none were
     computed. `sha256`: of all of these but `minisgl`. `signature`: Ed25519 over that digest, in base64, by the key
     `signer`."""
@@ -76,7 +74,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     minisgl: str
     model: Model
     numerics: Numerics
-    sampling: dict[str, Any]
+    sampling: SamplingParams
     prompt: Tokens
     answer: Tokens
     finish_reason: str
@@ -86,17 +84,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None
 
     def digest(self) -> bytes:
-        """Of what is claimed."""
+        """Of what is claimed, whether its numbers were read from JSON or not: 1 and 1.0 are the same there."""
         bare = msgspec.structs.replace(self, minisgl="", sha256="", signer=None, signature=None)
-        return hashlib.sha256(msgspec.json.encode(bare, order="sorted")).digest()
-
-    def sampling_params(self) -> SamplingParams:
-        """Raises `ConfigError`."""
-        try:
-            found = msgspec.convert(self.sampling, SamplingParams, strict=False)
-            return msgspec.structs.replace(found, n=1, logprobs=None, prompt_logprobs=None, adapter=0).check()
-        except ValueError as error:
-            raise ConfigError(f"receipt: sampling: {error}") from error
+        plain = msgspec.to_builtins(msgspec.json.decode(msgspec.json.encode(bare), type=Receipt), str_keys=True)
+        return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
 
 
 def make(
@@ -110,16 +101,11 @@ def make(
     key: Ed25519PrivateKey | None = None,
 ) -> Receipt:
     """`sampling` as the engine had it: one answer, with its seed and its limit."""
-    fields = {
-        name: value
-        for name, value in msgspec.to_builtins(sampling, str_keys=True).items()
-        if name not in _OF_THE_SERVER
-    }
     found = Receipt(
         minisgl=own_version(),
         model=model,
         numerics=numerics,
-        sampling=fields,
+        sampling=_of_one_answer(sampling),
         prompt=Tokens.of(prompt),
         answer=Tokens.of(answer),
         finish_reason=finish_reason,
@@ -132,6 +118,11 @@ def make(
     signer = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     signature = base64.b64encode(key.sign(digest)).decode()
     return msgspec.structs.replace(found, signer=signer, signature=signature)
+
+
+def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
+    """Without what changes no token, or a server numbers for itself."""
+    return msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
 
 
 def parse(data: bytes) -> Receipt:
@@ -151,6 +142,11 @@ def parse(data: bytes) -> Receipt:
         and not _is_signed(digest, found.signer, found.signature)
     ):
         raise ConfigError("receipt: signature: is not one of the signer over these fields")
+    try:
+        if found.sampling.check() != _of_one_answer(found.sampling):
+            raise ConfigError("receipt: sampling: is not of one answer")
+    except ParamError as error:
+        raise ConfigError(f"receipt: sampling: {error}") from error
     return found
 
 

@@ -77,6 +77,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TEXT = "You are a helpful assistant, and say so when you do not know."
+PART = {"type": "text", "text": TEXT}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 FLAGS = ("--engine", "cpu", "--page-size", str(SIZE), "--num-pages", "40", "--log-level", "error")
 
 
@@ -116,7 +118,8 @@ def test_a_prefix_goes_from_one_folder_to_another(
         ("a.json", {"text": TEXT}, TEXT),
         ("a.json", [*TEXT.encode()], [*TEXT.encode()]),
         ("a.json", {"token_ids": [*TEXT.encode()]}, [*TEXT.encode()]),
-        ("a.json", {"messages": [{"role": "system", "content": TEXT}], "tools": [{}, {}]}, f"2<system>{TEXT}"),
+        ("a.json", {"messages": [{"role": "system", "content": TEXT}], "tools": [TOOL] * 2}, f"2<system>{TEXT}"),
+        ("a.json", {"messages": [{"role": "user", "content": [PART]}], "max_tokens": 3}, f"<user>{TEXT}"),
     ],
     ids=str,
 )
@@ -139,9 +142,10 @@ def test_a_prefix_is_a_file_a_body_or_ids(
         ("{", "is not JSON"),
         ("{}", "must have one of text, prompt, messages, token_ids"),
         ('{"text": "a", "prompt": "b"}', "must have one of"),
-        ('{"token_ids": ["a"]}', "must be a text, or token ids"),
-        ('{"messages": "a"}', "messages must have a role and a content of text alone"),
-        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "a content of text alone"),
+        ('{"token_ids": ["a"]}', "token_ids.0: "),
+        ('{"prompt": ["a", "b"]}', "prompt: must be one"),
+        ('{"messages": "a"}', "messages: "),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages.0.content"),
         ('{"text": "short"}', "at least 8: only whole pages are kept"),
         ('{"token_ids": [257, 258]}', "token ids must be between 0 and 257"),
     ],

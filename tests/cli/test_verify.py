@@ -106,6 +106,8 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("model.adapter", "0" * 64, "another adapter"),
     ("model.tokenizer", "0" * 64, "another tokenizer"),
     ("model.template", "0" * 64, "another template"),
+    ("numerics.number", 0, "other arithmetic: number is"),
+    ("numerics.instructions", "amx", "other arithmetic: instructions is"),
     ("sampling.seed", 8, "another answer"),
     ("sampling.max_tokens", 29, "another answer"),
     ("prompt.sha256", "0" * 64, "another prompt"),

@@ -42,6 +42,11 @@ def test_states(control_plane: Factory) -> None:
     assert found > 1000 and again > 100 and saved > 1000, "these runs save, find or lose too little"
 
 
+def test_a_pin_whose_last_page_made_room_for_a_state(control_plane: Factory) -> None:
+    """The first that 150 scenarios did not show: it was to be locked after the state was saved."""
+    run(make_scenario(draw_from(224), states=True), control_plane)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("states", [False, True], ids=["", "states"])

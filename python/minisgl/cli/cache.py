@@ -4,27 +4,23 @@ that go from one to another as a file."""
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from minisgl.cli import request_body
 from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config
 from minisgl.cli.models import size
 from minisgl.config import ConfigError
 from minisgl.utils import prefix_file, spellings
-
-if TYPE_CHECKING:
-    from minisgl.llm import LLM, Message
 
 _ORDERS = {
     "info": "how many pages it holds",
     "clear": "remove its pages",
     "verify": "read its pages, and remove those that are damaged",
 }
-_BODIES = ("text", "prompt", "messages", "token_ids")
 _NO_LIMIT = 2**63  # a server that uses the folder keeps its own
 
 
@@ -111,7 +107,8 @@ def _export(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         settings["cache_dir"] = config.cache_dir or folder
         with LLM(settings.pop("model"), **settings) as llm:
-            num_tokens = llm.export_prefix(_prefix(llm, args.prefix, body), Path(args.file).expanduser())
+            ids = request_body.ids_of(llm, body, args.prefix, is_prefix=True)
+            num_tokens = llm.export_prefix(ids, Path(args.file).expanduser())
     print(f"{args.file}: a prefix of {num_tokens} tokens, {size(Path(args.file).expanduser().stat().st_size)}")
     return 0
 
@@ -121,40 +118,5 @@ def _read(said: str) -> dict[str, Any]:
     text = spellings.text_or_file(said)
     if not isinstance(text, str):
         raise ConfigError(f"{said}: is such a file already")
-    if not said.startswith("@") or not said.endswith(".json"):
-        return {"text": text}
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{said}: is not JSON: {error}") from error
-    if isinstance(body, list):
-        return {"token_ids": body}
-    if not isinstance(body, dict) or len([name for name in _BODIES if name in body]) != 1:
-        raise ConfigError(f"{said}: must have one of {', '.join(_BODIES)}")
-    return body
-
-
-def _prefix(llm: LLM, said: str, body: dict[str, Any]) -> str | list[int]:
-    """Text or token ids. Raises `ConfigError`."""
-    (given,) = (body[name] for name in _BODIES if name in body)
-    if "messages" in body:
-        return _rendered(llm, said, given, body.get("tools"))
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list) or not all(type(one) is int and 0 <= one < 2**31 for one in given):
-        raise ConfigError(f"{said}: must be a text, or token ids")
-    return given
-
-
-def _rendered(llm: LLM, said: str, messages: list[Message], tools: list[Any] | None) -> list[int]:
-    from minisgl.tokenizer import ChatTemplateError
-
-    for one in messages if isinstance(messages, list) else [None]:
-        if not isinstance(one, dict) or not isinstance(one.get("content"), str) or "tool_calls" in one:
-            raise ConfigError(f"{said}: messages must have a role and a content of text alone")
-    try:
-        text = llm.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=False)
-    except ChatTemplateError as error:
-        raise ConfigError(f"{said}: {error}") from error
-    ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=False).tolist()
-    return ids
+    is_body = said.startswith("@") and said.endswith(".json")
+    return request_body.read(text.encode(), said) if is_body else {"text": text}

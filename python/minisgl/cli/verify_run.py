@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from minisgl import receipt
+from minisgl.cli import request_body
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.receipt import LogprobDigest, Receipt, Tokens
+from minisgl.receipt import LogprobDigest, Numerics, Receipt, Tokens
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM, Completion
 
 EQUAL, DIFFERS = 0, 1
-CHUNK = 48
-"""Tokens of the prompt at a time: another division than any server's, which changes no bit."""
+CHUNK, PAGE_SIZE = 48, 8
+"""Of tokens: other divisions of the prompt and of the KV pool than servers have, which change no bit."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             "kv_dtype": numerics.kv_dtype,
             "quantization": numerics.quantization,
             "max_prefill_length": CHUNK,
-            "page_size": 16,
+            "page_size": PAGE_SIZE,
             "log_level": "error",
         }
     )
@@ -82,11 +83,15 @@ def _read(file: Path) -> bytes:
 
 
 def _computed(llm: LLM, found: Receipt, args: argparse.Namespace) -> list[str]:
+    ours = receipt.numerics(llm.config, llm.engine_info.name, llm.engine_info.details)
+    for name in Numerics.__struct_fields__:
+        if (mine := getattr(ours, name)) != (theirs := getattr(found.numerics, name)):
+            return [f"other arithmetic: {name} is {mine} here, in the receipt {theirs}"]
     model = _texts(llm)
     for name in ("tokenizer", "template"):
         if getattr(found.model, name) != model[name]:
             return [f"another {name}: {model[name]}, in the receipt {getattr(found.model, name)}"]
-    ids = _prompt(llm, _read(Path(args.prompt)))
+    ids = _prompt(llm, args.prompt)
     if args.lora is not None:
         llm.load_lora("adapter", args.lora)
     answer = None if args.answer is None else _read(Path(args.answer))
@@ -103,7 +108,7 @@ def differences(
     or ids in JSON)."""
     if Tokens.of(prompt) != found.prompt:
         return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
-    sampling = found.sampling_params()
+    sampling = found.sampling
     if found.finish_reason == "abort":  # it was ended from outside, at no place that can be computed
         sampling = msgspec.structs.replace(sampling, max_tokens=max(1, found.answer.count))
     if found.logprobs is not None:
@@ -164,36 +169,18 @@ def _texts(llm: LLM) -> dict[str, str]:
     from minisgl.tokenizer.tokenizer import tokenizer_json
 
     return {
-        "tokenizer": receipt.text_digest(tokenizer_json(llm.model_dir)),
+        "tokenizer": receipt.text_digest(tokenizer_json(llm.engine_info.model_dir)),
         "template": receipt.text_digest(llm.tokenizer.template_source()),
     }
 
 
-def _prompt(llm: LLM, data: bytes) -> list[int]:
+def _prompt(llm: LLM, file: str) -> list[int]:
     """The ids of a request's body, of a list of ids, or of a text."""
-    if (ids := _ids(data)) is not None:
-        return ids
+    data = _read(Path(file))
+    said = f"--prompt {file}"
     try:
-        body: Any = json.loads(data)
+        is_body = isinstance(json.loads(data), dict | list)
     except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        return list(llm.tokenizer.encode(data.decode(errors="surrogateescape")))
-    from minisgl.server.bodies import ChatRequest, CompletionRequest
-    from minisgl.server.chat import of_allowed_tools
-    from minisgl.server.errors import ApiError
-    from minisgl.server.prompts import conversation
-    from minisgl.server.request import parse
-    from minisgl.server.tools import Parsing
-    from minisgl.tokenizer import ChatTemplateError
-
-    try:
-        if not body.get("messages"):
-            (prompt,) = parse(data, CompletionRequest).prompts()
-            return prompt if isinstance(prompt, list) else list(llm.tokenizer.encode(prompt))
-        asked = of_allowed_tools(parse(data, ChatRequest))
-        shaped, variables = conversation(Parsing(llm.tokenizer), asked)
-        text = llm.tokenizer.apply_chat_template(shaped(), **variables)
-    except (ApiError, ChatTemplateError, ValueError) as error:
-        raise ConfigError(f"--prompt: {error}") from error
-    return list(llm.tokenizer.encode(text, add_special_tokens=False))
+        is_body = False
+    body = request_body.read(data, said) if is_body else {"text": data.decode(errors="surrogateescape")}
+    return request_body.ids_of(llm, body, said, is_prefix=False)

@@ -284,7 +284,7 @@ class Generation:
             self._count(state, num_new, now)
         if delta is not None:
             if self._receipts is not None:
-                self._receipts.add(delta)
+                self._receipts.add(delta, was_elsewhere=self._is_replaying)
             if delta.finish_reason is not None:
                 self._end(state, delta.finish_reason)
             self._request.add_output(delta.text)

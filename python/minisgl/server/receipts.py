@@ -33,7 +33,7 @@ class Receipts:
     def __init__(self, context: ServerContext) -> None:
         """Raises `ConfigError` for a bad key."""
         self._context = context
-        self._found: dict[str | None, tuple[Model, Numerics]] = {}  # by the folder of the adapter
+        self._found: dict[int, tuple[Model, Numerics]] = {}  # by the number of the adapter, 0: none
         path = context.config.receipt_key
         self._key = None if path is None else receipt.read_key(path)
 
@@ -41,15 +41,15 @@ class Receipts:
         """What is to be sampled, and what will have the receipts, of a request to the model or adapter `name`. Raises
         `ApiError` where nothing can be promised."""
         adapter = self._context.client.adapters.by_name.get(name)
-        folder = None if adapter is None else adapter.path
-        if folder not in self._found:
+        number, folder = (0, None) if adapter is None else (adapter.number, adapter.path)
+        if number not in self._found:
             try:
-                self._found[folder] = await self._context.prompts.run(partial(self._model, folder))
+                self._found[number] = await self._context.prompts.run(partial(self._model, folder))
             except ConfigError as error:
                 raise ApiError(400, f"{FIELD}: {error}", param=FIELD, code="unsupported_value") from error
         if sampling.logprobs is None and not self._context.info.simulated:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
-        return sampling, OfAnswers(*self._found[folder], self._key)
+        return sampling, OfAnswers(*self._found[number], self._key)
 
     def _model(self, adapter: str | None) -> tuple[Model, Numerics]:
         info, config, tokenizer = self._context.info, self._context.config.engine, self._context.tokenizer
@@ -70,11 +70,13 @@ class OfAnswers:
         self._model = model
         self._numerics = numerics
         self._key = key
-        self._logprobs: dict[int, LogprobDigest] = {}
+        self._logprobs: dict[int, LogprobDigest | None] = {}  # None: of a part nobody here knows them
 
-    def add(self, delta: Delta) -> None:
-        if delta.logprobs:
-            digest = self._logprobs.setdefault(delta.index, LogprobDigest())
+    def add(self, delta: Delta, *, was_elsewhere: bool = False) -> None:
+        """`was_elsewhere`: another server computed it, which is gone."""
+        if was_elsewhere:
+            self._logprobs[delta.index] = None
+        elif delta.logprobs and (digest := self._logprobs.setdefault(delta.index, LogprobDigest())) is not None:
             digest.add([one.logprob or 0.0 for one in delta.logprobs])
 
     def of(self, state: RequestState) -> Receipt:

@@ -1,0 +1,66 @@
+"""What a file says of a prompt, as the server would read it: the body of a request, or token ids.
+
+Invariants: the ids are those that the server makes of the same body, but for a prompt that it cuts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from minisgl.config import ConfigError
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM
+
+FIELDS = ("text", "prompt", "messages", "token_ids")
+
+
+def read(data: bytes, said: str) -> dict[str, Any]:
+    """A body that has one of `FIELDS`. `said`: what the user calls it. Raises `ConfigError`."""
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise ConfigError(f"{said}: is not JSON: {error}") from error
+    if isinstance(body, list):
+        return {"token_ids": body}
+    if not isinstance(body, dict) or sum(body.get(name) is not None for name in FIELDS) != 1:
+        raise ConfigError(f"{said}: must have one of {', '.join(FIELDS)}")
+    return body
+
+
+def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
+    """`is_prefix`: a conversation goes on, and no answer begins. Raises `ConfigError`."""
+    from minisgl.server.bodies import ChatRequest, CompletionRequest, PrefixRequest
+    from minisgl.server.chat import of_allowed_tools
+    from minisgl.server.errors import ApiError
+    from minisgl.server.prompts import conversation
+    from minisgl.server.request import checked
+    from minisgl.server.tools import Parsing
+    from minisgl.tokenizer import ChatTemplateError
+
+    try:
+        if body.get("messages") is not None:
+            asked = of_allowed_tools(checked(body, ChatRequest))
+            if is_prefix and asked.add_generation_prompt is None:
+                asked = asked.model_copy(update={"add_generation_prompt": False})
+            shaped, variables = conversation(Parsing(llm.tokenizer), asked)
+            text = llm.tokenizer.apply_chat_template(shaped(), **variables)
+            return _encoded(llm, text, is_whole=True)
+        given: str | list[int]
+        if body.get("prompt") is not None:
+            given, *others = checked(body, CompletionRequest).prompts()
+            if others:
+                raise ConfigError(f"{said}: prompt: must be one")
+        else:
+            found = checked(body, PrefixRequest)
+            given = list(found.token_ids or ()) if found.text is None else found.text
+    except (ApiError, ChatTemplateError) as error:
+        raise ConfigError(f"{said}: {error}") from error
+    return _encoded(llm, given, is_whole=False) if isinstance(given, str) else given
+
+
+def _encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
+    """`is_whole`: it has the special tokens already."""
+    ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=not is_whole).tolist()
+    return ids
