@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,12 @@ def open_store(
         store.slow_down(page_bytes / rate)
     for prefix in config.warm_prefixes:
         if isinstance(prefix, PrefixFile):
-            prefix_file.take_in(prefix.path, lambda head, path=prefix.path: _same(store, head, path))  # type: ignore[misc]
+            prefix_file.take_in(prefix.path, partial(_same, store, prefix.path))
     say(f"pages on disk: {store.counts()[0] / 2**20:.0f} MiB of at most {limit / 2**20:.0f}")
     return store
 
 
-def _same(store: PageStore, head: prefix_file.Head, path: str) -> PageStore:
+def _same(store: PageStore, path: str, head: prefix_file.Head) -> PageStore:
     """Whether a file's pages are of this model, computed in this way. Raises `ConfigError`."""
     if names := prefix_file.what_differs(head.identity, store.identity):
         raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
