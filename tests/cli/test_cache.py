@@ -72,6 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save(tiny_model("qwen3-tied", vocab_size=258), tmp_path_factory.mktemp("checkpoint"))
     (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
     template = "{{ tools|length if tools }}{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}<assistant>{% endif %}"
     (folder / "chat_template.jinja").write_text(template)
     return folder
 
