@@ -6,6 +6,7 @@ from less work; arrivals are built before the clock starts, as the tokenizer han
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import statistics
 import time
@@ -79,22 +80,30 @@ class Loop:
         return plan
 
 
-def decode(batch: int, context: int = 512, page_size: int = 1) -> Case:
-    """`batch` rows decode from `context` tokens on; with page size 1 every row gets a page in every step."""
+def decode(batch: int, context: int = 512, page_size: int = 1, interval: int = 0) -> Case:
+    """`batch` rows decode from `context` tokens on; with page size 1 every row gets a page in every step. With an
+    `interval` the model has states, and each row is at another place between two checkpoints."""
 
     def case(make: Make, repeats: int) -> list[float]:
         warm = 50
-        length = context + warm + repeats + 2
+        spread = interval or 1
+        length = context + spread + warm + repeats + 2
         pages = batch * 2 * -(-length // page_size)
-        config = ControlPlaneConfig(pages, page_size, batch, batch * context, 2 * length, (EOS,))
+        config = ControlPlaneConfig(pages, page_size, batch, batch * (context + spread), 2 * length, (EOS,))
+        if interval:
+            slots = batch * (length // interval + 1)
+            config = dataclasses.replace(config, checkpoint_interval=interval, num_checkpoints=slots)
         loop = Loop(make, config)
-        loop.run([loop.arrival(context, length - context) for _ in range(batch)])
+        loop.run([loop.arrival(context + i % spread, length - context - spread) for i in range(batch)])
         for _ in range(warm):
             loop.run()
+        saved = loop.plane.stats().num_saved_total
         for _ in range(repeats):
             plan = loop.timed(loop.empty, batch)
             assert plan.num_decode_rows == plan.num_rows == batch
             assert page_size > 1 or plan.num_page_ids == batch
+        saved = loop.plane.stats().num_saved_total - saved
+        assert not interval or saved >= repeats * batch // interval - batch, "each row saves its state as it goes on"
         return loop.times_us
 
     return case
@@ -235,6 +244,7 @@ CASES: dict[str, Spec] = {
     "decode_1": spec(decode(1), (4000, 1.0), 1000),
     "decode_32": spec(decode(32), (2000, 1.5), 400),
     "decode_256": spec(decode(256), (1000, 4.0), 200, 1500.0),
+    "decode_256_states": spec(decode(256, interval=256), (1000, 4.2), 200),
     "decode_512": spec(decode(512), (600, 8.0), 100),
     "churn_256": spec(churn(SMALLEST_POOL), (2000, 10.0), 200),
     "decode_256_evict_16": spec(decode_256_evict_16(65_536), (2000, 10.0), 200),

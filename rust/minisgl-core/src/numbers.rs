@@ -101,3 +101,49 @@ impl LowBits for u64 {
         self as u32
     }
 }
+
+/// Whether numbers are multiples of one, by a product in place of a division: n * d^-1 modulo 2^32, d the odd part, is at
+/// most (2^32 - 1) / d just for multiples of d (Granlund and Montgomery, "Division by Invariant Integers using
+/// Multiplication", 1994, section 9); turned to the right by the zeros of the even part, its bits say the same of both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MultiplesOf {
+    inverse: u32,
+    zeros: u32,
+    most: u32,
+}
+
+impl MultiplesOf {
+    /// `number` is at least 1.
+    pub fn new(number: u32) -> Self {
+        debug_assert!(number > 0);
+        let zeros = number.trailing_zeros();
+        let odd = number >> zeros;
+        // each round doubles how many of the low bits are right: 3, 6, 12, 24, 48
+        let inverse = (0..4).fold(odd, |x, _| x.wrapping_mul(2_u32.wrapping_sub(odd.wrapping_mul(x))));
+        let most = u32::MAX / number;
+        Self { inverse, zeros, most }
+    }
+
+    pub fn has(self, number: u32) -> bool {
+        number.wrapping_mul(self.inverse).rotate_right(self.zeros) <= self.most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MultiplesOf;
+
+    #[test]
+    fn multiples_are_told_as_by_division() {
+        let near = |n: u32| (n.saturating_sub(3)..=n.saturating_add(3)).collect::<Vec<_>>();
+        let numbers: Vec<u32> = (0..5000)
+            .chain([1 << 16, 3 << 20, 1 << 31, u32::MAX].into_iter().flat_map(near))
+            .collect();
+        for divisor in (1..600).chain([1024, 1536, 4096, 99_991, 1 << 31, u32::MAX]) {
+            let multiples = MultiplesOf::new(divisor);
+            for &number in &numbers {
+                assert_eq!(multiples.has(number), number % divisor == 0, "{number} of {divisor}");
+            }
+        }
+    }
+}

@@ -19,7 +19,7 @@ use crate::faulty::{Call, Faults, Moment};
 use crate::inputs::CheckedEvents;
 use crate::invariants::{TableWatch, check_all};
 use crate::metadata::DecidedStep;
-use crate::numbers::ToI64;
+use crate::numbers::{MultiplesOf, ToI64, ToU32};
 use crate::page_pool::{Page, PageSize};
 use crate::radix::{Checkpoints, ROOT, TreeView};
 use crate::request::Index;
@@ -32,6 +32,7 @@ pub struct Scheduler {
     limits: Limits,
     page_size: PageSize,
     budgets: TokenBudget,
+    saved_lens: MultiplesOf, // at which a text that a request makes is saved, of a model with states
     state: SchedulerState,
     spare: Vec<InFlight>,
     ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
@@ -86,6 +87,7 @@ impl Scheduler {
             faults: Faults::default(),
             dead: None,
             page_size: PageSize::new(limits.page_size),
+            saved_lens: MultiplesOf::new(config.checkpoint_interval.max(1).to_u32()),
             budgets: TokenBudget {
                 beside_decode: config.max_prefill_length.to_i64(),
                 prefill_only: config.max_prefill_length.to_i64(),

@@ -266,12 +266,12 @@ impl RadixTree {
 
     /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
     pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
-        if self.checkpoints.is_some() {
-            return (0..num_pages).try_for_each(|_| self.take(1, into));
-        }
         let free = self.pool.num_free().min(num_pages);
         self.pool.pop_many(free, into)?;
         let mut missing = num_pages - free;
+        if self.checkpoints.is_some() {
+            return (0..missing).try_for_each(|_| self.take(1, into)); // nodes with checkpoints go whole
+        }
         while missing > 0 {
             let (id, kept) = self.next_cut(missing)?;
             let pages = &self.node(id).pages[kept..];

@@ -55,22 +55,31 @@ impl Scheduler {
         if self.config.cache == CachePolicy::Naive {
             return Ok(());
         }
-        let interval = self.config.checkpoint_interval.to_i32();
-        for (row, &index) in self.decided.decode_rows.iter().enumerate() {
-            let len = entry.seq_lens[row];
-            if len % interval != 0 {
+        let saved_lens = self.saved_lens;
+        let lens = &entry.seq_lens[..self.decided.decode_rows.len()];
+        for (part, lens) in lens.chunks(32).enumerate() {
+            // none of most parts is saved, which vectors tell
+            let saves = |&len: &i32| saved_lens.has(len.to_u32());
+            if !lens.iter().fold(false, |any, len| any | saves(len)) {
                 continue;
             }
-            let slot = match self.state.requests.cold(index).tail {
-                Some(tail) => Some(tail.slot),
-                None => self.state.tree.take_slot()?,
-            };
-            if let Some(slot) = slot {
-                let len = len.to_u32();
-                self.state.requests.cold_mut(index).tail = Some(Tail { slot, len, step });
-                self.decided.tail_saves.push((row, slot));
-                self.num_saved += 1;
+            for (at, &len) in lens.iter().enumerate().filter(|&(_, len)| saves(len)) {
+                self.save_tail(32 * part + at, len.to_u32(), step)?;
             }
+        }
+        Ok(())
+    }
+
+    fn save_tail(&mut self, row: usize, len: u32, step: i64) -> Result<()> {
+        let index = self.decided.decode_rows[row];
+        let slot = match self.state.requests.cold(index).tail {
+            Some(tail) => Some(tail.slot),
+            None => self.state.tree.take_slot()?,
+        };
+        if let Some(slot) = slot {
+            self.state.requests.cold_mut(index).tail = Some(Tail { slot, len, step });
+            self.decided.tail_saves.push((row, slot));
+            self.num_saved += 1;
         }
         Ok(())
     }
