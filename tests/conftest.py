@@ -8,6 +8,7 @@ its reason, in one process or in several.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -32,6 +33,7 @@ WHOLE_SERVERS = {"clients", "e2e"}  # folders
 MAX_EXAMPLES = 100  # of a property, where it is not a long run
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
+OUT_OF_TIME = "out of time (--until)"
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
 _METER, _TALLY = Meter(), Tally()
 
@@ -39,6 +41,7 @@ _METER, _TALLY = Meter(), Tally()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--frontend", choices=FRONT_ENDS, help="of all servers that tests start (default: see front_end)")
     parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
+    parser.addoption("--until", type=float, help="seconds since 1970: tests that have not begun by then are skipped")
     parser.addoption("--record-seconds", action="store_true", help="keep what each file took: tests/seconds.json")
 
 
@@ -120,6 +123,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(patiently(SLOW_TIMEOUT_S)))
     if hasattr(config, "workerinput"):
         items[:] = [items[at] for at in longest_first([item.nodeid for item in items], recorded())]
+
+
+@pytest.hookimpl(tryfirst=True)  # before its fixtures begin
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (until := item.config.getoption("--until")) is not None and time.time() > until:
+        pytest.skip(OUT_OF_TIME)
 
 
 @pytest.hookimpl(wrapper=True)
