@@ -350,6 +350,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = "auto"  # in which format the model writes calls of tools
     reasoning_parser: str = "auto"  # and what it thinks
     metrics_aliases: Literal["none", "vllm"] = "none"
+    state_dir: str | None = None  # folder for files and batches, which last; None: there are none
+    state_quota: int = 4 << 30  # bytes of it for each API key
     resumable: bool = False  # streams get marks for a router that asks for them (server/resume.py)
     demo_load: bool = False  # it sends requests to itself, for people who watch
     managed: bool = False  # started by a program: see supervisor/serving.py
@@ -378,6 +380,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
             raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
+        if self.state_quota < 1:
+            raise ConfigError(f"--state-quota {self.state_quota}: must be at least 1")
         if self.max_loras < 1:
             raise ConfigError(f"--max-loras {self.max_loras}: must be at least 1")
         self._check_engines()

@@ -93,7 +93,7 @@ WITH_GRAMMAR = SamplingParams(max_tokens=5, seed=0, grammar="start: /ä/")
 TO_ENGINE: dict[str, list[ToEngine]] = {
     "hello": [Hello("gateway")],
     "add": [AddRequest(0, int32(), SamplingParams())],
-    "add_every_field": [AddRequest(ID_LIMIT - 1, int32(0, 1, 151643, 2**31 - 1), EVERY_FIELD, -3, 2, 5)],
+    "add_every_field": [AddRequest(ID_LIMIT - 1, int32(0, 1, 151643, 2**31 - 1), EVERY_FIELD, -3, 2, 5, True)],
     "add_grammar": [AddRequest(3, int32(1), WITH_GRAMMAR)],
     "add_usual": [
         AddRequest(300, int32(*range(70)), SamplingParams(max_tokens=16, temperature=0.0, seed=2**63 - 1)),

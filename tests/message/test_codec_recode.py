@@ -84,7 +84,7 @@ SAMPLING = st.builds(
 WITH_GRAMMAR = st.builds(SamplingParams, grammar=st.text(max_size=300), temperature=between(0, 2), seed=I64)
 TO: st.SearchStrategy[ToEngine] = st.one_of(
     st.builds(Hello, TEXTS),
-    st.builds(AddRequest, REQ_IDS, ARRAYS, SAMPLING | WITH_GRAMMAR, I64, I64, I64),
+    st.builds(AddRequest, REQ_IDS, ARRAYS, SAMPLING | WITH_GRAMMAR, I64, I64, I64, st.booleans()),
     st.builds(AbortRequest, REQ_IDS),
     st.builds(FinishRequest, REQ_IDS),
     st.builds(AddPrefix, I64, ARRAYS, st.booleans()),

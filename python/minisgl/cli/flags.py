@@ -441,6 +441,19 @@ HTTP = (
     ),
     setting("--max-loras", shown=False, type=int, help="adapters at once, those of --lora among them"),
     setting(
+        "--state-dir",
+        metavar="DIR",
+        help="a folder for uploaded files and batches (/v1/files, /v1/batches), which go on after a restart; who can "
+        "read it can read the prompts (default: none, and no batches)",
+    ),
+    setting(
+        "--state-quota",
+        shown=False,
+        type=checked(spellings.size),
+        metavar="SIZE",
+        help="what the files of one API key may take of --state-dir, such as 500MiB (default: 4GiB)",
+    ),
+    setting(
         "--cors-origin",
         dest="cors_origins",
         action="append",

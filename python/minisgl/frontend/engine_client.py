@@ -220,9 +220,10 @@ class EngineClient(ABC):
         key: int = 0,
         shown: frozenset[int] = frozenset(),
         before: Sequence[Before] | None = None,
+        background: bool = False,
     ) -> list[RequestState]:
         """`sampling.n` requests of each prompt, see `request_states`. `before`: by choice, what was generated
-        elsewhere: the engine goes on from there. Raises `EngineGone`."""
+        elsewhere: the engine goes on from there. `background`: nobody waits for them. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
@@ -239,9 +240,9 @@ class EngineClient(ABC):
                     continue
                 tokens += np.array(one.tokens, np.int32).tobytes()
                 num_generated = len(one.tokens)
-            self.processor.add(state, self._next_id)
+            self.processor.add(state, self._next_id, background=background)
             self._next_id += 1
-            self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key))
+            self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background))
         return states
 
     def abort(self, state: RequestState) -> None:

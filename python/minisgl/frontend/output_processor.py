@@ -71,6 +71,7 @@ class RequestState:
     __slots__ = (
         "_num_reported",
         "_stream",
+        "background",
         "cached_len",
         "embedding",
         "engine_gone",
@@ -108,9 +109,10 @@ class RequestState:
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.req_id = -1  # from `EngineClient.submit` on, as the next two
+        self.req_id = -1  # from `EngineClient.submit` on, as the next three
         self.sent_at = 0.0
         self.waits = False  # for its first step
+        self.background = False
         self.cached_len: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
         self.embedding: bytes | None = None  # float32, of no particular length
@@ -193,7 +195,8 @@ class OutputProcessor:
 
     def __init__(self) -> None:
         self.live: dict[int, RequestState] = {}
-        self.num_waiting = 0  # sent, and not known to have a row
+        self.num_background = 0  # of them, those that nobody waits for
+        self.num_waiting = 0  # of the others: sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
         self.num_waiting_of: dict[int, int] = {}  # by API key, but for number 0
         self.on_change: Callable[[], None] = _nothing  # called when one of these changes
@@ -205,9 +208,17 @@ class OutputProcessor:
         """Whether somebody is to be notified."""
         return bool(self._due)
 
-    def add(self, state: RequestState, req_id: int) -> None:
+    def add(self, state: RequestState, req_id: int, *, background: bool = False) -> None:
         self.live[req_id] = state
-        state.req_id, state.sent_at, state.waits = req_id, time.monotonic(), True
+        state.req_id, state.sent_at, state.waits, state.background = (
+            req_id,
+            time.monotonic(),
+            not background,
+            background,
+        )
+        if background:  # it keeps nobody waiting
+            self.num_background += 1
+            return
         self.num_waiting += 1
         self.num_waiting_tokens += len(state.prompt)
         if state.key:
@@ -218,13 +229,14 @@ class OutputProcessor:
         """What still comes for it is dropped. False if it has ended."""
         if self.live.pop(state.req_id, None) is None:
             return False
+        self.num_background -= state.background
         self._no_longer_waits(state)
         self.on_change()
         return True
 
     def remove_all(self) -> list[RequestState]:
         found, self.live = list(self.live.values()), {}
-        self.num_waiting = self.num_waiting_tokens = 0
+        self.num_background = self.num_waiting = self.num_waiting_tokens = 0
         self.num_waiting_of.clear()
         self.on_change()
         self._due.clear()
@@ -293,7 +305,7 @@ class OutputProcessor:
                 if state.cached_len is None:  # else another server has said it
                     state.cached_len = cached_len
                 self._no_longer_waits(state)
-                if self.queue is not None:
+                if self.queue is not None and not state.background:
                     self.queue.observe(time.monotonic() - state.sent_at)
 
     def notify(self, most: int | None = None) -> None:

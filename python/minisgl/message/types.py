@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -26,7 +26,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     """`req_id` is the front end's own: from 0 to below `ID_LIMIT`, above all before it on its connection. `tokens` are
     int32 bytes of the prompt, and of the `num_generated` tokens that another engine generated for it before that one
     was lost. `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key`: number of the caller's API
-    key in the key file, 0: none; for whoever deals requests out to engines."""
+    key in the key file, 0: none; for whoever deals requests out to engines. `background`: it gets
+    only what nobody else could (`step.Arrival`)."""
 
     req_id: int
     tokens: bytes
@@ -34,6 +35,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
     priority: int = 0
     num_generated: int = 0
     key: int = 0
+    background: bool = False
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):

@@ -140,21 +140,25 @@ class Metrics(Collector):
         """As many accepted requests have less than their default length."""
         self._num_shortened += count
 
-    def tokens(self, count: int, arrival_time: float, last_time: float | None, now: float) -> None:
-        """`count` tokens of one request came at once; the time since the last is shared among them."""
+    def tokens(self, count: int, arrival_time: float | None, last_time: float | None, now: float) -> None:
+        """`count` tokens of one request came at once; the time since the last is shared among them. Without an
+        `arrival_time` nobody waits for them, and their times are no latencies."""
         self._num_generated += count
+        if arrival_time is None:
+            return
         if last_time is None:
             self._ttft.observe(now - arrival_time)
         else:
             self._itl.observe((now - last_time) / count, count)
 
-    def finished(self, reason: str, arrival_time: float, num_prompt: int, num_generated: int) -> None:
+    def finished(self, reason: str, arrival_time: float | None, num_prompt: int, num_generated: int) -> None:
         """Tokens of its prompt and of its answer."""
         self._num_finished[reason] += 1
         self._prompt.observe(num_prompt)
         if reason in ("stop", "length"):
             self._answer.observe(num_generated)
-            self._e2e.observe(time.monotonic() - arrival_time)
+            if arrival_time is not None:
+                self._e2e.observe(time.monotonic() - arrival_time)
 
     # -------------------------------------------------------------------------------------------- with the gateway's
 

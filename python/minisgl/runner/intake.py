@@ -185,7 +185,9 @@ class Intake:
             raise ValueError(f"request id {message.req_id} was used twice")
         tokens = np.frombuffer(message.tokens, np.int32)
         num_prompt = len(tokens) - message.num_generated
-        request = self.requests.add(message.req_id, message.sampling, tokens, num_prompt, message.priority)
+        request = self.requests.add(
+            message.req_id, message.sampling, tokens, num_prompt, message.priority, background=message.background
+        )
         if message.key in self._own_cache_keys:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))

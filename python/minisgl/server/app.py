@@ -28,6 +28,8 @@ from minisgl.server.admin import (
     unload_adapter_endpoint,
 )
 from minisgl.server.api_keys import KeyUse
+from minisgl.server.batches.endpoint import Batches, add_batches, add_files, not_kept
+from minisgl.server.batches.store import Store
 from minisgl.server.bodies import (
     AbortGenerate,
     ChatRequest,
@@ -113,6 +115,7 @@ class Application:
 
     context: ServerContext
     middleware: Middleware  # an ASGI application
+    batches: Batches | None  # to be started, and stopped
 
 
 def build_app(
@@ -150,6 +153,11 @@ def build_app(
     parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
     prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
     context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
+    posts = Posts(context, POSTS, app)
+    batches = None if config.state_dir is None else Batches(context, posts, Store.open(config.state_dir))
+    found = not_kept if batches is None else batches.here
+    add_files(app, found)
+    add_batches(app, found)
     add_cache(app, context)
     add_responses(app, context)
     for path in POSTS:
@@ -164,7 +172,7 @@ def build_app(
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
-    return Application(context, Middleware(Posts(context, POSTS, app), config))
+    return Application(context, Middleware(posts, config), batches)
 
 
 async def _for_the_page() -> None:

@@ -19,6 +19,7 @@ from minisgl.config import ServerConfig
 from minisgl.server.errors import ApiError
 
 ANY = "*"
+FORM, FORMS = "multipart/form-data", "/v1/files"  # what files are sent as, and where to
 SEVERAL = b"several hosts"  # no name
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
@@ -55,7 +56,7 @@ class Callers:
         """In lower case, without the usual ports."""
         return sorted(self._origins)
 
-    def refusal(self, method: str, version: str, headers: Headers) -> ApiError | None:
+    def refusal(self, method: str, version: str, headers: Headers, path: str = "") -> ApiError | None:
         """What is wrong with a request, by its head alone; None: nothing."""
         host = headers.get(b"host")
         if host is None and version == "1.1":
@@ -82,7 +83,7 @@ class Callers:
                 "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
                 code="origin_not_allowed",
             )
-        return _bad_type(headers) if method == "POST" else None
+        return _bad_type(headers, path) if method == "POST" else None
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
         """The answer to a browser that asks whether a page of an origin that may ask may send such a request."""
@@ -133,13 +134,16 @@ def _is_part_of_a_foreign_page(headers: Headers) -> bool:
     return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
 
 
-def _bad_type(headers: Headers) -> ApiError | None:
+def _bad_type(headers: Headers, path: str) -> ApiError | None:
     given = headers.get(b"content-type", b"").decode("latin-1")
     kind = given.partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return None
-    if not kind and not any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers):
-        return None  # no browser
+    is_browser = any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers)
+    if not kind and not is_browser:
+        return None
+    if kind == FORM and path == FORMS and (not is_browser or b"origin" in headers):
+        return None  # an origin that comes to here may ask; a browser says it with every form of another page
     return ApiError(
         415,
         f"Content-Type: {given or 'missing'}: must be application/json (curl: -H 'Content-Type: application/json')",

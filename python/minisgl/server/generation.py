@@ -58,7 +58,8 @@ class Generation:
         self._client = context.client
         self._metrics = context.metrics
         self._request = request
-        self._timeout_s = context.limits.request_timeout
+        in_background = request.submitted is not None
+        self._timeout_s = None if in_background else context.limits.request_timeout
         self._first: asyncio.Future[list[Delta]] | None = None  # while `first` waits
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended.add_done_callback(_seen)  # a failure may come with nobody waiting
@@ -95,6 +96,7 @@ class Generation:
                 key=request.key,
                 shown=shown,
                 before=before,
+                background=in_background,
             )
         except EngineGone as error:
             raise engine_gone(str(error)) from error
@@ -109,6 +111,8 @@ class Generation:
             self._metrics.shortened(len(self._states))
             request.shortened_to = found.shown()
         request.prompt_tokens = num_prompt_tokens * sampling.n
+        if request.submitted is not None:
+            request.submitted.set()
         if self._timeout_s is not None:
             left_s = request.arrival_time + self._timeout_s - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
@@ -147,7 +151,8 @@ class Generation:
         self._open = []
 
     def _end(self, state: RequestState, reason: str) -> None:
-        self._metrics.finished(reason, self._request.arrival_time, len(state.prompt), len(state.token_ids))
+        since = self._request.arrival_time if self._request.submitted is None else None
+        self._metrics.finished(reason, since, len(state.prompt), len(state.token_ids))
         self._request.finish_reasons.append(reason)
         self._request.cached_tokens += state.cached_len or 0
 
@@ -295,7 +300,8 @@ class Generation:
         self._keys.generated(self._request.key, num_new)
         if self._request.ttft_s is None:
             self._request.ttft_s = now - self._request.arrival_time
-        self._metrics.tokens(num_new, self._request.arrival_time, state.last_time, now)
+        since = self._request.arrival_time if self._request.submitted is None else None
+        self._metrics.tokens(num_new, since, state.last_time, now)
         state.last_time = now
 
     # ------------------------------------------------------------------------------------------- prompts and usage

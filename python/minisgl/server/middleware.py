@@ -107,7 +107,7 @@ class Middleware:
 
     def _early_answer(self, scope: Scope, headers: Headers, request: HttpRequest) -> Response | None:
         """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
-        error = self._callers.refusal(scope["method"], scope["http_version"], headers)
+        error = self._callers.refusal(scope["method"], scope["http_version"], headers, scope["path"])
         if error is None and (answer := self._callers.preflight(scope["method"], headers)) is not None:
             return answer  # a browser asks this without the key
         if error is None and (page := self._page.answer(scope["method"], scope["path"], headers)) is not None:

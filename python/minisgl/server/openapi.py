@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
+from minisgl.server.batches import body as batches
 from minisgl.server.errors import is_anthropic, is_ollama
 from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
@@ -65,14 +66,14 @@ _REASONS = {
     400: "A bad value; `error.param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The host or the origin of the request may not use this server.",
-    404: "No such model, prefix, answer or route.",
+    404: "No such model, prefix, answer, file, batch or route.",
     408: "The body came too slowly.",
-    409: "No more can be pinned, or kept.",
+    409: "No more can be pinned, or kept, or something is in use, or has ended.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
+    415: "The body is not said to be JSON, or of a file a form.",
     429: "Too many requests wait; try again after `Retry-After` seconds.",
     500: "The engine failed on this request.",
-    501: "This server has one model.",
+    501: "This server has one model, or no folder for files and batches.",
     503: "The engine is not ready, is gone, or the server is draining.",
     504: "The request took longer than the server allows.",
 }
@@ -86,6 +87,7 @@ class Route:
     answer: type[BaseModel] | None  # None: plain text
     body: type[BaseModel] | None = None
     errors: tuple[int, ...] = (401, 403, 503)
+    body_type: str = "application/json"
 
 
 _GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
@@ -94,6 +96,10 @@ _RESPONSE = "/v1/responses/{response_id}"
 _KEPT = (400, 401, 403, 404)
 _REFUSED = (401, 403, 415, 501)
 _KEEP = (*_GENERATE[:5], 409, *_GENERATE[5:])
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+_STATE = (401, 403, 404, 500, 501, 503)
+_STATES = (400, 401, 403, 500, 501, 503)
+_NEW_BATCH = (400, 401, 403, 408, 409, 413, 415, 429, 500, 501, 503)
 ROUTES: tuple[Route, ...] = (
     Route("/v1/chat/completions", "post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
     Route(
@@ -155,6 +161,36 @@ ROUTES: tuple[Route, ...] = (
         bodies.EmbeddingAnswer,
         bodies.EmbeddingRequest,
         _GENERATE,
+    ),
+    Route(
+        "/v1/files",
+        "post",
+        "Upload a file of requests for a batch.",
+        batches.FileAnswer,
+        batches.FileUpload,
+        _NEW_BATCH,
+        "multipart/form-data",
+    ),
+    Route("/v1/files", "get", "List the caller's files.", batches.FileList, errors=_STATES),
+    Route(_FILE, "get", "One file.", batches.FileAnswer, errors=_STATE),
+    Route(f"{_FILE}/content", "get", "A file's content.", None, errors=_STATE),
+    Route(_FILE, "delete", "Delete a file.", batches.FileDeleted, errors=(*_STATE[:3], 409, *_STATE[3:])),
+    Route(
+        "/v1/batches",
+        "post",
+        "Answer the requests of a file in the background.",
+        batches.BatchAnswer,
+        batches.BatchRequest,
+        _NEW_BATCH,
+    ),
+    Route("/v1/batches", "get", "List the caller's batches.", batches.BatchList, errors=_STATES),
+    Route(_BATCH, "get", "One batch, with how far it is.", batches.BatchAnswer, errors=_STATE),
+    Route(
+        f"{_BATCH}/cancel",
+        "post",
+        "Cancel a batch; what is answered is kept.",
+        batches.BatchAnswer,
+        errors=(*_STATE[:3], 409, 415, *_STATE[3:]),
     ),
     Route("/generate", "post", "Continue one prompt.", answers.GenerateAnswers, bodies.GenerateRequest, _GENERATE),
     Route(
@@ -324,7 +360,7 @@ def _operation(route: Route) -> dict[str, Any]:
         schema = {"type": "string", "minLength": 1}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+        operation["requestBody"] = {"required": True, "content": _as(route.body_type, route.body)}
     return operation
 
 
@@ -346,7 +382,11 @@ def _responses(route: Route) -> dict[str, Any]:
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return _as("application/json", model)
+
+
+def _as(media_type: str, model: type[BaseModel]) -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": _REF.format(model=model.__name__)}}}
 
 
 # --------------------------------------------------------------------------------------------------------- as HTML
@@ -373,7 +413,9 @@ def _html_route(method: str, path: str, operation: dict[str, Any]) -> str:
     parts = []
     if body := operation.get("requestBody"):
         parts.append(f"<p>Body: {_content(body['content'])}</p>")
-        command = f"curl HOST{path} -H 'Content-Type: application/json' -d '{{...}}'"
+        is_form = "multipart/form-data" in body["content"]
+        how = "-F purpose=batch -F file=@FILE" if is_form else "-H 'Content-Type: application/json' -d '{...}'"
+        command = f"curl HOST{path} {how}"
         parts.append(f"<pre><code>{escape(command)}</code></pre>")
     rows = [
         f"<tr><td>{status}</td><td>{_content(answer['content'])}</td><td>{escape(answer['description'])}</td></tr>"

@@ -85,6 +85,7 @@ class HttpRequest:
     resumable: Resumable | None = None  # another server may have to go on with its stream
     is_passed_on: bool = False  # another server has its access line
     is_large: bool = False  # its body: what is made of all of it is made off the event loop
+    submitted: asyncio.Event | None = None  # of a line of a batch, which nobody waits for: set once the engine has it
     prompt: str | None = None  # only with --log-prompts
     output: str | None = None
     _turns: Turns | None = None  # whose turn it has, while it has one
@@ -131,7 +132,7 @@ class HttpRequest:
         if self.resumable is not None:
             max_bytes += self.resumable.num_said_bytes
         if announced is not None and announced > max_bytes:
-            raise _too_large(announced, max_bytes)
+            raise too_large(announced, max_bytes)
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -141,7 +142,7 @@ class HttpRequest:
             self.body += message.get("body", b"")
             size = len(self.body)
             if size > max_bytes:
-                raise _too_large(size, max_bytes)
+                raise too_large(size, max_bytes)
             is_whole = not message.get("more_body", False)
             if size > SMALL_BYTES and self._turns is None:  # what is only announced takes no room
                 await self._wait_for_turn(turns, size if is_whole else announced or max_bytes)
@@ -149,7 +150,7 @@ class HttpRequest:
             if is_whole:
                 return
             if self._turns is not None and turns.num_waiting and clock() - began > timeout_s:
-                raise _too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
+                raise too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
 
     async def _next(self, receive: Receive, turns: Turns, timeout_s: float) -> Message:
         """The body's next piece. Raises `ApiError` 408: nothing came for too long, which is less where others wait."""
@@ -164,7 +165,7 @@ class HttpRequest:
                 if keeps_others or silent_s >= timeout_s:
                     others = ", and others wait" if keeps_others else ""
                     reason = f"nothing came for {silent_s:g} s after {len(self.body)} bytes{others}"
-                    raise _too_slow(reason) from error
+                    raise too_slow(reason) from error
                 step_s = min(STALLED_S, timeout_s - silent_s)
 
     async def _wait_for_turn(self, turns: Turns, size: int) -> None:
@@ -212,11 +213,11 @@ class HttpRequest:
         _log.info("request", extra={"fields": self.line()})
 
 
-def _too_large(size: int, max_bytes: int) -> ApiError:
+def too_large(size: int, max_bytes: int) -> ApiError:
     return ApiError(413, f"body: {size} bytes or more: the limit is {max_bytes}", code="body_too_large")
 
 
-def _too_slow(reason: str) -> ApiError:
+def too_slow(reason: str) -> ApiError:
     error = ApiError(408, f"body: {reason}", code="body_timeout")
     error.headers["connection"] = "close"
     return error

@@ -119,8 +119,8 @@ class Queue:
         return self._here()[1] + self._there()[1]
 
     def num_in_flight(self) -> int:
-        """Answers that the engine computes or that wait for it."""
-        return len(self._processor.live) + (0 if self.gateway is None else self.gateway.waiting()[2])
+        """Answers that the engine computes or that wait for it, and somebody for them."""
+        return self._num_live() + (0 if self.gateway is None else self.gateway.waiting()[2])
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
@@ -132,6 +132,9 @@ class Queue:
             raise queue_full(
                 f"prompts of {tokens} tokens wait already, the limit is {most_tokens} (--max-queued-tokens)"
             )
+
+    def _num_live(self) -> int:
+        return len(self._processor.live) - self._processor.num_background
 
     def _here(self) -> tuple[int, int]:
         """Requests, and tokens of those prompts that are encoded."""
@@ -149,7 +152,7 @@ class Queue:
 
     def _tell(self) -> None:
         self._is_due = False
-        now = (*self._here(), len(self._processor.live), self.keys.here())
+        now = (*self._here(), self._num_live(), self.keys.here())
         if self.gateway is not None and now != self._told:
             self._told = now
             self.gateway.publish(*now)

@@ -224,6 +224,8 @@ async def _serve(
         form = form_of(app.context.parsing)
         await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, form)
         app.context.opening = False
+    if app.batches is not None:
+        app.batches.start()
     url = url_of(front_end.address)
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
@@ -235,6 +237,8 @@ async def _serve(
     await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
     if demo is not None:
         demo.stop()
+    if app.batches is not None:
+        await app.batches.stop()
     if not died.done() and not stop.done():
         await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():

@@ -54,6 +54,10 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     for line in warnings:
         warn(f"minisgl: {line}")
     check_files(config.engine)
+    if config.state_dir is not None:
+        from minisgl.server.batches.store import Store
+
+        Store.open(config.state_dir).close()  # what is wrong with it is said before anything is loaded
     listener = listen(config)
     raise_descriptors()
     keep_little()

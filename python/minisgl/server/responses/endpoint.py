@@ -656,15 +656,16 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
         items = store.input_items(response_id, _key(request))
         if items is None:
             raise _not_found(response_id)
-        return json_response(_page(items, request))
+        return json_response(page_of(items, request, MAX_ITEMS_SHOWN))
 
 
-def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
-    """The last ones first, unless `order` is `asc`; `limit` of them, from behind the item `after`."""
+def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
+    """A list as OpenAI shows it: the last ones first, unless `order` is `asc`; `limit` of them, from behind the item
+    `after`. Raises `ApiError` 400."""
     asked = request.query_params
-    limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MAX_ITEMS_SHOWN):
-        raise bad_value("limit", limit, f"must be between 1 and {MAX_ITEMS_SHOWN}")
+    limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= most):
+        raise bad_value("limit", limit, f"must be between 1 and {most}")
     if order not in ("asc", "desc"):
         raise bad_value("order", order, "must be asc or desc")
     found = items if order == "asc" else items[::-1]

@@ -124,6 +124,7 @@ fn sending_waits_for_nobody_and_loses_nothing() {
             priority: 0,
             num_generated: 0,
             key: 0,
+            background: false,
         };
         for req_id in 0..3 {
             link.send(sent(req_id)); // more than a socket takes

@@ -80,8 +80,9 @@ fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
             priority,
             num_generated,
             key,
+            background,
         } => {
-            put_array(out, 7);
+            put_array(out, 8);
             put(out, &"add");
             put(out, req_id);
             put(out, &Packed(tokens));
@@ -89,6 +90,7 @@ fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
             put(out, priority);
             put(out, num_generated);
             put(out, key);
+            put(out, background);
         }
         ToEngine::AbortRequest(req_id) => put(out, &("abort", req_id)),
         ToEngine::FinishRequest(req_id) => put(out, &("finish", req_id)),
@@ -348,6 +350,7 @@ impl Message for ToEngine {
                     priority: or_default(fields)?,
                     num_generated: or_default(fields)?,
                     key: or_default(fields)?,
+                    background: or_default(fields)?,
                 }
             }
             "abort" => Self::AbortRequest(request_id(fields)?),

@@ -34,6 +34,7 @@ fn add(req_id: i64, tokens: Vec<i32>, sampling: SamplingParams, priority: i64) -
         priority,
         num_generated: 0,
         key: 0,
+        background: false,
     }
 }
 
@@ -102,6 +103,7 @@ fn what_is_written_is_what_python_writes() {
                 priority: -3,
                 num_generated: 2,
                 key: 5,
+                background: true,
             }],
         ),
         ("add_grammar", vec![add(3, vec![1], with_grammar, 0)]),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::packed::{bytes, pairs};
 
 /// Both sides must agree on it.
-pub const SCHEMA_VERSION: u16 = 13;
+pub const SCHEMA_VERSION: u16 = 14;
 /// Request ids are a front end's own, from 0 to below this.
 pub const ID_LIMIT: i64 = 1 << 40;
 /// In front of each frame: its length, little-endian.
@@ -260,6 +260,8 @@ pub enum ToEngine {
         num_generated: i64,
         /// Number of the caller's API key in the key file; 0: none.
         key: i64,
+        /// It gets only what nobody else could.
+        background: bool,
     },
     /// Nobody waits for it any more.
     AbortRequest(i64),

@@ -148,6 +148,7 @@ impl Worker {
                     priority: plan.priority,
                     num_generated: 0,
                     key: key as i64,
+                    background: false,
                 });
             }
         }

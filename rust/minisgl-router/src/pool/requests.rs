@@ -54,6 +54,7 @@ pub(super) struct Request {
     pub(super) sampling: Box<SamplingParams>,
     pub(super) priority: i64,
     pub(super) key: i64,
+    pub(super) background: bool,
     /// None in line.
     pub(super) place: Option<Place>,
     /// How it ends, as its front end has asked.
@@ -75,6 +76,7 @@ impl Request {
             sampling: message.sampling,
             priority: message.priority,
             key: message.key,
+            background: message.background,
             place: None,
             ending: None,
             said_admitted: false,
@@ -100,6 +102,7 @@ impl Request {
             priority: if counts { self.priority } else { 0 },
             num_generated: as_i64(self.num_generated()),
             key: self.key,
+            background: self.background,
         }
     }
 
@@ -198,6 +201,7 @@ pub(super) struct Rest {
     pub(super) sampling: Box<SamplingParams>,
     pub(super) priority: i64,
     pub(super) key: i64,
+    pub(super) background: bool,
 }
 
 pub(super) fn as_i64(count: usize) -> i64 {

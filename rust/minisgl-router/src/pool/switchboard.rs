@@ -181,11 +181,13 @@ impl Switchboard {
                 priority,
                 num_generated,
                 key,
+                background,
             } => {
                 let rest = Rest {
                     sampling,
                     priority,
                     key,
+                    background,
                 };
                 self.add(number, req_id, tokens, num_generated, rest);
             }
@@ -278,8 +280,8 @@ impl Switchboard {
             return Err(format!("key: {}: there is no such key", request.key));
         };
         let namespace = u32::try_from(request.sampling.adapter).unwrap_or(0);
-        self.router
-            .add(id, &request.tokens, request.priority, key, again, namespace)
+        let priority = if request.background { i64::MAX } else { request.priority };
+        self.router.add(id, &request.tokens, priority, key, again, namespace)
     }
 
     /// Its front end does not wait for more of it.

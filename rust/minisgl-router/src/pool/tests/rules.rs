@@ -5,7 +5,7 @@ use minisgl_gateway::message::{FromEngine, LoadProgress, SamplingParams, StepTok
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::Owned;
-use super::world::{World, rules, undisturbed};
+use super::world::{Got, World, rules, undisturbed};
 use crate::policy::{KeyShare, Policy, RouterConfig};
 
 pub(super) fn config(num_engines: usize) -> RouterConfig {
@@ -219,6 +219,7 @@ fn request(req_id: i64, priority: i64, num_generated: i64, key: i64) -> ToEngine
         priority,
         num_generated,
         key,
+        background: false,
     }
 }
 
@@ -258,6 +259,39 @@ fn between_keys_a_priority_counts_in_the_line_alone() {
         let engine = world.engines[0].as_ref().unwrap();
         assert_eq!(engine.heard.iter().filter_map(priorities).collect::<Vec<_>>(), heard);
     }
+}
+
+#[test]
+fn in_the_background_comes_last_of_its_key_and_is_said_on() {
+    let limited = RouterConfig {
+        max_inflight: 1,
+        ..config(1)
+    };
+    let mut world = World::new(limited, false);
+    let number = world.come();
+    for (req_id, in_background) in [(0, false), (1, true), (2, false)] {
+        let got = Got {
+            prompt: vec![1, 2],
+            max_tokens: 5,
+            ..Got::default()
+        };
+        world.front_ends.get_mut(&number).unwrap().requests.insert(req_id, got);
+        let mut message = request(req_id, 4, 0, 0);
+        if let ToEngine::AddRequest { background, .. } = &mut message {
+            *background = in_background;
+        }
+        world.say(number, message);
+    }
+    world.run_to_the_end();
+    let placed = |message: &ToEngine| match message {
+        ToEngine::AddRequest { background, .. } => Some(*background),
+        _ => None,
+    };
+    let engine = world.engines[0].as_ref().unwrap();
+    assert_eq!(
+        engine.heard.iter().filter_map(placed).collect::<Vec<_>>(),
+        [false, false, true]
+    );
 }
 
 #[test]

@@ -305,6 +305,7 @@ impl World {
                 priority: 0,
                 num_generated: 0,
                 key,
+                background: false,
             },
         );
         req_id

@@ -1,0 +1,408 @@
+"""/v1/files and /v1/batches: files of requests come, run in the background (`runner.py`), and their answers are files.
+
+Invariants: another key's files and batches are not found (404); without --state-dir every route says so (501); what the
+folder cannot do is an error that says what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message
+
+from minisgl.config import ServerConfig
+from minisgl.server.api_keys import names
+from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchRequest
+from minisgl.server.batches.lines import BadLine, Checked, check_file
+from minisgl.server.batches.runner import Asked, Runner, Said, State
+from minisgl.server.batches.store import KEEP_S, OUTPUT_PURPOSE, PURPOSE, BatchInfo, FileInfo, Refused, Store, new_id
+from minisgl.server.batches.upload import Upload
+from minisgl.server.context import ServerContext
+from minisgl.server.errors import SERVER, ApiError, bad_value, draining, queue_full
+from minisgl.server.formatter import json_response
+from minisgl.server.request import REQUEST, HttpRequest, too_large
+from minisgl.server.responses.endpoint import page_of
+
+FILES, BATCHES = "/v1/files", "/v1/batches"
+MAX_FILE_BYTES = 200 << 20
+MAX_UPLOADS = 16
+"""At once."""
+MAX_NAME_CHARS = 255
+MAX_FILES_SHOWN, MAX_BATCHES_SHOWN = 10_000, 100
+MAX_WINDOW_S = 14 * 86_400
+_WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])", re.ASCII)
+_UNITS_S = {"h": 3600, "d": 86_400}
+_CONTENT = "application/jsonl"
+
+
+def num_in_flight(config: ServerConfig, device: str) -> int:
+    """Lines that are asked at once: as many as all engines have rows for, and half of what they may have in flight, so
+    that others find room in the other half. `dp` is a number."""
+    assert config.dp != "auto"
+    limits = [config.engine.rows_on(device) * config.dp]
+    if config.max_inflight is not None:
+        limits.append(config.max_inflight // 2)
+    if config.max_inflight_per_engine is not None:
+        limits.append(config.max_inflight_per_engine * config.dp // 2)
+    return max(1, min(limits))
+
+
+class Batches:
+    """`app` answers a request of an endpoint, below the keys and the access log."""
+
+    def __init__(self, context: ServerContext, app: ASGIApp, store: Store) -> None:
+        config = context.config
+        self.state = State(store)
+        self.runner = Runner(
+            self.state,
+            self._ask,
+            width=num_in_flight(config, context.info.device),
+            quota=config.state_quota,
+            max_line_bytes=config.limits.max_body_bytes,
+        )
+        self._context = context
+        self._app = app
+        self._names = ["", *names(config.api_keys)[1:]]
+        self._arriving: collections.Counter[str] = collections.Counter()  # bytes, by owner
+        self._num_uploads = 0
+        self._checking = asyncio.Lock()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        self.runner.start()
+
+    async def stop(self) -> None:
+        """What runs is cut off, and goes on with the next server."""
+        self._is_stopped = True
+        await self.runner.stop()
+        self.state.close()
+
+    def here(self, request: Request) -> Batches:
+        """Raises `ApiError` 503: they are stopped."""
+        if self._is_stopped:
+            raise draining()
+        return self
+
+    def owner(self, request: Request) -> str:
+        """Whose the caller's files are: his key's name, so that it outlasts changes of the key file."""
+        found: HttpRequest = request.scope[REQUEST]
+        return self._names[found.key]
+
+    async def _ask(self, asked: Asked) -> Said:
+        """The line as a request of its endpoint. Raises `LookupError`."""
+        if asked.owner not in self._names:
+            raise LookupError(f"the API key {asked.owner} is not in the key file any more")
+        path, body = asked.line.url, asked.line.body
+        request = HttpRequest("POST", path, asked.request_id, len(body), submitted=asked.submitted)
+        request.key, request.key_name = self._names.index(asked.owner), asked.owner or None
+        said: list[bytes] = []
+        headers: dict[bytes, bytes] = {}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.status = message["status"]
+                headers.update(message["headers"])
+            else:
+                said.append(message.get("body", b""))
+
+        await self._app(
+            {"type": "http", "method": "POST", "path": path, "headers": [], REQUEST: request}, receive, send
+        )
+        request.log()
+        wait = headers.get(b"retry-after", b"1")
+        return Said(request.status, b"".join(said), float(wait) if wait.isdigit() else 1.0)
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    async def upload(self, request: Request) -> FileInfo:
+        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        owner, name = self.owner(request), new_id("file-")
+        announced = request.scope[REQUEST].content_length or 0
+        if announced > 2 * MAX_FILE_BYTES:
+            raise too_large(announced, MAX_FILE_BYTES)
+        if self._num_uploads >= MAX_UPLOADS:
+            raise queue_full(f"{self._num_uploads} files are being uploaded already")
+        used = await self.state.run(lambda store: store.used_bytes(owner))
+        path = self.state.store.path(name)
+        upload = Upload(path, lambda count: self._count(owner, used, count), self._limits.slow_client_timeout)
+        self._num_uploads += 1
+        try:
+            await upload.receive(request)
+            if upload.num_bytes > MAX_FILE_BYTES:
+                raise too_large(upload.num_bytes, MAX_FILE_BYTES)
+            expires_at = _expires_at(upload.fields)
+            checked = await self._checked(name)
+            info = FileInfo(
+                id=name,
+                owner=owner,
+                bytes=upload.num_bytes,
+                created_at=int(time.time()),
+                filename=(upload.filename or name)[:MAX_NAME_CHARS],
+                expires_at=expires_at,
+                url=checked.url,
+                num_lines=checked.num_lines,
+            )
+            await self.state.run(lambda store: store.add_file(info))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            self._num_uploads -= 1
+            self._arriving[owner] -= upload.num_bytes
+        return info
+
+    @property
+    def _limits(self) -> Any:
+        return self._context.limits
+
+    def _count(self, owner: str, used: int, count: int) -> None:
+        """Raises `ApiError` 413: beyond the quota."""
+        self._arriving[owner] += count
+        if (total := used + self._arriving[owner]) > self.runner.quota:
+            text = (
+                f"file: the files of this API key would have {total} bytes or more: the limit is {self.runner.quota} "
+                "(--state-quota): delete some"
+            )
+            raise ApiError(413, text, param="file", code="quota_exceeded")
+
+    async def _checked(self, name: str) -> Checked:
+        """One file at a time: it takes seconds of a core. Raises `ApiError` 400."""
+
+        def check() -> Checked:
+            with self.state.store.path(name).open("rb") as file:
+                return check_file(file, self.runner.max_line_bytes)
+
+        async with self._checking:
+            try:
+                return await asyncio.to_thread(check)
+            except BadLine as error:
+                found = ApiError(400, f"file: {error}", param=error.field or "file", code="invalid_jsonl")
+                found.body["error"]["line"] = error.line
+                raise found from error
+
+    # ----------------------------------------------------------------------------------------------------- batches
+
+    async def create(self, request: Request) -> BatchInfo:
+        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        said: HttpRequest = request.scope[REQUEST]
+        try:
+            asked = await said.read(request.receive, BatchRequest, self._context)
+        finally:
+            said.body_done()
+        owner, now = self.owner(request), int(time.time())
+        file = await self.state.run(lambda store: store.file(asked.input_file_id, owner))
+        if file is None:
+            raise bad_value("input_file_id", asked.input_file_id, "there is no such file")
+        if file.purpose != PURPOSE:
+            raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
+        if asked.endpoint != file.url:
+            raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
+        expires = asked.output_expires_after
+        info = BatchInfo(
+            id=new_id("batch_"),
+            owner=owner,
+            endpoint=file.url,
+            input_file_id=file.id,
+            completion_window=asked.completion_window,
+            created_at=now,
+            expires_at=now + _window_s(asked.completion_window),
+            total=file.num_lines,
+            metadata=asked.metadata,
+            output_keep_s=KEEP_S if expires is None else expires.seconds,
+        )
+        await self.state.run(lambda store: store.add_batch(info))
+        self.runner.wake()
+        return info
+
+    async def cancel(self, batch_id: str, owner: str) -> BatchInfo | None:
+        """None: there is none. Raises `Refused`, `sqlite3.Error`."""
+        now = int(time.time())
+        found = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
+        if found is not None:
+            self.runner.cancel(batch_id)
+        return found
+
+    def shown(self, info: BatchInfo) -> dict[str, Any]:
+        """OpenAI's object."""
+        reason = self.runner.broken.get(info.id, info.reason)
+        status = "failed" if info.id in self.runner.broken else info.status
+        errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
+        ends = ("completed", "failed", "expired", "cancelled")
+        return {
+            "id": info.id,
+            "object": "batch",
+            "endpoint": info.endpoint,
+            "errors": {"object": "list", "data": errors} if errors else None,
+            "input_file_id": info.input_file_id,
+            "completion_window": info.completion_window,
+            "status": status,
+            "output_file_id": info.output_file_id,
+            "error_file_id": info.error_file_id,
+            "created_at": info.created_at,
+            "in_progress_at": info.created_at,
+            "expires_at": info.expires_at,
+            "finalizing_at": info.finalizing_at,
+            **{f"{end}_at": info.ended_at if end == info.status else None for end in ends},
+            "cancelling_at": info.cancelling_at,
+            "request_counts": {"total": info.total, "completed": info.completed, "failed": info.failed},
+            "metadata": info.metadata,
+        }
+
+
+def _expires_at(fields: dict[str, str]) -> int | None:
+    """From an upload's fields. Raises `ApiError` 400."""
+    if "purpose" not in fields:
+        raise ApiError(400, "purpose: required", param="purpose", code="missing_required_parameter")
+    if fields["purpose"] != PURPOSE:
+        raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are here for batches alone")
+    if (text := fields.get("expires_after[seconds]")) is None:
+        return None
+    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+        raise bad_value("expires_after[anchor]", fields["expires_after[anchor]"], "must be created_at")
+    if not (text.isascii() and text.isdigit() and MIN_KEEP_S <= int(text[:9]) <= MAX_KEEP_S):
+        raise bad_value("expires_after[seconds]", text, f"must be between {MIN_KEEP_S} and {MAX_KEEP_S}")
+    return int(time.time()) + int(text)
+
+
+def _window_s(text: str) -> int:
+    """Raises `ApiError` 400."""
+    found = _WINDOW.fullmatch(text)
+    seconds = 0 if found is None else int(found[1]) * _UNITS_S[found[2]]
+    if not 0 < seconds <= MAX_WINDOW_S:
+        raise bad_value("completion_window", text, "must be hours or days, such as 24h, and at most 14d")
+    return seconds
+
+
+def _shown_file(info: FileInfo) -> dict[str, Any]:
+    """OpenAI's object."""
+    return {
+        "id": info.id,
+        "object": "file",
+        "bytes": info.bytes,
+        "created_at": info.created_at,
+        "expires_at": info.expires_at,
+        "filename": info.filename,
+        "purpose": info.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- routes
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the folder says no to is an answer."""
+    try:
+        yield
+    except Refused as error:
+        raise ApiError(409, str(error), code=error.code) from error
+    except (OSError, sqlite3.Error) as error:
+        reason = f"--state-dir: {type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+        raise ApiError(500, reason, kind=SERVER, code="storage_failed") from error
+
+
+def _none(what: str, name: str) -> ApiError:
+    return ApiError(404, f"{what}_id: {name[:80]!r} does not exist here", param=f"{what}_id", code=f"{what}_not_found")
+
+
+def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
+    """`found` raises `ApiError` where there are none."""
+
+    @app.post(FILES)
+    async def upload(request: Request) -> Response:
+        with _told():
+            return json_response(_shown_file(await found(request).upload(request)))
+
+    @app.get(FILES)
+    async def files(request: Request) -> Response:
+        batches = found(request)
+        owner, purpose = batches.owner(request), request.query_params.get("purpose")
+        if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
+            raise bad_value("purpose", purpose, f"must be {PURPOSE} or {OUTPUT_PURPOSE}")
+        with _told():
+            all_ = await batches.state.run(lambda store: store.files(owner))
+        shown = [_shown_file(one) for one in all_ if purpose in (None, one.purpose)]
+        return json_response(page_of(shown, request, MAX_FILES_SHOWN, MAX_FILES_SHOWN))
+
+    async def file_of(request: Request, file_id: str) -> tuple[Batches, FileInfo]:
+        batches = found(request)
+        owner = batches.owner(request)
+        with _told():
+            info = await batches.state.run(lambda store: store.file(file_id, owner))
+        if info is None:
+            raise _none("file", file_id)
+        return batches, info
+
+    @app.get(FILES + "/{file_id}")
+    async def file(request: Request, file_id: str) -> Response:
+        return json_response(_shown_file((await file_of(request, file_id))[1]))
+
+    @app.get(FILES + "/{file_id}/content")
+    async def content(request: Request, file_id: str) -> Response:
+        batches, info = await file_of(request, file_id)
+        return FileResponse(batches.state.store.path(info.id), media_type=_CONTENT)
+
+    @app.delete(FILES + "/{file_id}")
+    async def delete(request: Request, file_id: str) -> Response:
+        batches, info = await file_of(request, file_id)
+        with _told():
+            await batches.state.run(lambda store: store.delete_file(info.id, info.owner))
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
+    """`found` raises `ApiError` where there are none."""
+
+    @app.post(BATCHES)
+    async def create(request: Request) -> Response:
+        batches = found(request)
+        with _told():
+            return json_response(batches.shown(await batches.create(request)))
+
+    @app.get(BATCHES)
+    async def all_batches(request: Request) -> Response:
+        batches = found(request)
+        owner = batches.owner(request)
+        with _told():
+            all_ = await batches.state.run(lambda store: store.batches(owner))
+        return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
+
+    @app.get(BATCHES + "/{batch_id}")
+    async def batch(request: Request, batch_id: str) -> Response:
+        batches = found(request)
+        owner = batches.owner(request)
+        with _told():
+            info = await batches.state.run(lambda store: store.batch(batch_id, owner))
+        if info is None:
+            raise _none("batch", batch_id)
+        return json_response(batches.shown(info))
+
+    @app.post(BATCHES + "/{batch_id}/cancel")
+    async def cancel(request: Request, batch_id: str) -> Response:
+        batches = found(request)
+        with _told():
+            info = await batches.cancel(batch_id, batches.owner(request))
+        if info is None:
+            raise _none("batch", batch_id)
+        return json_response(batches.shown(info))
+
+
+def not_kept(request: Request) -> Batches:
+    """There is no folder. Raises `ApiError` 501."""
+    text = f"{request.url.path}: files and batches are kept in a folder: start the server with --state-dir DIR"
+    raise ApiError(501, text, code="not_supported")

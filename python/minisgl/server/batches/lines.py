@@ -1,0 +1,166 @@
+"""The lines of a batch's input: JSONL, each `{"custom_id", "method", "url", "body"}`; checked when the file comes, and
+read again when the batch runs, a window at a time, in an order in which common prefixes meet.
+
+Invariants: what is held of a file at once is bounded, whatever is in it; what is wrong is said with line, field, value
+and reason; a line that passed the check is read the same way later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import msgspec
+
+from minisgl.sampling_params import ParamError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MAX_LINES = 50_000
+MAX_ID_CHARS = 512
+WINDOW_LINES = 1024
+WINDOW_BYTES = 16 << 20
+PREFIX_BYTES = 1 << 14
+"""So much of what becomes a line's prompt is compared with others."""
+_PROMPT_FIELDS = ("model", "tools", "instructions", "messages", "prompt", "input")
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class BadLine(Exception):
+    """`line` counts from 1; `field` is empty where the line as a whole is wrong."""
+
+    def __init__(self, line: int, field: str, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`number` counts from 1, empty lines too; `body` is JSON, an object."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a file is: the one endpoint of its lines, and how many there are."""
+
+    url: str
+    num_lines: int
+
+
+class _Body(msgspec.Struct):
+    stream: object = None
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
+    """Raises `BadLine` for the first bad line."""
+    seen: set[str] = set()
+    url = ""
+    for line in read_lines(file, max_line_bytes):
+        if line.custom_id in seen:
+            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has it, too: each has its own")
+        seen.add(line.custom_id)
+        if line.url != (url := url or line.url):
+            raise _bad(line.number, "url", line.url, f"the lines before it say {url}: a batch has one endpoint")
+        if len(seen) > MAX_LINES:
+            raise BadLine(line.number, "", f"a file has at most {MAX_LINES} requests: send several")
+    if not seen:
+        raise BadLine(1, "", "the file has no requests")
+    return Checked(url, len(seen))
+
+
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
+    """In the order of the file; empty lines are none. Raises `BadLine`."""
+    number = 0
+    while raw := file.readline(max_line_bytes + 2):
+        number += 1
+        if len(raw.rstrip(b"\r\n")) > max_line_bytes:
+            raise BadLine(number, "", f"more than {max_line_bytes} bytes (--max-body-bytes)")
+        if raw.strip():
+            yield _read(raw, number)
+
+
+def _read(raw: bytes, number: int) -> Line:
+    """Raises `BadLine`."""
+    try:
+        fields = _raw_fields.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        kind = "must be a JSON object" if isinstance(error, msgspec.ValidationError) else f"not valid JSON: {error}"
+        raise BadLine(number, "", kind) from error
+    custom_id = _value(number, fields, "custom_id")
+    if not 0 < len(custom_id) <= MAX_ID_CHARS:
+        raise _bad(number, "custom_id", custom_id, f"must have from 1 to {MAX_ID_CHARS} characters")
+    if (method := _value(number, fields, "method")) != "POST":
+        raise _bad(number, "method", method, "must be POST")
+    if (url := _value(number, fields, "url")) not in ENDPOINTS:
+        raise _bad(number, "url", url, f"must be one of {', '.join(ENDPOINTS)}")
+    if (given := fields.get("body")) is None:
+        raise BadLine(number, "body", "body: required")
+    body = bytes(given)
+    try:
+        stream = _body.decode(body).stream
+    except msgspec.ValidationError as error:
+        raise _bad(number, "body", _shown(body), "must be a JSON object") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
+    if stream not in (None, False):
+        raise _bad(number, "body.stream", stream, "a batch has whole answers: leave it out")
+    return Line(number, custom_id, url, body)
+
+
+def _value(number: int, fields: dict[str, msgspec.Raw], name: str) -> str:
+    """A text of a line. Raises `BadLine`."""
+    if (raw := fields.get(name)) is None:
+        raise BadLine(number, name, f"{name}: required")
+    try:
+        return _text.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _bad(number, name, _shown(bytes(raw)), "must be text") from error
+
+
+def _shown(raw: bytes) -> str:
+    return raw[:200].decode(errors="replace")
+
+
+def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
+    return BadLine(number, field, str(ParamError(field, value, reason)))
+
+
+# ------------------------------------------------------------------------------------------------- when it runs
+
+
+def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[Line]]:
+    """All lines but those with a number in `leave_out`, a window at a time; those of a window in an order in which
+    common prefixes meet."""
+    window: list[Line] = []
+    num_bytes = 0
+    for line in read_lines(file, max_line_bytes):
+        if line.number in leave_out:
+            continue
+        window.append(line)
+        num_bytes += len(line.body)
+        if len(window) == WINDOW_LINES or num_bytes >= WINDOW_BYTES:
+            yield sorted(window, key=prefix)
+            window, num_bytes = [], 0
+    if window:
+        yield sorted(window, key=prefix)
+
+
+def prefix(line: Line) -> bytes:
+    """What a line's prompt begins with, comparable to that of others: not the prompt itself, which a template makes."""
+    try:
+        fields = _raw_fields.decode(line.body)
+        said = [msgspec.json.decode(fields[name]) if name in fields else None for name in _PROMPT_FIELDS]
+        return _encode(said)[:PREFIX_BYTES]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return b""  # its endpoint has the words for what is wrong with it

@@ -1,0 +1,124 @@
+"""A body of `multipart/form-data` (RFC 7578), a piece at a time: fields and files as they come.
+
+Invariants: the parts do not depend on how the body was cut into pieces; what is held of it is bounded, whatever is
+sent; what is wrong is a `ValueError` that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.message import Message
+
+MAX_HEADERS = 8192
+MAX_PARTS = 64
+_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]")  # RFC 2046
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part begins. `filename`: None for a plain field."""
+
+    name: str
+    filename: str | None
+
+
+def boundary_of(content_type: str) -> bytes | None:
+    """None: it is no such body. Raises `ValueError`."""
+    head = Message()
+    head["content-type"] = content_type
+    if head.get_content_type() != "multipart/form-data":
+        return None
+    found = head.get_param("boundary")
+    if not isinstance(found, str) or not _BOUNDARY.fullmatch(found):
+        raise ValueError("its boundary is missing or not a valid one")
+    return found.encode("ascii")
+
+
+class Parts:
+    """Takes a body's pieces, and gives what they hold: a `Part` where one begins, and bytes of its content."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._held = b"\r\n"  # so that the first delimiter looks like the others
+        self._read = self._preamble
+        self._num_parts = 0
+        self.is_done = False
+
+    def push(self, piece: bytes) -> Iterator[Part | bytes]:
+        """Raises `ValueError`."""
+        self._held += piece
+        while not self.is_done:
+            found = self._read()
+            if found is None:
+                return
+            if found:
+                yield found
+        self._held = b""  # what comes after the last part is nobody's
+
+    def _preamble(self) -> Part | bytes | None:
+        """What comes before the first part: nothing, in practice."""
+        if (at := self._held.find(self._delimiter)) < 0:
+            if len(self._held) > MAX_HEADERS:
+                raise ValueError("it does not begin with its boundary")
+            return None
+        self._held, self._read = self._held[at + len(self._delimiter) :], self._head
+        return b""
+
+    def _head(self) -> Part | bytes | None:
+        """Behind a delimiter: the headers of a part, or the end."""
+        if self._held[:2] == b"--":
+            self.is_done = True
+            return b""
+        if len(self._held) < 2:
+            return None
+        if self._held[:2] != b"\r\n":
+            raise ValueError("a boundary is followed by neither a part nor the end")
+        if (end := self._held.find(b"\r\n\r\n")) < 0:
+            if len(self._held) > MAX_HEADERS:
+                raise ValueError(f"the headers of a part have more than {MAX_HEADERS} bytes")
+            return None
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS} parts")
+        part = _part(self._held[2:end])
+        # the line's end before a delimiter may be that of the headers: an empty part
+        self._held, self._read = self._held[end + 2 :], self._begun
+        return part
+
+    def _begun(self) -> Part | bytes | None:
+        """The first bytes of a part's content, which the end of its headers stands before."""
+        if len(self._held) < len(self._delimiter):
+            return None
+        self._read = self._content
+        if not self._held.startswith(self._delimiter):
+            self._held = self._held[2:]
+        return b""
+
+    def _content(self) -> Part | bytes | None:
+        if (at := self._held.find(self._delimiter)) < 0:
+            safe = len(self._held) - len(self._delimiter) + 1
+            if safe <= 0:
+                return None
+            content, self._held = self._held[:safe], self._held[safe:]
+            return content
+        content = self._held[:at]
+        self._held, self._read = self._held[at + len(self._delimiter) :], self._head
+        return content
+
+
+def _part(head: bytes) -> Part:
+    """From its headers. Raises `ValueError`."""
+    for line in head.decode(errors="replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-disposition":
+            said = Message()
+            try:
+                said["content-disposition"] = value.strip()
+                field, filename = said.get_param("name", header="content-disposition"), said.get_filename()
+            except (ValueError, LookupError) as error:
+                raise ValueError(f"the headers of a part: {error}") from error
+            if said.get_content_disposition() == "form-data" and isinstance(field, str):
+                return Part(field, filename)
+    raise ValueError("a part has no Content-Disposition with a name")

@@ -1,0 +1,301 @@
+"""Runs batches: their lines go the way of any other request of their endpoint, a few at a time and in the background,
+and come back as answers that are kept.
+
+Invariants: a line is asked again until its answer is on the disk, and has one answer there, whenever the process ends;
+what says that there is no room now (429, 503) is no answer; keys take turns, line by line; a batch that has ended has
+each of its lines once, in its output or its errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from minisgl.server.batches.lines import BadLine, Line, read_lines, windows
+from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, new_id
+
+LOOK_S = 30.0
+"""How often the time of files and batches is looked at."""
+AGAIN = frozenset({429, 503})
+"""There is no room for a line now."""
+_LEFT: dict[Status, tuple[str, str]] = {
+    "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),
+    "failed": ("batch_failed", "the batch failed before this line had its turn"),
+}
+_log = logging.getLogger("minisgl.server")
+T = TypeVar("T")
+_Pending: TypeAlias = tuple[Answer, asyncio.Future[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A line on its way. `submitted` is set when the engine has it."""
+
+    line: Line
+    owner: str
+    request_id: str
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The answer to a line; `retry_after_s` where there was no room."""
+
+    status: int
+    body: bytes
+    retry_after_s: float = 1.0
+
+
+class Endpoint(Protocol):
+    async def __call__(self, asked: Asked) -> Said:
+        """Raises `LookupError`: the key of its owner is not there any more."""
+
+
+class State:
+    """A store, used by one thread of its own: no event loop waits for a disk."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._thread = ThreadPoolExecutor(1, "batches")
+
+    async def run(self, work: Callable[[Store], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self.store)
+
+    def close(self) -> None:
+        """When what was begun is done."""
+        self._thread.shutdown()
+        self.store.close()
+
+
+class Runner:
+    """`width`: lines that are asked at once, of all batches. `quota`: bytes that a key may have. `clock`: Unix
+    seconds."""
+
+    def __init__(
+        self,
+        state: State,
+        endpoint: Endpoint,
+        *,
+        width: int,
+        quota: int,
+        max_line_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.state = state
+        self.endpoint = endpoint
+        self.slots = asyncio.Semaphore(width)  # first come, first served: keys take turns
+        self.quota = quota
+        self.max_line_bytes = max_line_bytes
+        self.clock = clock
+        self.broken: dict[str, str] = {}  # batches that failed, and nothing could be written about it; why
+        self._running: dict[str, _Batch] = {}  # by owner
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._main = asyncio.create_task(self._look_forever())
+
+    async def stop(self) -> None:
+        """Lines under way are cut off: they are asked again by who comes next. Idempotent."""
+        main, self._main = self._main, None
+        if main is not None:
+            await _ended(main, *self._tasks)
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._wake.set()
+
+    def cancel(self, batch_id: str) -> None:
+        """Its status says so already."""
+        for one in self._running.values():
+            if one.info.id == batch_id:
+                one.end("cancelled")
+
+    async def _look_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self.state.run(lambda store: store.sweep(int(self.clock())))
+                await self._begin()
+            except (OSError, sqlite3.Error) as error:
+                _log.warning("batches: %s: %s", type(error).__name__, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+
+    async def _begin(self) -> None:
+        """One batch of each key that runs none."""
+        now = self.clock()
+        for info in await self.state.run(Store.open_batches):
+            if info.owner not in self._running and info.id not in self.broken:
+                one = self._running[info.owner] = _Batch(self, info)
+                task = asyncio.create_task(self._run(one, now))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, one: _Batch, now: float) -> None:
+        info = one.info
+        try:
+            await one.run(now)
+        except (OSError, sqlite3.Error) as error:
+            self.broken[info.id] = f"{type(error).__name__}: {error}"
+            _log.warning("%s: failed, and nothing can be written about it: %s", info.id, self.broken[info.id])
+        except Exception:
+            self.broken[info.id] = "internal error"
+            _log.exception("%s: a bug", info.id)
+        finally:
+            del self._running[info.owner]
+            self.wake()
+
+
+class _Batch:
+    """One batch from where it is to its end."""
+
+    def __init__(self, runner: Runner, info: BatchInfo) -> None:
+        self.info = info
+        self._runner = runner
+        self._state = runner.state
+        self._end: asyncio.Future[tuple[Status, str]] = asyncio.get_running_loop().create_future()
+        self._pending: list[_Pending] = []  # not written yet
+        self._writer: asyncio.Task[None] | None = None
+
+    def end(self, status: Status, reason: str = "") -> None:
+        """Before its lines are all answered. The first one counts."""
+        if not self._end.done():
+            self._end.set_result((status, reason))
+
+    async def run(self, now: float) -> None:
+        if self.info.status == "cancelling":
+            self.end("cancelled")
+        timer = asyncio.get_running_loop().call_later(max(0.0, self.info.expires_at - now), self.end, "expired")
+        lines = asyncio.create_task(self._ask_all())
+        try:
+            either: list[asyncio.Future[Any]] = [lines, self._end]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not self._end.done():
+                status, reason = _outcome(lines)
+            else:
+                status, reason = self._end.result()
+        finally:
+            timer.cancel()
+            await _ended(lines)
+            if self._writer is not None:
+                await asyncio.wait({self._writer})
+        ended = await self._state.run(lambda store: self._finish(store, status, reason))
+        _log.info("%s: %s: %d answered, %d failed", ended.id, status, ended.completed, ended.failed)
+
+    async def _ask_all(self) -> None:
+        path = self._state.store.path(self.info.input_file_id)
+        done = await self._state.run(lambda store: store.answered(self.info.id))
+        async with asyncio.TaskGroup() as group, _windows(path, self._runner.max_line_bytes, done) as each:
+            while window := await each():
+                for line in window:
+                    await self._runner.slots.acquire()
+                    asked = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
+                    group.create_task(self._ask(asked))
+                    # texts are encoded one after the other: who waits for an answer waits for one of them at most
+                    await asked.submitted.wait()
+
+    async def _ask(self, asked: Asked) -> None:
+        try:
+            while (said := await self._runner.endpoint(asked)).status in AGAIN:
+                await asyncio.sleep(said.retry_after_s)
+            asked.submitted.set()
+            response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
+            await self._keep(Answer(asked.line.number, said.status == 200, _shown(asked.line, response, None)))
+        finally:
+            asked.submitted.set()
+            self._runner.slots.release()
+
+    async def _keep(self, answer: Answer) -> None:
+        """Return when it is on the disk."""
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((answer, kept))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+        await kept
+
+    async def _write(self) -> None:
+        """All that comes meanwhile is written at once."""
+        while self._pending:
+            pending, self._pending = self._pending, []
+            try:
+                used = await self._state.run(partial(self._record, answers=[one for one, _ in pending]))
+            except BaseException as error:  # whoever waits for one of these raises it
+                for kept in _waiting(pending):
+                    kept.set_exception(error)
+                return
+            for kept in _waiting(pending):
+                kept.set_result(None)
+            if used > self._runner.quota:
+                self.end("failed", f"the files of its API key have {used} bytes with its answers (--state-quota)")
+
+    def _record(self, store: Store, *, answers: list[Answer]) -> int:
+        self.info = store.record(self.info, answers)
+        return store.used_bytes(self.info.owner)
+
+    def _finish(self, store: Store, status: Status, reason: str) -> BatchInfo:
+        left = self._left(store, status) if status in _LEFT else iter(())
+        return store.finish(self.info, status, reason, left, int(self._runner.clock()))
+
+    def _left(self, store: Store, status: Status) -> Iterator[Answer]:
+        code, message = _LEFT[status]
+        done = store.answered(self.info.id)
+        with contextlib.suppress(BadLine, FileNotFoundError), store.path(self.info.input_file_id).open("rb") as file:
+            for line in read_lines(file, self._runner.max_line_bytes):
+                if line.number not in done:
+                    yield Answer(line.number, False, _shown(line, None, {"code": code, "message": message}))
+
+
+def _waiting(pending: list[_Pending]) -> list[asyncio.Future[None]]:
+    return [kept for _, kept in pending if not kept.done()]
+
+
+def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
+    """What has become of a batch whose lines were all asked. Raises what is a bug."""
+    error = lines.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is None:
+        return "completed", ""
+    if isinstance(error, BadLine | LookupError):
+        return "failed", str(error)
+    if isinstance(error, OSError | sqlite3.Error):
+        return "failed", f"{type(error).__name__}: {error}"
+    raise error
+
+
+def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    """A line of an output or an error file."""
+    fields = {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
+    return msgspec.json.encode(fields) + b"\n"
+
+
+@contextlib.asynccontextmanager
+async def _windows(
+    path: Path, max_line_bytes: int, done: set[int]
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[Line]]]]:
+    """A function that reads the next window; an empty one is the end."""
+    with await asyncio.to_thread(path.open, "rb") as file:
+        each = windows(file, max_line_bytes, done)
+        yield lambda: asyncio.to_thread(next, each, [])
+
+
+async def _ended(*tasks: asyncio.Task[None]) -> None:
+    """Cancel them, and return when they have ended, however they do."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,391 @@
+"""Files, batches and the answers of their lines, in a folder: what is said of them in SQLite, the files beside it.
+
+    DIR/state.sqlite    who has which files and batches, and the answers of batches that are not finished
+    DIR/files/ID        a file's content
+    DIR/lock            held by the server that uses the folder
+
+Invariants: a line has one answer, because (batch, line) is a key: a second one is dropped; a file is whole and on the
+disk before anything names it, and what nothing names goes when the folder is opened; whose key is another one finds
+nothing. One thread uses a store at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from minisgl.config import ConfigError
+
+SCHEMA = 1
+PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
+KEEP_S = 30 * 86_400
+"""How long what a batch made is there, and what is known of it."""
+MAX_FILES = 10_000
+"""Of one key."""
+MAX_OPEN_BATCHES = 100
+"""Of one key."""
+LOCK_S = 0.05
+Status = Literal[
+    "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
+]  # OpenAI's, but for validating: a file is checked when it comes
+OPEN: frozenset[Status] = frozenset({"in_progress", "finalizing", "cancelling"})
+_TABLES = """
+CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, bytes INTEGER NOT NULL, doc BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT NOT NULL, open INTEGER NOT NULL, doc BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS answers (batch TEXT, line INTEGER, ok INTEGER, answer BLOB, PRIMARY KEY (batch, line));
+"""
+
+
+class Refused(Exception):
+    """`reason` says what is in the way; `code`: for programs."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are Unix seconds. `url` and `num_lines`: of a batch's input. `owner`: name of a key, empty for those that
+    are not in a key file."""
+
+    id: str
+    owner: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str = PURPOSE
+    expires_at: int | None = None
+    url: str = ""
+    num_lines: int = 0
+
+
+class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of OpenAI's object, and beside them `owner`, `reason` (why it failed) and `answer_bytes` (of the answers
+    that are not in a file yet). Times are Unix seconds."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    total: int
+    status: Status = "in_progress"
+    metadata: dict[str, str] | None = None
+    output_keep_s: int = KEEP_S
+    completed: int = 0
+    failed: int = 0
+    answer_bytes: int = 0
+    reason: str = ""
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    cancelling_at: int | None = None
+    finalizing_at: int | None = None
+    ended_at: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Of line number `line`; `text` is a line of the output file, or if not `ok` of the error file."""
+
+    line: int
+    ok: bool
+    text: bytes
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}{secrets.token_hex(16)}"
+
+
+class Store:
+    """Use `open`. Whatever it cannot read or write is an `OSError` or a `sqlite3.Error`."""
+
+    def __init__(self, folder: Path, lock: int, db: sqlite3.Connection) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._db = db
+
+    @classmethod
+    def open(cls, folder: str, wait_s: float = 0.0) -> Store:
+        """The folder is made if it is not there. `wait_s`: for a server that still uses it. Raises `ConfigError`."""
+        path = Path(folder).expanduser()
+        said = f"--state-dir {folder}"
+        try:
+            (path / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{said}: {error.strerror}: {error.filename}") from error
+        try:
+            _take(lock, wait_s, said)
+            db = sqlite3.connect(path / "state.sqlite", isolation_level=None, check_same_thread=False)
+            try:
+                found = cls(path, lock, db)
+                found._prepare(said)
+                found._drop_strays()
+            except BaseException:
+                db.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            os.close(lock)
+            raise ConfigError(f"{said}: {path / 'state.sqlite'}: {error}") from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return found
+
+    def _prepare(self, said: str) -> None:
+        db = self._db
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        if schema not in (0, SCHEMA):
+            raise ConfigError(f"{said}: another version of minisgl wrote it ({schema}; this one writes {SCHEMA})")
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+    def _drop_strays(self) -> None:
+        """Files whose writing was cut short."""
+        known = {name for (name,) in self._db.execute("SELECT id FROM files")}
+        for path in (self._folder / "files").iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    def close(self) -> None:
+        self._db.close()
+        os.close(self._lock)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
+            raise
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def path(self, file_id: str) -> Path:
+        """Where the content of a file lies, or will."""
+        return self._folder / "files" / file_id
+
+    def add_file(self, info: FileInfo) -> None:
+        """Its content is there, synced. Raises `Refused`: its key has too many."""
+        sync(self._folder / "files")
+        with self._writing() as db:
+            (count,) = db.execute("SELECT count(*) FROM files WHERE owner = ?", (info.owner,)).fetchone()
+            if count >= MAX_FILES:
+                raise Refused(f"file: there are {count} files of this API key: delete some", "too_many_files")
+            _put_file(db, info)
+
+    def file(self, file_id: str, owner: str) -> FileInfo | None:
+        row = self._db.execute("SELECT doc FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=FileInfo)
+
+    def files(self, owner: str) -> list[FileInfo]:
+        """The oldest first."""
+        rows = self._db.execute("SELECT doc FROM files WHERE owner = ? ORDER BY rowid", (owner,))
+        return [msgspec.json.decode(doc, type=FileInfo) for (doc,) in rows]
+
+    def delete_file(self, file_id: str, owner: str) -> bool:
+        """Whether it was there. Raises `Refused`: a batch reads it."""
+        if self.file(file_id, owner) is None:
+            return False
+        for batch in self.open_batches():
+            if batch.input_file_id == file_id:
+                raise Refused(f"file_id: {file_id}: {batch.id} reads it: cancel that first", "file_in_use")
+        self._delete([file_id])
+        return True
+
+    def _delete(self, file_ids: Iterable[str]) -> None:
+        names = list(file_ids)
+        with self._writing() as db:
+            db.executemany("DELETE FROM files WHERE id = ?", ((name,) for name in names))
+        for name in names:
+            self.path(name).unlink(missing_ok=True)
+
+    def used_bytes(self, owner: str) -> int:
+        """Of a key's files, and of answers that are not in a file yet."""
+        (files,) = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
+        return int(files) + sum(batch.answer_bytes for batch in self.open_batches() if batch.owner == owner)
+
+    # ----------------------------------------------------------------------------------------------------- batches
+
+    def add_batch(self, info: BatchInfo) -> None:
+        """Raises `Refused`: its key has too many that are not finished."""
+        count = sum(batch.owner == info.owner for batch in self.open_batches())
+        if count >= MAX_OPEN_BATCHES:
+            text = f"{count} batches of this API key are not finished, the limit: wait for one, or cancel it"
+            raise Refused(text, "too_many_batches")
+        with self._writing() as db:
+            db.execute("INSERT INTO batches VALUES (?, ?, 1, ?)", (info.id, info.owner, msgspec.json.encode(info)))
+
+    def batch(self, batch_id: str, owner: str) -> BatchInfo | None:
+        row = self._db.execute("SELECT doc FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=BatchInfo)
+
+    def batches(self, owner: str) -> list[BatchInfo]:
+        """The oldest first."""
+        rows = self._db.execute("SELECT doc FROM batches WHERE owner = ? ORDER BY rowid", (owner,))
+        return [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in rows]
+
+    def open_batches(self) -> list[BatchInfo]:
+        """Those that are not finished, of all keys, the oldest first."""
+        rows = self._db.execute("SELECT doc FROM batches WHERE open ORDER BY rowid")
+        return [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in rows]
+
+    def cancel(self, batch_id: str, owner: str, now: int) -> BatchInfo | None:
+        """None: there is none. Raises `Refused`: it has ended, or is about to."""
+        batch = self.batch(batch_id, owner)
+        if batch is None or batch.status == "cancelling":
+            return batch
+        if batch.status != "in_progress":
+            raise Refused(f"batch_id: {batch_id}: it is {batch.status}: nothing is left to cancel", "batch_ended")
+        return self._update(batch, status="cancelling", cancelling_at=now)
+
+    def _update(self, batch: BatchInfo, **fields: object) -> BatchInfo:
+        changed = msgspec.structs.replace(batch, **fields)
+        with self._writing() as db:
+            _put_batch(db, changed)
+        return changed
+
+    def answered(self, batch_id: str) -> set[int]:
+        """The numbers of the lines that have their answers."""
+        return {line for (line,) in self._db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
+
+    def record(self, batch: BatchInfo, answers: Iterable[Answer]) -> BatchInfo:
+        """All of these answers, or none; of a line that has one nothing changes. Returns the batch as it is now."""
+        with self._writing() as db:
+            now = self.batch(batch.id, batch.owner) or batch
+            completed, failed, size = now.completed, now.failed, now.answer_bytes
+            for one in answers:
+                row = (batch.id, one.line, one.ok, one.text)
+                if db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row).rowcount:
+                    completed, failed, size = completed + one.ok, failed + (not one.ok), size + len(one.text)
+            now = msgspec.structs.replace(now, completed=completed, failed=failed, answer_bytes=size)
+            _put_batch(db, now)
+        return now
+
+    def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[Answer], now: int) -> BatchInfo:
+        """Write the files of a batch, and that it has ended. `left`: what is said of lines that have no answer."""
+        batch = self.batch(batch.id, batch.owner) or batch
+        if batch.status != "finalizing":
+            now_is = "finalizing" if status == "completed" else batch.status
+            batch = self._update(batch, finalizing_at=now, status=now_is)
+        made = [self._write(batch, ok=True, left=(), now=now), self._write(batch, ok=False, left=left, now=now)]
+        ended = msgspec.structs.replace(
+            batch,
+            status=status,
+            reason=reason,
+            ended_at=now,
+            answer_bytes=0,
+            output_file_id=None if made[0] is None else made[0].id,
+            error_file_id=None if made[1] is None else made[1].id,
+        )
+        sync(self._folder / "files")
+        with self._writing() as db:
+            for info in made:
+                if info is not None:
+                    _put_file(db, info)
+            _put_batch(db, ended)
+            db.execute("DELETE FROM answers WHERE batch = ?", (batch.id,))
+        return ended
+
+    def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
+        """The answers of one kind, in the order of their lines. None: there are none."""
+        name = new_id("file-")
+        rows = self._db.execute(
+            "SELECT line, answer FROM answers WHERE batch = ? AND ok = ? ORDER BY line", (batch.id, ok)
+        )
+        with self.path(name).open("wb") as file:
+            for text in _merged(((line, answer) for line, answer in rows), ((one.line, one.text) for one in left)):
+                file.write(text)
+            num_bytes = file.tell()
+            written(file)
+        if not num_bytes:
+            self.path(name).unlink()
+            return None
+        return FileInfo(
+            id=name,
+            owner=batch.owner,
+            bytes=num_bytes,
+            created_at=now,
+            filename=f"{batch.id}_{'output' if ok else 'error'}.jsonl",
+            purpose=OUTPUT_PURPOSE,
+            expires_at=now + batch.output_keep_s,
+        )
+
+    # --------------------------------------------------------------------------------------------------- retention
+
+    def sweep(self, now: int) -> None:
+        """Drop the files whose time is over, and batches that ended `KEEP_S` ago."""
+        in_use = {batch.input_file_id for batch in self.open_batches()}
+        docs = self._db.execute("SELECT doc FROM files").fetchall()
+        files = [msgspec.json.decode(doc, type=FileInfo) for (doc,) in docs]
+        over = [one.id for one in files if one.expires_at is not None and one.expires_at <= now]
+        self._delete(name for name in over if name not in in_use)
+        docs = self._db.execute("SELECT doc FROM batches WHERE NOT open").fetchall()
+        ended = [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in docs]
+        with self._writing() as db:
+            old = ((one.id,) for one in ended if (one.ended_at or 0) + KEEP_S <= now)
+            db.executemany("DELETE FROM batches WHERE id = ?", old)
+
+
+def _put_file(db: sqlite3.Connection, info: FileInfo) -> None:
+    db.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (info.id, info.owner, info.bytes, msgspec.json.encode(info)))
+
+
+def _put_batch(db: sqlite3.Connection, info: BatchInfo) -> None:
+    row = (info.status in OPEN, msgspec.json.encode(info), info.id)
+    db.execute("UPDATE batches SET open = ?, doc = ? WHERE id = ?", row)
+
+
+def _merged(rows: Iterator[tuple[int, bytes]], others: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Both by number of line, and both in that order."""
+    last = (1 << 62, b"")
+    row, other = next(rows, last), next(others, last)
+    while row is not last or other is not last:
+        if row[0] <= other[0]:
+            yield row[1]
+            row = next(rows, last)
+        else:
+            yield other[1]
+            other = next(others, last)
+
+
+def _take(lock: int, wait_s: float, said: str) -> None:
+    """Raises `ConfigError`: another process has it."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"{said}: another server uses it: give each its own") from error
+        time.sleep(LOCK_S)
+
+
+def written(file: BinaryIO) -> None:
+    """What was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """So are the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""A file that comes as `multipart/form-data`, on its way to the disk.
+
+Invariants: nothing of it is held but a piece; what does not become a file leaves none behind; it counts against its
+limits while it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from starlette.requests import ClientDisconnect, Request
+
+from minisgl.server.batches.multipart import Part, Parts, boundary_of
+from minisgl.server.batches.store import written
+from minisgl.server.errors import ApiError
+from minisgl.server.request import too_slow
+
+FILE = "file"
+MAX_FIELD_BYTES = 4096
+WRITE_BYTES = 1 << 20
+
+
+class Upload:
+    """`count` hears of each piece of the file, and raises what is too much. `timeout_s`: for the next bytes."""
+
+    def __init__(self, path: Path, count: Callable[[int], None], timeout_s: float) -> None:
+        self.filename: str | None = None
+        self.num_bytes = 0
+        self.fields: dict[str, str] = {}
+        self._path = path
+        self._count = count
+        self._timeout_s = timeout_s
+        self._part: Part | None = None
+        self._unwritten = bytearray()
+        self._field = bytearray()
+
+    async def receive(self, request: Request) -> None:
+        """When it returns the file is there, and on the disk. Raises `ApiError`, `OSError`."""
+        try:
+            boundary = boundary_of(request.headers.get("content-type", ""))
+        except ValueError as error:
+            raise _bad_form(str(error)) from error
+        if boundary is None:
+            raise ApiError(415, "Content-Type: a file is sent as multipart/form-data", code="unsupported_media_type")
+        parts = Parts(boundary)
+        with self._path.open("xb") as file:
+            async for piece in _pieces(request, self._timeout_s):
+                try:
+                    for found in parts.push(piece):
+                        self._take(found)
+                except ValueError as error:
+                    raise _bad_form(str(error)) from error
+                if len(self._unwritten) >= WRITE_BYTES:
+                    await self._write(file)
+            if not parts.is_done:
+                raise _bad_form("it ends before its last boundary")
+            self._end_part()
+            await self._write(file)
+            await asyncio.to_thread(written, file)
+        if self.filename is None:
+            raise ApiError(400, "file: required", param=FILE, code="missing_required_parameter")
+
+    async def _write(self, file: BinaryIO) -> None:
+        data, self._unwritten = self._unwritten, bytearray()
+        await asyncio.to_thread(file.write, data)
+
+    def _take(self, found: Part | bytes) -> None:
+        """Raises `ApiError`."""
+        if isinstance(found, Part):
+            self._end_part()
+            if found.name == FILE and self.filename is not None:
+                raise _bad_form("it has two files: send one")
+            if found.name == FILE:
+                self.filename = found.filename or ""
+            self._part = found
+        elif self._part is not None and self._part.name == FILE:
+            self.num_bytes += len(found)
+            self._count(len(found))
+            self._unwritten += found
+        else:
+            self._field += found
+            if len(self._field) > MAX_FIELD_BYTES:
+                raise _bad_form(f"a field has more than {MAX_FIELD_BYTES} bytes")
+
+    def _end_part(self) -> None:
+        if self._part is not None and self._part.name != FILE:
+            self.fields[self._part.name] = self._field.decode(errors="replace")
+        self._field.clear()
+
+
+async def _pieces(request: Request, timeout_s: float) -> AsyncIterator[bytes]:
+    """Raises `ApiError` 408: nothing came for too long."""
+    stream = request.stream()
+    num_bytes = 0
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s):
+                piece = await anext(stream, None)
+        except TimeoutError as error:
+            raise too_slow(f"nothing came for {timeout_s:g} s after {num_bytes} bytes") from error
+        except ClientDisconnect as error:
+            raise _bad_form("its client has gone") from error
+        if piece is None:
+            return
+        num_bytes += len(piece)
+        yield piece
+
+
+def _bad_form(reason: str) -> ApiError:
+    return ApiError(400, f"body: not a valid form: {reason}", code="invalid_form")

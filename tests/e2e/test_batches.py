@@ -1,0 +1,270 @@
+"""/v1/files and /v1/batches of whole servers, by OpenAI's own client; servers that are killed in the middle.
+
+The engine is the echo engine, so that every text is known beforehand.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.helpers import batches
+from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
+
+KEYS = """keys:
+- {name: ann, key: sk-ann}
+- {name: bob, key: sk-bob}
+- {name: small, key: sk-small}
+"""
+QUOTA = 400_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder: Path = tmp_path_factory.mktemp("batches")
+    (folder / "keys.yaml").write_text(KEYS)
+    state = ("--state-dir", str(folder / "state"), "--state-quota", str(QUOTA))
+    with serving(*batches.FLAGS, *state, "--api-key-file", str(folder / "keys.yaml")) as running:
+        yield running
+
+
+@pytest.fixture
+def ann(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with batches.client(server, "sk-ann") as api:
+        yield api
+        for file in api.files.list(limit=100):
+            api.files.delete(file.id)
+
+
+def test_a_batch_from_its_file_to_its_answers(ann: openai.OpenAI) -> None:
+    given = batches.prompts(150)
+    lines = batches.requests(given)
+    lines[7]["body"]["temperature"] = 9
+    file = ann.files.create(file=("night.jsonl", batches.jsonl(lines)), purpose="batch")
+    assert (file.filename, file.purpose, file.bytes) == ("night.jsonl", "batch", len(batches.jsonl(lines)))
+    assert ann.files.content(file.id).read() == batches.jsonl(lines)
+    assert [one.id for one in ann.files.list(purpose="batch")] == [file.id]
+    made = ann.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"for": "test"}
+    )
+    assert (made.status, made.metadata, made.input_file_id) == ("in_progress", {"for": "test"}, file.id)
+    found = batches.ended(ann, made.id)
+    assert found.status == "completed" and found.completed_at is not None and found.errors is None
+    counts = found.request_counts
+    assert counts is not None and (counts.total, counts.completed, counts.failed) == (150, 149, 1)
+    texts = batches.texts(batches.content(ann, found.output_file_id))
+    want = batches.wanted(given)
+    del want["line 7"]
+    assert texts == want and list(texts) == list(want)
+    [error] = batches.content(ann, found.error_file_id)
+    assert error["custom_id"] == "line 7" and error["response"]["status_code"] == 400
+    assert error["response"]["body"]["error"]["param"] == "temperature"
+    assert next(iter(ann.batches.list(limit=1))).id == made.id
+    assert ann.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        ann.files.retrieve(file.id)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "text"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, ("choices", 0, "message")),
+        ("/v1/responses", {"input": "hello"}, ("output", 0)),
+    ],
+)
+def test_the_answers_of_other_endpoints_are_theirs(
+    ann: openai.OpenAI, server: ServerProcess, url: str, body: dict[str, Any], text: tuple[str | int, ...]
+) -> None:
+    same = {**body, "seed": 3, "temperature": 0, "model": "echo", "ignore_eos": True}
+    same["max_output_tokens" if url == "/v1/responses" else "max_tokens"] = 20
+    lines = [{"custom_id": "only", "method": "POST", "url": url, "body": same}]
+    [line] = batches.content(ann, batches.ended(ann, batches.begin(ann, lines, url)).output_file_id)
+    head = {"authorization": "Bearer sk-ann"}
+    asked = httpx.post(f"{server.url}{url}", json=same, headers=head, timeout=WAIT_S).json()
+    told = line["response"]["body"]
+    assert told.keys() == asked.keys()
+    for at in text:
+        told, asked = told[at], asked[at]
+    assert told.keys() == asked.keys()
+    assert url == "/v1/responses" or told == asked
+
+
+def test_another_key_finds_nothing(ann: openai.OpenAI, server: ServerProcess) -> None:
+    batch = batches.ended(ann, batches.begin(ann, batches.requests(["a"])))
+    names = [batch.input_file_id, batch.output_file_id]
+    with batches.client(server, "sk-bob") as bob:
+        assert list(bob.files.list()) == [] and list(bob.batches.list()) == []
+        for name in names:
+            assert name is not None
+            for ask in (bob.files.retrieve, bob.files.content, bob.files.delete):
+                with pytest.raises(openai.NotFoundError):
+                    ask(name)
+        for look in (bob.batches.retrieve, bob.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                look(batch.id)
+        with pytest.raises(openai.BadRequestError, match=r"input_file_id: there is no such file"):
+            bob.batches.create(input_file_id=batch.input_file_id, endpoint="/v1/completions", completion_window="24h")
+
+
+def test_a_key_has_its_quota(server: ServerProcess) -> None:
+    with batches.client(server, "sk-small") as small:
+        lines = batches.requests(["x" * 1000] * 250)
+        small.files.create(file=batches.jsonl(lines), purpose="batch")
+        with pytest.raises(openai.APIStatusError, match=r"--state-quota") as caught:
+            small.files.create(file=batches.jsonl(lines), purpose="batch")
+        assert caught.value.status_code == 413
+        # answers count too: those of this one are larger than what is left of it
+        more = [batches.request(i, "y", n=64) for i in range(60)]
+        batch = batches.ended(small, batches.begin(small, more))
+        assert batch.status == "failed" and batch.errors is not None and batch.errors.data is not None
+        assert "--state-quota" in str(batch.errors.data[0].message)
+        output, errors = (batches.content(small, name) for name in (batch.output_file_id, batch.error_file_id))
+        assert len(output) + len(errors) == 60 and {one["error"]["code"] for one in errors} == {"batch_failed"}
+
+
+def test_what_a_batch_may_not_be(ann: openai.OpenAI) -> None:
+    file = ann.files.create(file=batches.jsonl(batches.requests(["a"])), purpose="batch")
+    make = ann.batches.create
+    with pytest.raises(openai.BadRequestError, match="endpoint: the lines of"):
+        make(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match="completion_window: must be hours or days"):
+        window: Any = "soon"
+        make(input_file_id=file.id, endpoint="/v1/completions", completion_window=window)
+    with pytest.raises(openai.BadRequestError, match="purpose: must be batch"):
+        ann.files.create(file=b"{}", purpose="fine-tune")
+    with pytest.raises(openai.BadRequestError, match=r"file: line 2: body.stream: a batch has whole answers") as caught:
+        lines = [batches.request(0, "a"), batches.request(1, "b", stream=True)]
+        ann.files.create(file=batches.jsonl(lines), purpose="batch")
+    assert caught.value.body == {
+        "message": "file: line 2: body.stream: a batch has whole answers: leave it out (got true)",
+        "type": "invalid_request_error",
+        "param": "body.stream",
+        "code": "invalid_jsonl",
+        "line": 2,
+    }
+
+
+def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI) -> None:
+    given = batches.prompts(600)
+    batch_id = batches.begin(ann, batches.requests(given))
+    until(lambda: counts(ann, batch_id)[0] > 0, "it does not begin")
+    assert ann.batches.cancel(batch_id).status == "cancelling"
+    batch = batches.ended(ann, batch_id)
+    assert batch.status == "cancelled" and batch.cancelled_at is not None
+    texts = batches.texts(batches.content(ann, batch.output_file_id))
+    left = {line["custom_id"]: line for line in batches.content(ann, batch.error_file_id)}
+    assert {line["error"]["code"] for line in left.values()} == {"batch_cancelled"}
+    want = batches.wanted(given)
+    assert left.keys() | texts.keys() == want.keys() and not left.keys() & texts.keys()
+    assert texts == {name: want[name] for name in texts} and texts
+    with pytest.raises(openai.ConflictError, match="it is cancelled"):
+        ann.batches.cancel(batch_id)
+
+
+def counts(api: openai.OpenAI, batch_id: str) -> tuple[int, int]:
+    """Answered, and all."""
+    found = api.batches.retrieve(batch_id).request_counts
+    assert found is not None
+    return found.completed + found.failed, found.total
+
+
+# ------------------------------------------------------------------------------------------------- kills and restarts
+
+
+def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Random) -> None:
+    """A batch of a server that is ended by these signals, at moments of chance, and each time started again."""
+    given, batch_id = batches.prompts(num_lines), ""
+    flags = (*batches.FLAGS, "--state-dir", str(folder))
+    for end in ends:
+        server = ServerProcess(flags)
+        try:
+            with batches.client(server) as api:
+                batch_id = batch_id or batches.begin(api, batches.requests(given))
+                enough = min(num_lines, counts(api, batch_id)[0] + chance.randrange(num_lines // len(ends)))
+                until(partial(has, api, batch_id, enough), "it stands still")
+            if end == signal.SIGKILL:
+                server.kill()
+            else:
+                assert f"--state-dir {folder}: another server uses it" in refused(flags)
+                assert server.stop(end) == 0
+        finally:
+            server.kill()
+            shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
+    with serving(*flags) as server, batches.client(server) as api:
+        batch = batches.ended(api, batch_id)
+        assert batch.status == "completed" and batch.error_file_id is None
+        assert batches.texts(batches.content(api, batch.output_file_id)) == batches.wanted(given)
+        assert {one.id for one in api.files.list()} == {batch.input_file_id, batch.output_file_id}
+        assert {path.name for path in (folder / "files").iterdir()} == {batch.input_file_id, batch.output_file_id}
+
+
+def has(api: openai.OpenAI, batch_id: str, num_answers: int) -> bool:
+    return counts(api, batch_id)[0] >= num_answers
+
+
+def test_a_batch_goes_on_when_its_server_is_killed_or_stopped(tmp_path: Path) -> None:
+    goes_on(tmp_path, [signal.SIGKILL, signal.SIGTERM], 600, random.Random(1))
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    goes_on(tmp_path, [signal.SIGKILL] * 12, 3000, random.Random(2))
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(flags: tuple[str, ...]) -> str:
+    """What a server says that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "serve", "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+def test_a_folder_that_cannot_be_used_is_named_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in refused((*batches.FLAGS, "--state-dir", str(tmp_path / "file" / "state")))
+    (tmp_path / "state.sqlite").write_text("this is no database, and long enough to be seen to be none" * 20)
+    said = refused((*batches.FLAGS, "--state-dir", str(tmp_path)))
+    assert f"--state-dir {tmp_path}: {tmp_path}/state.sqlite: file is not a database" in said
+
+
+def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+    """A line of a batch has the only row, and thousands of steps before it."""
+    (tmp_path / "slow.yaml").write_text(
+        "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[1]]]}\n"
+    )
+    sim = ("--engine", "sim", "--sim-profile", str(tmp_path / "slow.yaml"), "--max-seq-len", "40000")
+    rows = ("--num-pages", "5000", "--max-running-requests", "1", "--state-dir", str(tmp_path / "state"))
+    with serving(*sim, *rows) as server, batches.client(server) as api:
+        long = {"max_tokens": 20_000, "ignore_eos": True}
+        batch_id = batches.begin(api, [batches.request(i, "a", **long) for i in range(3)])
+
+        def running() -> int:
+            engine: int = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["engine"]["num_running"]
+            return engine
+
+        until(lambda: running() == 1, "no line runs")
+        api.completions.create(model="smollm2", prompt="b", max_tokens=20, extra_body={"ignore_eos": True})
+        assert counts(api, batch_id) == (0, 3)
+        assert "minisgl:ttft_seconds_count 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
+        api.batches.cancel(batch_id)
+        assert batches.ended(api, batch_id).status == "cancelled"
