@@ -247,6 +247,11 @@ def test_a_folder_that_cannot_be_used_is_named_at_the_start(tmp_path: Path) -> N
     assert f"--state-dir {tmp_path}: {tmp_path}/state.sqlite: file is not a database" in said
 
 
+def test_several_models_have_no_batches(tmp_path: Path) -> None:
+    said = refused(("--engine", "echo", "--model", "a", "--model", "b", "--state-dir", str(tmp_path)))
+    assert f"--state-dir {tmp_path}: not with several models" in said
+
+
 def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
     """A line of a batch has the only row, and thousands of steps before it."""
     (tmp_path / "slow.yaml").write_text(

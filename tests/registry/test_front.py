@@ -311,3 +311,10 @@ def test_servers_end_with_the_process_at_the_port(tmp_path: Path) -> None:
         assert psutil.wait_procs(children, timeout=WAIT_S)[1] == []
     finally:
         server.kill()
+
+
+def test_batches_are_of_a_server_of_one_model(http: httpx.Client) -> None:
+    before = states(http)
+    for answer in (http.get("/v1/batches"), http.post("/v1/files", files={"file": b"{}"}), http.get("/v1/files/a")):
+        assert answer.status_code == 501 and "not with several models" in answer.json()["error"]["message"]
+    assert states(http) == before  # none is loaded for it

@@ -21,7 +21,9 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GET = [
     route.path.replace("{model_id}", MODEL)
     for route in ROUTES
-    if route.method == "get" and not {"{prefix_id}", "{response_id}"} & {*route.path.split("/")}
+    if route.method == "get"
+    and 501 not in route.errors
+    and not {"{prefix_id}", "{response_id}"} & {*route.path.split("/")}
 ]
 
 

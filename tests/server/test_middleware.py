@@ -217,6 +217,24 @@ def test_who_lets_other_machines_in_without_a_key_is_told(host: str, fields: dic
     assert is_exposed(msgspec.structs.replace(CONFIG, host=host, **fields)) is exposed
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [
+        ("/v1/files", {}, None),
+        ("/v1/completions", {}, 415),
+        ("/v1/files", {b"origin": b"http://localhost"}, None),
+        ("/v1/files", {b"origin": b"https://page.example"}, 403),
+        ("/v1/files", {b"origin": b"null"}, 403),
+        ("/v1/files", {b"sec-fetch-site": b"same-origin"}, 415),
+        ("/v1/files", {b"sec-fetch-site": b"cross-site", b"sec-fetch-mode": b"navigate"}, 403),
+    ],
+)
+def test_a_form_is_for_files_and_not_from_other_pages(path: str, more: dict[bytes, bytes], status: int | None) -> None:
+    headers = {b"host": b"localhost", b"content-type": b"multipart/form-data; boundary=x", **more}
+    refused = Callers("127.0.0.1").refusal("POST", "1.1", headers, path)
+    assert (None if refused is None else refused.status) == status
+
+
 def test_a_missing_host() -> None:
     callers = Callers("127.0.0.1")
     assert callers.refusal("GET", "1.0", {}) is None

@@ -442,6 +442,7 @@ HTTP = (
     setting("--max-loras", shown=False, type=int, help="adapters at once, those of --lora among them"),
     setting(
         "--state-dir",
+        shown=False,
         metavar="DIR",
         help="a folder for uploaded files and batches (/v1/files, /v1/batches), which go on after a restart; who can "
         "read it can read the prompts (default: none, and no batches)",

@@ -42,7 +42,15 @@ OWN_FLAGS = (
     "shell",
 )
 """Those of the whole, which an entry cannot have."""
-OF_ALL = ("--api-key", "--api-key-file", "--cors-origin", "--allowed-host", "--config", "--served-model-name")
+OF_ALL = (
+    "--api-key",
+    "--api-key-file",
+    "--cors-origin",
+    "--allowed-host",
+    "--config",
+    "--served-model-name",
+    "--state-dir",
+)
 Resolve = Callable[[Sequence[str]], ServerConfig]
 
 

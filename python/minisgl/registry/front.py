@@ -28,7 +28,18 @@ from minisgl.registry.keys import Asked, KeyLimits
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.registry.server import ModelServer
-from minisgl.server.errors import RESPONSES, SERVER, STREAMS, ApiError, draining, engine_gone, last_event, loading
+from minisgl.server.errors import (
+    BATCHES,
+    FILES,
+    RESPONSES,
+    SERVER,
+    STREAMS,
+    ApiError,
+    draining,
+    engine_gone,
+    last_event,
+    loading,
+)
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
@@ -104,6 +115,10 @@ class Front:
                 name = path.removeprefix(f"{MODELS}/")
                 first, *others = card(self._named(name))
                 return json_response(next((one for one in others if one["id"] == name), first))
+        if path.startswith((FILES, BATCHES)):
+            raise ApiError(
+                501, f"{path}: not with several models: a server of one model has them", code="not_supported"
+            )
         if self.draining:
             raise draining()
         if method == "POST" and path.startswith(f"{MODELS}/") and path.endswith(("/load", "/unload")):

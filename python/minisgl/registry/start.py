@@ -36,6 +36,8 @@ NEEDS = "needs.json"
 
 def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
     """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
+    if config.state_dir is not None:
+        raise ConfigError(f"--state-dir {config.state_dir}: not with several models: a server of one model has batches")
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     for line in warnings:
         warn(f"minisgl: {line}")

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from starlette.responses import Response
 
 from minisgl.config import ServerConfig
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import FILES, ApiError
 
 ANY = "*"
-FORM, FORMS = "multipart/form-data", "/v1/files"  # what files are sent as, and where to
+FORM = "multipart/form-data"  # what files are sent as
 SEVERAL = b"several hosts"  # no name
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
@@ -142,7 +142,7 @@ def _bad_type(headers: Headers, path: str) -> ApiError | None:
     is_browser = any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers)
     if not kind and not is_browser:
         return None
-    if kind == FORM and path == FORMS and (not is_browser or b"origin" in headers):
+    if kind == FORM and path == FILES and (not is_browser or b"origin" in headers):
         return None  # an origin that comes to here may ask; a browser says it with every form of another page
     return ApiError(
         415,

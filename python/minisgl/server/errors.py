@@ -24,6 +24,7 @@ RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
+FILES, BATCHES = "/v1/files", "/v1/batches"
 OLLAMA = "/api/"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",

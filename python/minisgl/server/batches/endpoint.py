@@ -28,12 +28,11 @@ from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import KEEP_S, OUTPUT_PURPOSE, PURPOSE, BatchInfo, FileInfo, Refused, Store, new_id
 from minisgl.server.batches.upload import Upload
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import SERVER, ApiError, bad_value, draining, queue_full
+from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, queue_full
 from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, HttpRequest, too_large
 from minisgl.server.responses.endpoint import page_of
 
-FILES, BATCHES = "/v1/files", "/v1/batches"
 MAX_FILE_BYTES = 200 << 20
 MAX_UPLOADS = 16
 """At once."""
