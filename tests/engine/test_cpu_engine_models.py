@@ -226,6 +226,7 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "gpt-oss",
         "deepseek3-yarn",
         "falcon-7b",
+        "gemma3n",
         "gemma4",
         "llama4",
         "qwen3-next",

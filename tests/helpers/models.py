@@ -166,6 +166,18 @@ _GEMMA4 = {
     "use_double_wide_mlp": True,
     **_NO_PAD,
 }
+_GEMMA3N = {
+    "head_dim": 16,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": 120,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 12,
+    "activation_sparsity_pattern": [0.9, 0.8, 0.0, 0.0, 0.0, 0.0],
+    **_NO_PAD,
+}
 _LFM2 = {
     "num_key_value_heads": 2,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -353,6 +365,7 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.8,
         },
     ),
+    "gemma3n": ("Gemma3nForCausalLM", _GEMMA3N),
     "gemma4": ("Gemma4ForCausalLM", {**_GEMMA4, "hidden_size_per_layer_input": 24, "num_kv_shared_layers": 3}),
     "gemma4-large": (
         "Gemma4ForCausalLM",
@@ -563,6 +576,23 @@ def tiny_gemma4_that_sees(tied: bool, **changes: Any) -> Any:
     return randomised(transformers.Gemma4ForConditionalGeneration(config))
 
 
+def tiny_gemma3n_that_sees(tied: bool, **changes: Any) -> Any:
+    """As `tiny_mistral3`. It hears, too; its own tower that sees is of a package that is not needed here."""
+    import transformers
+
+    torch.manual_seed(7)
+    _, extra = ON_CPU["gemma3n"]
+    text = {**_TINY, **extra, "model_type": "gemma3n_text", "pad_token_id": 0, "tie_word_embeddings": tied} | changes
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision: Any = transformers.SiglipVisionConfig(image_size=32, patch_size=16, **sizes)
+    vision.vocab_offset, vision.vocab_size, vision.rms_norm_eps = 1000, 8, 1e-6
+    hears = {"hidden_size": 32, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2, "vocab_size": 8}
+    hears |= {"vocab_offset": 1008, "input_feat_size": 16, "sscp_conv_channel_size": [4, 4]}
+    config = transformers.Gemma3nConfig(text_config=text, audio_config=hears, tie_word_embeddings=tied)
+    config.__dict__["vision_config"] = vision  # past the check of its type
+    return randomised(transformers.Gemma3nForConditionalGeneration(config))
+
+
 def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
     import transformers
 
@@ -596,6 +626,7 @@ def _tiny_llama4_that_sees(tied: bool, **changes: Any) -> Any:
 THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
 THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
     "ministral3-that-sees": tiny_ministral3_that_sees,
+    "gemma3n-that-sees": tiny_gemma3n_that_sees,
     "gemma4-that-sees": tiny_gemma4_that_sees,
     "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
@@ -606,7 +637,9 @@ THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
 }
 
 
-_NORM = re.compile(r"norm(_\d)?\.weight$|\.norms\.|\bln_\w+\.weight$|router\.scale$|per_expert_scale$|layer_scalar$")
+_NORM = re.compile(
+    r"norm(_\d)?\.weight$|\.norms\.|\bln_\w+\.weight$|router\.scale$|per_expert_scale$|layer_scalar$|output_scale$"
+)
 
 
 def tiny(name: str, **changes: Any) -> Any:
@@ -620,7 +653,8 @@ def randomised(model: Any) -> Any:
     """In float32, eval mode, norms and biases random, too."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("q_norm.weight", "k_norm.weight")) and "gemma4" in model.config.model_type:
+            unscaled = model.config.model_type.startswith(("gemma4", "gemma3n"))
+            if unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.uniform_(0.3, 0.7)  # nothing else keeps its scores small
             elif _NORM.search(name):
                 parameter.uniform_(0.5, 1.5)

@@ -122,6 +122,12 @@ MODELS: dict[str, Model] = {
         "sinks, mixed windows, biases of all projections, of the router and of experts, a clamped SwiGLU, YaRN; "
         "experts in full, or in MXFP4 as published",
     ),
+    "gemma3n": Model(
+        "Gemma 3n E2B, E4B",
+        "hidden numbers in several streams, a residual of low rank, gates that are cut, embeddings by layer, layers "
+        "that attend to what an earlier one keeps",
+    ),
+    "gemma3n-that-sees": Model("Gemma 3n, as published", "its language model"),
     "gemma4": Model(
         "Gemma 4 E2B, E4B",
         "heads of two sizes, scores without a scale, p-RoPE, normalised values, embeddings by layer, layers that "

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from minisgl import envs
-from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE
 from minisgl.engine import dtypes
 from minisgl.engine.loading import load_engine
 from minisgl.llm import LLM
-from minisgl.models.architectures import find_architecture
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.engines import MODEL_ENGINES
@@ -141,11 +140,3 @@ def test_llm_takes_a_chat_template() -> None:
     assert bytes(output.prompt_token_ids) == b"<hi>"
     with pytest.raises(ConfigError, match=r"--chat-template missing\.jinja"):
         LLM("none", engine="echo", chat_template="missing.jinja")
-
-
-def test_who_runs_nowhere_is_refused_with_the_reason() -> None:
-    architecture = "Gemma3nForConditionalGeneration"
-    reason = f"{architecture} is not supported: .*the nearest that runs is Gemma 4"
-    with pytest.raises(Unsupported, match=reason) as refused:
-        find_architecture(architecture)
-    assert "--model-impl" not in str(refused.value)

@@ -246,6 +246,21 @@ ROWS = {
     "ministral3": Row("ministral3", "tekken"),
     "gpt-oss": Row("gpt-oss", "gpt-4o", _OPENAI, decoded=True),
     "gpt-oss-mxfp4": Row("gpt-oss", "gpt-4o", _OPENAI, packed=True, decoded=True),
+    # llama.cpp cuts the gates of the first ten layers as published, whatever a file says, and shares keys from the 20th
+    # on; its deviation of n gates divides by n - 1, which few make much of
+    "gemma3n": Row(
+        "gemma3n",
+        SENTENCEPIECE,
+        {
+            "activation_sparsity_pattern": [0.95] * 6,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 256,
+            "laurel_rank": 64,
+            "vocab_size_per_layer_input": 160,
+            "final_logit_softcapping": 30.0,
+        },
+        decoded=True,
+    ),
     # layers without keys attend to the last two that have some, the first of which must have a window
     "gemma4": Row(
         "gemma4",

@@ -346,6 +346,8 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "intermediate_sizes": model.layer_inner_sizes,
         "layer_scales": model.layer_scales,
         "per_layer": None if model.per_layer is None else asdict(model.per_layer),
+        "streams": None if model.streams is None else asdict(model.streams),
+        "gate_cuts": model.gate_cuts,
         "vocab_size": model.vocab_size,
         "norm_eps": model.norm_eps,
         "layer_norm": model.layer_norm,

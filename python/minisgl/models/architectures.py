@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any, ClassVar, Literal
 
 from minisgl.config import ConfigError, Unsupported
@@ -114,6 +115,14 @@ class Mamba2:
 
 StateKind = ShortConv | DeltaNet | Mamba2
 """What a layer keeps of a sequence. `kind` is its name in Rust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Hidden numbers in `count` streams (AltUp, arXiv 2301.13310), and a residual of low `rank` beside attention."""
+
+    count: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +410,6 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
     raw = {**raw, "layer_types": [*raw["layer_types"][:-1], "full_attention"]}
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
     heads = _gemma4_heads(raw, windows)
-    shared = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
     inner, wide = int(raw["intermediate_size"]), bool(raw.get("use_double_wide_mlp"))
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": _GEMMA4_ROPE}
@@ -428,17 +436,69 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
         "moe": _moe(raw, norm_topk_prob=True, expert_scale=True, beside=True, router_norm=True)
         if raw.get("enable_moe_block")
         else None,
-        # of layers that keep nothing, which files may have
-        "left_out": tuple(
-            f"{prefix}.{layer}.{part}"
-            for layer in shared
-            for prefix, parts in (
-                ("model.layers", ("self_attn.k_", "self_attn.v_")),
-                ("blk", ("attn_k.", "attn_v.", "attn_k_norm.")),
-            )
-            for part in parts
-        ),
+        "left_out": _unkept(heads),
     }
+
+
+def _unkept(heads: tuple[Heads, ...]) -> tuple[str, ...]:
+    """Keys and values of layers that keep none, which files may have."""
+    checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
+    layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
+    return tuple(
+        f"{prefix}.{layer}.{part}"
+        for layer in layers
+        for prefix, parts in (("model.layers", checkpoint), ("blk", gguf))
+        for part in parts
+    )
+
+
+def _gemma3n(raw: Raw) -> dict[str, Any]:
+    """Hidden numbers in several streams, a residual of low rank beside attention, gates of the first layers cut to the
+    largest ones. As in Gemma 4, the last layers attend to what others have kept, scores are not scaled, values are
+    normalised, and each layer adds numbers of the token's id."""
+    num_layers = int(raw["num_hidden_layers"])
+    raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
+    raw = {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, **raw}
+    _none_of(raw, "altup_active_idx", "attention_bias")
+    if not raw.get("altup_correct_scale", True):
+        raise ConfigError("config.json: altup_correct_scale: false is not supported")
+    windows = _windows({"sliding_window": 512, **raw}, "pattern")
+    own = _gemma(raw)
+    heads = _gemma4_heads({**raw, "global_head_dim": own["head_dim"]}, windows)
+    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
+    inner = raw["intermediate_size"]
+    inner_sizes = tuple(map(int, inner)) if isinstance(inner, list) else (int(inner),) * num_layers
+    return {
+        **own,
+        "norm_offset": 0.0,
+        "norms": "both",
+        "qk_norm": "head",
+        "attention_scale": 1.0,
+        "logits_cap": float(raw.get("final_logit_softcapping", 30.0) or 0.0),
+        "windows": windows,
+        "rope": rope,
+        "local_rope": local,
+        "heads": heads,
+        "value_norm": True,
+        "intermediate_size": max(inner_sizes),
+        "inner_sizes": inner_sizes,
+        "per_layer": PerLayer(int(raw["hidden_size_per_layer_input"]), int(raw["vocab_size_per_layer_input"])),
+        "streams": Streams(int(raw["altup_num_inputs"]), int(raw["laurel_rank"])),
+        "gate_cuts": _gate_cuts(raw, num_layers),
+        "left_out": _unkept(heads),
+    }
+
+
+def _gate_cuts(raw: Raw, num_layers: int) -> tuple[float, ...]:
+    """Of normal numbers a share of `activation_sparsity_pattern` is below such a cut. GGUF files say the cut itself."""
+    if (scales := raw.get("activation_sparsity_scale")) is not None:
+        return tuple(float(one) for one in scales)
+    given = raw.get("activation_sparsity_pattern")
+    shares = [0.95] * 10 + [0.0] * (num_layers - 10) if given is None and num_layers > 10 else given or 0.0
+    shares = shares if isinstance(shares, list) else [shares] * num_layers
+    if len(shares) != num_layers or not all(0 <= share < 1 for share in shares):
+        raise ConfigError(f"config.json: activation_sparsity_pattern: {shares}: must be 0..1, one a layer")
+    return tuple(NormalDist().inv_cdf(share) if share else 0.0 for share in shares)
 
 
 _GEMMA4_ROPE = {
@@ -1477,6 +1537,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "Gemma4ForCausalLM": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),
     "Gemma4ForConditionalGeneration": Architecture(_gemma4, _GEMMA4_NAMES, _GEMMA4_GGUF),  # its text half
+    "Gemma3nForCausalLM": Architecture(_gemma3n, _GEMMA_NAMES),
+    "Gemma3nForConditionalGeneration": Architecture(_gemma3n, _GEMMA_NAMES),  # its text half
     "NemotronForCausalLM": Architecture(_nemotron),
     "Lfm2ForCausalLM": Architecture(_lfm2, _LFM2_NAMES, _LFM2_GGUF),
     "Lfm2MoeForCausalLM": Architecture(_lfm2_moe, _LFM2_MOE_NAMES, _LFM2_GGUF),
@@ -1525,21 +1587,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-_STREAMS = (
-    "hidden numbers in several streams (AltUp), which no engine here has; the nearest that runs is Gemma 4 E2B or E4B"
-)
-_NOWHERE = {
-    "Gemma3nForCausalLM": _STREAMS,
-    "Gemma3nForConditionalGeneration": _STREAMS,
-}  # whom transformers' code cannot serve either
-
 
 def find_architecture(architecture: str) -> Architecture:
     """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
     found = ARCHITECTURES.get(architecture)
     if found is None:
-        if reason := _NOWHERE.get(architecture):
-            raise Unsupported(f"config.json: architectures: {architecture} is not supported: {reason}")
         known = ", ".join(ARCHITECTURES)
         raise Unsupported(
             f"config.json: architectures: {architecture} is not supported: only {known} "
@@ -1553,6 +1605,7 @@ _TEXT_TYPES = {
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
+    "Gemma3nForConditionalGeneration": ("gemma3n_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
     "Llama4ForConditionalGeneration": ("llama4_text",),

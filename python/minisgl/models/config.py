@@ -24,6 +24,7 @@ from minisgl.models.architectures import (
     QueryGrowth,
     ScaledSilu,
     StateKind,
+    Streams,
     check_activation,
     find_architecture,
     has_text_half,
@@ -79,6 +80,9 @@ class ModelConfig:
     state_layers: tuple[bool, ...] = ()  # by layer: whether it does
     layer_scales: bool = False  # all that a layer gives is multiplied by a number of its own
     per_layer: PerLayer | None = None
+    streams: Streams | None = None
+    gate_cuts: tuple[float, ...] = ()
+    """By layer: by how many standard deviations above their mean the gates of an MLP are cut; 0: they are not."""
     local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 Names = Mapping[str, str | tuple[str, ...]]
 
 PREFIX = "model."  # of all but the head
-_GLOBAL = ("embedding", "positions", "per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head")
+_GLOBAL = (
+    *("embedding", "positions", "per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head"),
+    *("stream_in", "stream_out"),
+)
 CHECKPOINT: Names = {
     "embedding": "model.embed_tokens",
     "positions": "model.embed_positions",
@@ -43,6 +46,16 @@ CHECKPOINT: Names = {
     "per_layer_gate": "per_layer_input_gate",
     "per_layer_out": "per_layer_projection",
     "per_layer_norm_behind": "post_per_layer_input_norm",
+    "stream_in": "model.altup_projections.{expert}",
+    "stream_out": "model.altup_unembed_projections.{expert}",
+    "stream_router": "altup.modality_router",
+    "stream_router_norm": "altup.router_norm",
+    "stream_predict": "altup.prediction_coefs",
+    "stream_correct": "altup.correction_coefs",
+    "stream_scale": "altup.correct_output_scale",
+    "laurel_down": "laurel.linear_left",
+    "laurel_up": "laurel.linear_right",
+    "laurel_norm": "laurel.post_laurel_norm",
     "layer_scale": "layer_scalar",
     "router": "mlp.gate",
     "choice_bias": "mlp.gate.e_score_correction_bias",
@@ -89,6 +102,16 @@ GGUF: Names = {
     "per_layer_gate": "inp_gate",
     "per_layer_out": "proj",
     "per_layer_norm_behind": "post_norm",
+    "stream_in": "altup_proj",
+    "stream_out": "altup_unembd_proj",
+    "stream_router": "altup_router",
+    "stream_router_norm": "altup_router_norm",
+    "stream_predict": "altup_predict_coef",
+    "stream_correct": "altup_correct_coef",
+    "stream_scale": "altup_correct_scale.weight",
+    "laurel_down": "laurel_l",
+    "laurel_up": "laurel_r",
+    "laurel_norm": "laurel_post_norm",
     "layer_scale": "layer_output_scale.weight",
     "router": "ffn_gate_inp",
     "router_norm": "ffn_gate_inp.scale",

@@ -373,6 +373,33 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     }
 
 
+def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """The last layers have no keys and values that anybody reads. Where gates are cut is a number by layer, one that is
+    not finite where they are not."""
+    own, layers = fields.own, config["num_hidden_layers"]
+    if active := fields.whole(own("altup.active_idx"), 0):
+        raise ConfigError(f"{own('altup.active_idx')}: {active} is not imported: only 0")
+    embedding, low_rank = "per_layer_token_embd.weight", "blk.0.laurel_l.weight"
+    for name in (embedding, low_rank):
+        if len(shapes.get(name, ())) != 2:
+            raise ConfigError(f"the GGUF file lacks the matrix {name}")
+    return {
+        **_layer_types(fields),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": fields.by_layer(own("feed_forward_length"), layers),
+        "num_kv_shared_layers": max(fields.whole(own("attention.shared_kv_layers"), 0), 0),
+        "hidden_size_per_layer_input": fields.positive(own("embedding_length_per_layer_input")),
+        "vocab_size_per_layer_input": shapes[embedding][0],
+        "altup_num_inputs": fields.positive(own("altup.num_inputs"), 4),
+        "laurel_rank": shapes[low_rank][0],
+        "activation_sparsity_scale": [
+            one if math.isfinite(one) else 0.0 for one in fields.reals(own("activation_sparsity_scale"))
+        ],
+        "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
+        "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
+    }
+
+
 def _gemma4_experts(fields: Fields) -> dict[str, Any]:
     return {
         **_experts(fields),
@@ -949,6 +976,7 @@ READERS: dict[str, Reader] = {
     "qwen3vl": Reader("Qwen3ForCausalLM", _qwen3, "qwen3", on_torch=True),  # a text's positions are plain ones
     "smollm3": Reader("SmolLM3ForCausalLM", _smollm3, on_torch=True, interleaved=True),
     "gemma3": Reader("Gemma3ForCausalLM", _gemma3, "gemma3_text", on_torch=True),
+    "gemma3n": Reader("Gemma3nForCausalLM", _gemma3n, "gemma3n_text", mixed=True),
     "gemma4": Reader("Gemma4ForCausalLM", _gemma4, "gemma4_text", mixed=True),
     "phi3": Reader("Phi3ForCausalLM", _phi3, partial=True),
     "granite": Reader("GraniteForCausalLM", _granite),

@@ -102,7 +102,7 @@ impl LowBits for u64 {
     }
 }
 
-/// Whether numbers are multiples of one, by a product in place of a division: n * d^-1 modulo 2^32, d the odd part, is at
+/// Whether numbers are multiples of one, by a product in place of a division: n d^-1 modulo 2^32, d the odd part, is at
 /// most (2^32 - 1) / d just for multiples of d (Granlund and Montgomery, "Division by Invariant Integers using
 /// Multiplication", 1994, section 9); turned to the right by the zeros of the even part, its bits say the same of both.
 #[derive(Clone, Copy, Debug)]

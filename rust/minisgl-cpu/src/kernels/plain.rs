@@ -52,6 +52,11 @@ pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
     lanes[0]
 }
 
+/// The sum of products, in the order of `total`.
+pub fn dot(one: &[f32], other: &[f32]) -> f32 {
+    total(one.len().min(other.len()), |i| one[i] * other[i])
+}
+
 /// Each number, kept within `cap` softly: cap tanh(x / cap).
 #[inline(always)]
 pub fn soft_cap(numbers: &mut [f32], cap: f32) {
@@ -63,7 +68,7 @@ pub fn soft_cap(numbers: &mut [f32], cap: f32) {
 
 /// tanh to about 1e-7; NaN stays NaN.
 #[inline(always)]
-fn tanh(x: f32) -> f32 {
+pub fn tanh(x: f32) -> f32 {
     // beyond it tanh is 1 in f32
     let away = if x.abs() > 10.0 { 10.0 } else { x.abs() };
     let e = exp_below(-2.0 * away);
@@ -108,6 +113,18 @@ pub unsafe fn scaled_silu_mul(gate: *const f32, up: *const f32, n: usize, (by, o
     for i in 0..n {
         // SAFETY: the caller's.
         unsafe { *out.add(i) = silu(*gate.add(i) * by) * *up.add(i) * of_out };
+    }
+}
+
+/// `x = max(x - (mean + by deviation), 0)`, both of all its numbers; NaN stays NaN.
+pub fn cut(x: &mut [f32], by: f32) {
+    let n = x.len() as f32;
+    let mean = total(x.len(), |i| x[i]) / n;
+    let squares = total(x.len(), |i| (x[i] - mean) * (x[i] - mean));
+    let least = mean + (squares / n).sqrt() * by;
+    for number in x {
+        let above = *number - least;
+        *number = if above < 0.0 { 0.0 } else { above };
     }
 }
 

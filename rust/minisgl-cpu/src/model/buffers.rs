@@ -56,6 +56,22 @@ pub(super) enum Phase {
     PreparePerLayer,
     PerLayerOut,
     AddPerLayer,
+    Predict,
+    PrepareLaurel,
+    LaurelDown,
+    PrepareLaurelUp,
+    LaurelUp,
+    Laurel,
+    AddLaurel,
+    Correct,
+    Cut,
+    // by stream, with its number in place of a layer's
+    PrepareStreams,
+    StreamIn,
+    ScaleStreams,
+    PrepareStream,
+    StreamOut,
+    AddStream,
     // of the step, with the number of layers in place of a layer's
     Embed,
     Check,
@@ -85,6 +101,14 @@ pub struct Buffers {
     pub behind: Grid,
     /// By layer: the numbers of each token that it alone adds.
     pub per_layer: Grid,
+    /// Hidden numbers of the streams behind the first.
+    pub streams: Vec<Grid>,
+    /// The first one as it was predicted; in the end, the sum of all.
+    pub predicted: Grid,
+    /// What goes beside attention.
+    pub beside: Grid,
+    /// What gates are multiplied with, where these are cut first.
+    pub ups: Grid,
     /// What a product reads.
     pub acts: Acts,
     /// One for each phase of each layer, and as many more.
@@ -152,6 +176,12 @@ impl Buffers {
             angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
             behind: Grid::new(config.hidden_size),
             per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
+            streams: (1..config.streams.map_or(1, |streams| streams.count))
+                .map(|_| Grid::new(config.hidden_size))
+                .collect(),
+            predicted: Grid::new(config.hidden_size),
+            beside: Grid::new(config.hidden_size),
+            ups: Grid::new(config.widest_inner()),
             acts: Acts::new(1, widest, mode),
             counters: (0..(config.num_layers + 1) * PHASES)
                 .map(|_| Counter::default())
@@ -186,6 +216,14 @@ impl Buffers {
         }
         let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0 || moe.beside);
         let added = config.layer_scales || config.per_layer.is_some();
+        if config.streams.is_some() {
+            let own = [&mut self.predicted, &mut self.beside];
+            let all = self.streams.iter_mut().chain(own);
+            all.for_each(|grid| grid.reserve(tokens));
+        }
+        if config.gate_cuts.iter().any(|cut| *cut != 0.0) {
+            self.ups.reserve(tokens);
+        }
         if config.has_behind() || config.is_parallel() || config.has_both() || shared || added {
             self.behind.reserve(tokens);
         }

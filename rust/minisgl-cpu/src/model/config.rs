@@ -14,6 +14,8 @@ use crate::weights::PANEL;
 const MAX_SIZE: usize = 1 << 24;
 const MAX_LAYERS: usize = 4096;
 const MAX_STATE: usize = 1 << 28;
+/// Streams of hidden numbers.
+pub(super) const MAX_STREAMS: usize = 8;
 const MAX_HEAD_DIM: usize = crate::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here.
@@ -95,6 +97,10 @@ pub struct ModelConfig {
     pub layer_scales: bool,
     /// Numbers of each token that each layer adds, in its own way.
     pub per_layer: Option<PerLayer>,
+    /// Hidden numbers in several streams, of which attention and the MLP see the first.
+    pub streams: Option<Streams>,
+    /// By layer: by how many deviations above their mean the gates of an MLP are cut; 0: they are not. Empty: of none.
+    pub gate_cuts: Vec<f32>,
     /// Logits are multiplied by it.
     pub logits_scale: f32,
     /// And kept within this, softly; 0: they are as they are.
@@ -216,6 +222,16 @@ pub struct PerLayer {
     pub size: usize,
     /// Ids that have such embeddings.
     pub vocab_size: usize,
+}
+
+/// Hidden numbers in several streams (AltUp, arXiv 2301.13310), with a residual of low rank (Laurel, arXiv 2411.07501).
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Streams {
+    /// Streams.
+    pub count: usize,
+    /// Numbers between the two matrices of the residual.
+    pub rank: usize,
 }
 
 /// The activation function of an MLP.
@@ -389,6 +405,22 @@ impl ModelConfig {
                 MAX_SIZE / self.num_layers,
             ))?;
             within(("vocab_size_per_layer_input", per_layer.vocab_size, MAX_SIZE))?;
+        }
+        if let Some(streams) = self.streams {
+            within(("altup_num_inputs", streams.count, MAX_STREAMS.min(self.num_layers + 2)))?;
+            within(("laurel_rank", streams.rank, MAX_SIZE))?;
+            let whole = self.norms == Norms::Both && self.per_layer.is_some() && !self.attends.contains(&false);
+            if !whole || self.moe.is_some() {
+                return Err(unsupported("altup_num_inputs", streams.count, "not with such layers"));
+            }
+        }
+        let cuts = &self.gate_cuts;
+        if !(cuts.is_empty() || cuts.len() == self.num_layers) || !cuts.iter().all(|cut| cut.is_finite()) {
+            return Err(unsupported(
+                "activation_sparsity_pattern",
+                cuts.len(),
+                "one number a layer",
+            ));
         }
         if self.rope_scales.len() != self.inverse_frequencies.len() {
             return Err(unsupported("rope_scaling", self.rope_scales.len(), "one a table"));
@@ -580,10 +612,16 @@ impl ModelConfig {
     pub fn widest_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
+        let rank = self.streams.map_or(0, |streams| streams.rank);
         self.intermediate_sizes
             .iter()
             .copied()
-            .fold(shared.max(per_layer), usize::max)
+            .fold(shared.max(per_layer).max(rank), usize::max)
+    }
+
+    /// By how many deviations above their mean a layer's gates are cut, if they are.
+    pub fn gate_cut(&self, layer: usize) -> Option<f32> {
+        self.gate_cuts.get(layer).copied().filter(|cut| *cut != 0.0)
     }
 
     /// Whether the MLP reads the hidden numbers without what attention adds.

@@ -42,9 +42,19 @@ impl Forward<'_> {
         if let Some(tables) = &self.weights.per_layer {
             worker.embed_per_layer(tables);
         }
+        if let Some(tables) = &self.weights.streams {
+            worker.begin_streams(tables);
+        }
         for (index, layer) in self.weights.layers.iter().enumerate() {
+            if let Some(part) = &layer.streams {
+                worker.predict(index, part);
+                worker.laurel(index, layer, part);
+            }
             if let Some(attending) = &layer.attention {
                 worker.attend(index, layer, attending);
+            }
+            if layer.streams.is_some() {
+                worker.add_laurel(index);
             }
             if let Some(mixer) = &layer.mixer {
                 worker.mix(index, layer, mixer);
@@ -54,9 +64,15 @@ impl Forward<'_> {
                 FeedForward::Dense(mlp) => worker.dense(index, layer, mlp),
                 FeedForward::Experts(experts) => worker.experts(index, layer, experts),
             }
+            if let Some(part) = &layer.streams {
+                worker.correct(index, part);
+            }
             if let Some(part) = &layer.per_layer {
                 worker.per_layer(index, part, layer.scale);
             }
+        }
+        if let Some(tables) = &self.weights.streams {
+            worker.end_streams(tables);
         }
         worker.check();
     }
@@ -123,8 +139,9 @@ impl Worker<'_, '_> {
         let (of_model, of_id) = ((config.hidden_size as f32).sqrt().recip(), (size as f32).sqrt());
         each(shared.counter(layers, Phase::PerLayer), shared.count(), FEW, |token| {
             let mut known = vec![0.0_f32; buffers.per_layer.stride()];
-            let id = (shared.tokens.ids[token] as usize).min(tables.embedding.n() - 1);
-            tables.embedding.row(id, &mut known);
+            // as transformers has it, an id beyond the table is the first
+            let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < tables.embedding.n());
+            tables.embedding.row(id.unwrap_or(0), &mut known);
             // SAFETY: its piece: the row of this token, written before a barrier.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), layers * size) };
             row.iter_mut().for_each(|number| *number *= of_model);

@@ -68,7 +68,10 @@ impl Worker<'_, '_> {
         let (buffers, config) = (shared.buffers, shared.config);
         let size = config.per_layer.map_or(0, |per_layer| per_layer.size);
         let mode = shared.mode.with(&part.gate.1);
-        let acts = self.prepare(index, Phase::PrepareGate, &buffers.x, None, config.hidden_size, mode);
+        // where there are several streams, `correct` has left what is read there
+        let several = config.streams.is_some();
+        let from = if several { &buffers.behind } else { &buffers.x };
+        let acts = self.prepare(index, Phase::PrepareGate, from, None, config.hidden_size, mode);
         let gate = std::slice::from_ref(&part.gate);
         self.project_all(index, (Phase::PerLayerGate, None), gate, acts, &buffers.inner);
         self.barrier.wait();
@@ -80,8 +83,15 @@ impl Worker<'_, '_> {
         self.barrier.wait();
         let mode = shared.mode.with(&part.out.weight);
         let acts = self.prepare(index, Phase::PreparePerLayer, &buffers.inner, None, size, mode);
-        let to = To::Behind(Some(&part.norm), Phase::AddPerLayer, scale);
+        let to = if several {
+            To::Aside
+        } else {
+            To::Behind(Some(&part.norm), Phase::AddPerLayer, scale)
+        };
         self.add_product(index, (Phase::PerLayerOut, None), &part.out, acts, to);
+        if several {
+            self.add_to_streams(index, &part.norm);
+        }
         self.lap(6);
     }
 
@@ -124,6 +134,9 @@ impl Worker<'_, '_> {
             );
         }
         self.barrier.wait();
+        if let Some(by) = shared.config.gate_cut(index) {
+            self.cut_gates(index, mlp.inner, by);
+        }
         self.lap(5);
         if adapts {
             self.lower(index, (Phase::LowerDown, Site::Down), &buffers.inner, None, mlp.inner);
@@ -132,6 +145,28 @@ impl Worker<'_, '_> {
         let acts = self.prepare(index, prepare_down, &buffers.inner, None, mlp.inner, mode);
         self.add_product(index, (down, adapts.then_some(Site::Down)), &mlp.down, acts, to);
         self.lap(6);
+    }
+
+    /// Each token's gates, which lie there as they are, are cut and go on.
+    fn cut_gates(&mut self, index: usize, inner: usize, by: f32) {
+        let shared = self.shared;
+        let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
+        each(shared.counter(index, Phase::Cut), shared.count(), FEW, |token| {
+            let (gate, up) = (gates.at(token, 0), ups.at(token, 0));
+            // SAFETY: its piece: the rows of this token, written before a barrier.
+            unsafe {
+                plain::cut(std::slice::from_raw_parts_mut(gate, inner), by);
+                activate(
+                    shared.config.activation,
+                    &shared.kernels,
+                    gate,
+                    up,
+                    inner.next_multiple_of(PANEL),
+                    gate,
+                );
+            }
+        });
+        self.barrier.wait();
     }
 
     /// activation(gate) * up of the rows `rows` of `acts`, into rows of `out` from `first` on, columns of the panel pairs.
@@ -185,7 +220,16 @@ impl Worker<'_, '_> {
                     } else {
                         ONES.as_ptr()
                     };
-                    activate(shared.config.activation, &kernels, gate, up, PANEL, to);
+                    if mlp.cut {
+                        to.copy_from_nonoverlapping(gate, PANEL);
+                        shared
+                            .buffers
+                            .ups
+                            .at(first + row, column)
+                            .copy_from_nonoverlapping(up, PANEL);
+                    } else {
+                        activate(shared.config.activation, &kernels, gate, up, PANEL, to);
+                    }
                 }
             }
         }

@@ -20,6 +20,7 @@ mod mlp;
 mod names;
 mod products;
 mod recurrence;
+mod streams;
 mod tensors;
 mod weights;
 mod worker;

@@ -26,6 +26,26 @@ pub enum Part {
     PerLayerOut,
     /// The norm of what comes back.
     PerLayerNormBehind,
+    /// To the other streams of hidden numbers, one after the other.
+    StreamIn,
+    /// And back.
+    StreamOut,
+    /// To what mixes streams.
+    StreamRouter,
+    /// The norm of what that reads.
+    StreamRouterNorm,
+    /// From it to how streams are mixed before a layer.
+    StreamPredict,
+    /// From it to how far each stream follows what a layer gives.
+    StreamCorrect,
+    /// What the first stream is multiplied by where the layer's own numbers are made.
+    StreamScale,
+    /// The residual of low rank.
+    LaurelDown,
+    /// As above.
+    LaurelUp,
+    /// Its norm.
+    LaurelNorm,
     /// What a layer gives is multiplied by it.
     LayerScale,
     /// The last norm.
@@ -185,6 +205,7 @@ impl Part {
                 | Self::RouterNorm
                 | Self::ExpertScale
                 | Self::LayerScale
+                | Self::StreamScale
         )
     }
 }

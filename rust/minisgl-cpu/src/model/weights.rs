@@ -11,7 +11,7 @@ use crate::files::TensorView;
 use crate::kernels::mamba::{Gating, Way};
 use crate::kernels::{Kernels, Mode, plain};
 use crate::model::config::{
-    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, StateKind,
+    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, StateKind, Streams,
 };
 use crate::model::convolution::Convolution;
 use crate::model::delta::{Delta, by_head};
@@ -75,6 +75,8 @@ pub struct Mlp {
     pub down: Linear,
     /// Numbers between the two.
     pub inner: usize,
+    /// Gates are cut, which takes all of a token's.
+    pub cut: bool,
 }
 
 impl Mlp {
@@ -96,6 +98,7 @@ impl Mlp {
             up,
             down: linear(down),
             inner,
+            cut: false,
         })
     }
 
@@ -107,6 +110,7 @@ impl Mlp {
             up: None,
             down: linear(down),
             inner,
+            cut: false,
         })
     }
 
@@ -164,6 +168,40 @@ pub struct PerLayerPart {
     pub out: Linear,
     /// Behind it.
     pub norm: Norm,
+}
+
+/// How a layer's streams follow each other.
+pub struct StreamPart {
+    /// Of what the router reads.
+    pub norm: Norm,
+    /// [streams, hidden]
+    pub router: Vec<f32>,
+    /// [streams * streams, streams]
+    pub predict: Vec<f32>,
+    /// [streams, streams]
+    pub correct: Vec<f32>,
+    /// [hidden]
+    pub scale: Vec<f32>,
+    /// [rank, hidden], at column 0.
+    pub down: (usize, Matrix),
+    /// [hidden, rank], at column 0.
+    pub up: (usize, Matrix),
+    /// Behind it.
+    pub laurel_norm: Norm,
+}
+
+/// Between the first stream and the others: [hidden, hidden] each, at column 0.
+pub struct StreamTables {
+    /// To them.
+    pub into: Vec<(usize, Matrix)>,
+    /// And back.
+    pub out: Vec<(usize, Matrix)>,
+}
+
+impl StreamTables {
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.into.iter().chain(&self.out).map(|(_, matrix)| matrix)
+    }
 }
 
 /// What makes the embeddings by layer, of all layers together.
@@ -317,6 +355,8 @@ pub struct Layer {
     pub feed_forward: FeedForward,
     /// After it.
     pub per_layer: Option<PerLayerPart>,
+    /// Around all of it.
+    pub streams: Option<Box<StreamPart>>,
     /// All that the layer gives is multiplied by it.
     pub scale: f32,
 }
@@ -339,6 +379,7 @@ impl Layer {
         attention
             .chain(self.mixer.iter().flat_map(Mixer::matrices))
             .chain(per_layer.flat_map(|part| [&part.gate.1, &part.out.weight]))
+            .chain(self.streams.iter().flat_map(|part| [&part.down.1, &part.up.1]))
             .chain(mlp.into_iter().flat_map(Mlp::matrices))
     }
 
@@ -383,6 +424,8 @@ pub struct Weights {
     pub positions: Option<Matrix>,
     /// Embeddings by layer.
     pub per_layer: Option<PerLayerTables>,
+    /// Between streams of hidden numbers.
+    pub streams: Option<StreamTables>,
 }
 
 impl Weights {
@@ -393,6 +436,7 @@ impl Weights {
             .chain(&self.embedding)
             .chain(&self.positions)
             .chain(per_layer.flat_map(|all| [&all.embedding, &all.model.1]))
+            .chain(self.streams.iter().flat_map(StreamTables::matrices))
     }
 }
 
@@ -443,6 +487,7 @@ impl Weights {
             .collect::<Result<Vec<Layer>>>()?;
         let (head, embedding, positions, per_layer) = locked(&tables).take().ok_or_else(lost)?;
         let norm = load_norm(tensors, config, Part::Norm, At::default(), config.hidden_size)?;
+        let streams = load_streams(tensors, config)?;
         let head_bias = if config.head_bias {
             Some(padded(tensors.part_vector(
                 Part::Head,
@@ -462,6 +507,7 @@ impl Weights {
             embedding,
             positions,
             per_layer,
+            streams,
         })
     }
 
@@ -496,7 +542,8 @@ impl Weights {
             layer.of_every_token().for_each(|matrix| add(matrix, 1, 1));
             layer.of_experts().for_each(|matrix| add(matrix, chosen, experts));
         }
-        add(&self.head, 1, 1);
+        let of_streams = self.streams.iter().flat_map(StreamTables::matrices);
+        of_streams.chain([&self.head]).for_each(|matrix| add(matrix, 1, 1));
         of_all
     }
 
@@ -560,6 +607,37 @@ pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tab
         return Ok((embedding, None, positions, per_layer));
     }
     Ok((of(Part::Head, &shape)?, Some(embedding), positions, per_layer))
+}
+
+/// Checkpoints have a tensor of each stream, GGUF has one for all.
+fn load_streams(tensors: &Tensors, config: &ModelConfig) -> Result<Option<StreamTables>> {
+    let Some(streams) = config.streams else {
+        return Ok(None);
+    };
+    let (size, others) = (config.hidden_size, streams.count - 1);
+    let all = |part| -> Result<Vec<(usize, Matrix)>> {
+        if tensors.is_checkpoint() {
+            let of = |expert| {
+                tensors.part(
+                    part,
+                    At {
+                        expert,
+                        ..At::default()
+                    },
+                    &[size, size],
+                )
+            };
+            return (0..others).map(|other| Ok((0, pack(&[of(other)?], false)?))).collect();
+        }
+        let found = tensors.part(part, At::default(), &[others, size, size])?;
+        let view = found.view()?;
+        let one = |other| Matrix::pack(&[Piece::new(view.slice(other)?)], false, None);
+        (0..others).map(|other| Ok((0, one(other)?))).collect()
+    };
+    Ok(Some(StreamTables {
+        into: all(Part::StreamIn)?,
+        out: all(Part::StreamOut)?,
+    }))
 }
 
 /// People train a model whose head was tied and forget to say that it no longer is.
@@ -640,16 +718,39 @@ impl Loader<'_> {
             norms_behind,
             feed_forward: match experts {
                 None if inner == 0 => FeedForward::None,
-                None => FeedForward::Dense(self.dense([Part::Gate, Part::Up, Part::Down], inner)?),
+                None => {
+                    let mlp = self.dense([Part::Gate, Part::Up, Part::Down], inner)?;
+                    let cut = config.gate_cut(self.layer).is_some();
+                    FeedForward::Dense(Mlp { cut, ..mlp })
+                }
                 Some(moe) => FeedForward::Experts(self.experts(moe)?),
             },
             per_layer: self.per_layer()?,
+            streams: config.streams.map(|streams| self.streams(streams)).transpose()?,
             scale: if config.layer_scales {
                 self.vector(Part::LayerScale, "weight", 1)?[0]
             } else {
                 1.0
             },
         })
+    }
+
+    fn streams(&self, streams: Streams) -> Result<Box<StreamPart>> {
+        let (size, count) = (self.config.hidden_size, streams.count);
+        let of = |part, shape: [usize; 2]| -> Result<Vec<f32>> { Ok(self.part(part, shape)?.view()?.decode()) };
+        let mut norm = self.norm(Part::StreamRouterNorm)?;
+        norm.weight.iter_mut().for_each(|number| *number /= size as f32);
+        let matrix = |part, shape| -> Result<(usize, Matrix)> { Ok((0, pack(&[self.part(part, shape)?], false)?)) };
+        Ok(Box::new(StreamPart {
+            norm,
+            router: of(Part::StreamRouter, [count, size])?,
+            predict: of(Part::StreamPredict, [count * count, count])?,
+            correct: of(Part::StreamCorrect, [count, count])?,
+            scale: self.vector(Part::StreamScale, "weight", size)?,
+            down: matrix(Part::LaurelDown, [streams.rank, size])?,
+            up: matrix(Part::LaurelUp, [size, streams.rank])?,
+            laurel_norm: self.norm(Part::LaurelNorm)?,
+        }))
     }
 
     fn attention(&self) -> Result<Attending> {
