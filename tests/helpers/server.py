@@ -206,8 +206,12 @@ class Frontend:
             await asyncio.to_thread(self.gateway.serve, told, app.context.tokenizer.text, form_of(app.context.parsing))
             app.context.opening = False
             await asyncio.to_thread(self._wait_for_the_gateway, http)
+        if app.batches is not None:
+            app.batches.start()
         self._started.set()
         await self._stopping.wait()
+        if app.batches is not None:
+            await app.batches.stop()
         await asyncio.gather(http.stop(), front_end.stop(GRACE_S))
         await self.client.close()
         self.engine.stop()

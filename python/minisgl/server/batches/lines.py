@@ -93,8 +93,10 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
 def _read(raw: bytes, number: int) -> Line:
     """Raises `BadLine`."""
     try:
-        fields = _raw_fields.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        fields = _raw_fields.decode(raw.decode())
+    except UnicodeDecodeError as error:
+        raise BadLine(number, "", f"is not text in UTF-8: byte {error.start} cannot be read") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
         kind = "must be a JSON object" if isinstance(error, msgspec.ValidationError) else f"not valid JSON: {error}"
         raise BadLine(number, "", kind) from error
     custom_id = _value(number, fields, "custom_id")
@@ -111,7 +113,7 @@ def _read(raw: bytes, number: int) -> Line:
         stream = _body.decode(body).stream
     except msgspec.ValidationError as error:
         raise _bad(number, "body", _shown(body), "must be a JSON object") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
     if stream not in (None, False):
         raise _bad(number, "body.stream", stream, "a batch has whole answers: leave it out")
@@ -124,12 +126,15 @@ def _value(number: int, fields: dict[str, msgspec.Raw], name: str) -> str:
         raise BadLine(number, name, f"{name}: required")
     try:
         return _text.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except msgspec.MsgspecError as error:
         raise _bad(number, name, _shown(bytes(raw)), "must be text") from error
 
 
-def _shown(raw: bytes) -> str:
-    return raw[:200].decode(errors="replace")
+def _shown(raw: bytes) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return raw[:200].decode(errors="replace")
 
 
 def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
