@@ -115,20 +115,57 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(line)
 
 
-@settings(max_examples=10_000, deadline=None)
-@given(st.lists(AS_BYTES | damaged() | st.binary(max_size=50), max_size=6), st.sampled_from([b"\n", b"\r\n", b"\n\n"]))
-def test_a_hostile_file_is_refused_by_line_or_read_whole(parts: list[bytes], end: bytes) -> None:
-    data = end.join(parts)
+def refused_or_whole(data: bytes) -> bool:
+    """Whether it was read: then every line is, once; else one is named."""
     try:
         found = check(data)
     except BadLine as error:
         assert 1 <= error.line <= data.count(b"\n") + 1
         assert str(error).startswith(f"line {error.line}: ") and len(str(error)) < 1000
-        return
+        return False
     read = [line for window in windows(io.BytesIO(data), MOST, ()) for line in window]
     assert len({line.custom_id for line in read}) == len(read) == found.num_lines
     for line in read:
-        assert line.url == found.url and json.loads(line.body, strict=False) is not None
+        assert line.url == found.url and isinstance(json.loads(line.body), dict)
+    return True
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(AS_BYTES | damaged() | st.binary(max_size=50), max_size=6), st.sampled_from([b"\n", b"\r\n", b"\n\n"]))
+def test_a_hostile_file_is_refused_by_line_or_read_whole(parts: list[bytes], end: bytes) -> None:
+    refused_or_whole(end.join(parts))
+
+
+ODD: tuple[Any, ...] = (..., None, True, 0, -1e308, "", "POST", "\ud800", [], {}, {"stream": 1}, [[[]]], "x" * 600)
+ODD_BYTES = (
+    b'"',
+    b"\\",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b"\xff",
+    b"\xc3",
+    b"{",
+    b"}",
+    b"[" * 300,
+    b",",
+    b"1e999",
+    b"NaN",
+    b"\\ud8",
+)
+
+
+@pytest.mark.slow
+def test_ten_thousand_hostile_files(times: int) -> None:
+    chance, num_read = random.Random(1), 0
+    for _ in range(10_000 * times):
+        changes = [{chance.choice([*GOOD, "x"]): chance.choice(ODD)} if chance.random() < 0.2 else {} for _ in range(3)]
+        data = bytearray(written(*changes))
+        for _ in range(chance.choice([0, 0, 1, 2, 8])):
+            at, end = chance.randrange(len(data) + 1), chance.choice([0, 0, 1, 5, 80])
+            data[at : at + end] = chance.choice(ODD_BYTES) if chance.random() < 0.7 else chance.randbytes(4)
+        num_read += refused_or_whole(bytes(data))
+    assert 1000 * times < num_read < 9000 * times, "they are all of one kind"
 
 
 # --------------------------------------------------------------------------------------------------------------- order

@@ -36,7 +36,7 @@ CONTENT = st.binary(max_size=60) | st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(CONTENT, min_size=1, max_size=4), st.lists(st.integers(0, 600), max_size=8))
 def test_it_does_not_depend_on_the_pieces(contents: list[bytes], cuts: list[int]) -> None:
     contents = [one for one in contents if b"\r\n--bound" not in b"\r\n" + one]
@@ -47,7 +47,7 @@ def test_it_does_not_depend_on_the_pieces(contents: list[bytes], cuts: list[int]
     assert parts(body + b"--bound--\r\n", cuts) == [(f"f{i}", "n", one) for i, one in enumerate(contents)]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -133,7 +133,8 @@ class Runner:
             except (OSError, sqlite3.Error) as error:
                 _log.warning("batches: %s: %s", type(error).__name__, error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation that comes with its result
+                    await self._wake.wait()
 
     async def _begin(self) -> None:
         """One batch of each key that runs none."""

@@ -120,7 +120,8 @@ class Store:
         path = Path(folder).expanduser()
         said = f"--state-dir {folder}"
         try:
-            (path / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (path / "files").mkdir(mode=0o700, exist_ok=True)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(f"{said}: {error.strerror}: {error.filename}") from error
@@ -159,8 +160,11 @@ class Store:
                 path.unlink()
 
     def close(self) -> None:
+        """Idempotent."""
         self._db.close()
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

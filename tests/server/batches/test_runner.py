@@ -1,0 +1,305 @@
+"""How batches run: each line once whatever ends a process, keys in turns, no room is no answer, ends before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.server.batches.runner import Asked, Runner, Said, State
+from minisgl.server.batches.store import BatchInfo, FileInfo, Store
+from tests.helpers import batches
+from tests.helpers.batch_runner import text_of
+from tests.helpers.seconds import WAIT_S
+
+NOW = 1_000_000
+Endpoint = Callable[[Asked], Awaitable[Said]]
+
+
+def add(store: Store, name: str, num_lines: int, owner: str = "", **more: Any) -> BatchInfo:
+    data = batches.jsonl(batches.requests(batches.prompts(num_lines)))
+    store.path(f"file-{name}").write_bytes(data)
+    store.add_file(FileInfo(id=f"file-{name}", owner=owner, bytes=len(data), created_at=NOW, filename="in.jsonl"))
+    times = {"created_at": NOW, "expires_at": 2**40, "completion_window": "24h", **more}
+    info = BatchInfo(
+        id=name, owner=owner, endpoint="/v1/completions", input_file_id=f"file-{name}", total=num_lines, **times
+    )
+    store.add_batch(info)
+    return info
+
+
+@asynccontextmanager
+async def running(folder: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterator[Runner]:
+    state = State(Store.open(str(folder)))
+    runner = Runner(state, endpoint, **{"width": 4, "quota": 1 << 40, "max_line_bytes": 1 << 20, **settings})
+    try:
+        yield runner
+    finally:
+        await runner.stop()
+        state.close()
+
+
+async def ended(runner: Runner, name: str, owner: str = "") -> BatchInfo:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = await runner.state.run(lambda store: store.batch(name, owner))
+            assert found is not None
+            if found.ended_at is not None:
+                return found
+
+
+def content(store: Store, name: str | None) -> list[dict[str, Any]]:
+    return [] if name is None else [json.loads(line) for line in store.path(name).read_text().splitlines()]
+
+
+def ids(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["custom_id"] for line in lines]
+
+
+async def echo(asked: Asked) -> Said:
+    asked.submitted.set()
+    await asyncio.sleep(0)
+    return Said(200, json.dumps({"text": text_of(asked.line.body)}).encode())
+
+
+# ------------------------------------------------------------------------------------------------------------- killed
+
+
+def kill_and_go_on(folder: Path, num_kills: int, num_lines: int, chance: random.Random) -> Counter[str]:
+    """Kill a process that runs a batch so often, each time after some lines; returns how often each line was asked."""
+    store = Store.open(str(folder))
+    add(store, "batch", num_lines)
+    store.close()
+    asked: Counter[str] = Counter()
+    for number in range(num_kills + 1):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.batch_runner", str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        try:
+            most = chance.randrange(2 * num_lines // num_kills) if number < num_kills else num_lines
+            for at, line in enumerate(process.stdout):
+                asked[line.strip()] += 1
+                if at >= most:
+                    break
+            if number < num_kills:
+                process.kill()
+            asked.update(line.strip() for line in process.stdout)
+            code = process.wait(WAIT_S)
+            assert code in (0, -9) and (number < num_kills or code == 0)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    return asked
+
+
+def check_killed(folder: Path, num_kills: int, num_lines: int, seed: int) -> None:
+    asked = kill_and_go_on(folder, num_kills, num_lines, random.Random(seed))
+    store = Store.open(str(folder))
+    [batch] = store.batches("")
+    assert (batch.status, batch.completed, batch.failed) == ("completed", num_lines, 0)
+    lines = content(store, batch.output_file_id)
+    given = batches.prompts(num_lines)
+    assert ids(lines) == [f"line {i}" for i in range(num_lines)]
+    assert [line["response"]["body"]["text"] for line in lines] == [text[::-1] for text in given]
+    assert {path.name for path in (folder / "files").iterdir()} == {one.id for one in store.files("")}
+    store.close()
+    assert len(asked) == num_lines and asked.total() - num_lines <= num_kills * 8, "it began again"
+
+
+def test_killed_at_any_moment_each_line_is_there_once(tmp_path: Path) -> None:
+    check_killed(tmp_path, num_kills=4, num_lines=400, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_a_hundred_times(tmp_path: Path) -> None:
+    check_killed(tmp_path, num_kills=100, num_lines=5000, seed=2)
+
+
+# ---------------------------------------------------------------------------------------------------- turns and limits
+
+
+def test_keys_take_turns(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    async def endpoint(asked: Asked) -> Said:
+        order.append(asked.owner)
+        return await echo(asked)
+
+    async def run() -> None:
+        async with running(tmp_path, endpoint, width=1) as runner:
+            for name, owner, count in (("a", "ann", 40), ("b", "bob", 10), ("c", "bob", 10)):
+                add(runner.state.store, name, count, owner)
+            runner.start()
+            await asyncio.gather(ended(runner, "a", "ann"), ended(runner, "b", "bob"), ended(runner, "c", "bob"))
+
+    asyncio.run(run())
+    both = order[: 2 * 10]  # the first batch of each: the second of bob begins when his first has ended
+    assert abs(both.count("ann") - both.count("bob")) <= 2
+
+
+def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
+    now, most = [0], [0]
+
+    async def endpoint(asked: Asked) -> Said:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        asked.submitted.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        try:
+            return await echo(asked)
+        finally:
+            now[0] -= 1
+
+    async def run() -> None:
+        async with running(tmp_path, endpoint, width=3) as runner:
+            add(runner.state.store, "a", 50)
+            add(runner.state.store, "b", 50, "bob")
+            runner.start()
+            await asyncio.gather(ended(runner, "a"), ended(runner, "b", "bob"))
+
+    asyncio.run(run())
+    assert most[0] == 3
+
+
+def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
+    encoding = [0]
+
+    async def endpoint(asked: Asked) -> Said:
+        encoding[0] += 1
+        assert encoding[0] == 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+        encoding[0] -= 1
+        return await echo(asked)
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint) as runner:
+            add(runner.state.store, "a", 50)
+            runner.start()
+            return await ended(runner, "a")
+
+    assert asyncio.run(run()).completed == 50
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
+    asked: Counter[int] = Counter()
+
+    async def endpoint(one: Asked) -> Said:
+        asked[one.line.number] += 1
+        return Said(status, b"{}", 0.0) if asked[one.line.number] < 3 else await echo(one)
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint) as runner:
+            add(runner.state.store, "a", 20)
+            runner.start()
+            return await ended(runner, "a")
+
+    found = asyncio.run(run())
+    assert (found.completed, found.failed) == (20, 0) and set(asked.values()) == {3}
+
+
+# ------------------------------------------------------------------------------------------------ ends before the end
+
+
+def test_what_expires_says_so_line_by_line(tmp_path: Path) -> None:
+    async def endpoint(asked: Asked) -> Said:
+        if asked.line.number > 5:
+            await asyncio.Event().wait()
+        return await echo(asked)
+
+    async def run() -> None:
+        clock = [float(NOW)]
+        async with running(tmp_path, endpoint, clock=lambda: clock[0]) as runner:
+            add(runner.state.store, "a", 9, expires_at=NOW + 1)
+            runner.start()
+            found = await ended(runner, "a")
+            assert (found.status, found.completed) == ("expired", 5)
+            store = runner.state.store
+            assert sorted(ids(content(store, found.output_file_id))) == [f"line {i}" for i in range(5)]
+            left = content(store, found.error_file_id)
+            assert ids(left) == [f"line {i}" for i in range(5, 9)]
+            assert {(one["response"], one["error"]["code"]) for one in left} == {(None, "batch_expired")}
+
+    asyncio.run(run())
+
+
+def test_a_key_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
+    async def endpoint(asked: Asked) -> Said:
+        raise LookupError("the API key ann is not there")
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint) as runner:
+            add(runner.state.store, "a", 5, "ann")
+            runner.start()
+            return await ended(runner, "a", "ann")
+
+    found = asyncio.run(run())
+    assert (found.status, found.reason) == ("failed", "the API key ann is not there")
+
+
+def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: Path) -> None:
+    async def large(asked: Asked) -> Said:
+        asked.submitted.set()
+        return Said(200, json.dumps({"text": "x" * 20_000}).encode())
+
+    def limit(store: Store) -> None:
+        (num_pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {num_pages + 60}")
+
+    async def fill() -> dict[str, str]:
+        async with running(tmp_path, large, width=1) as runner:
+            add(runner.state.store, "a", 50)
+            await runner.state.run(limit)
+            runner.start()
+            async with asyncio.timeout(WAIT_S):
+                while not runner.broken and runner.state.store.open_batches():
+                    await asyncio.sleep(0.01)
+            [batch] = await runner.state.run(lambda store: store.batches(""))
+            return {"a": batch.reason} if batch.status == "failed" else runner.broken
+
+    assert "database or disk is full" in asyncio.run(fill())["a"]
+
+    async def go_on() -> BatchInfo:
+        async with running(tmp_path, large) as runner:
+            runner.start()
+            return await ended(runner, "a")
+
+    found = asyncio.run(go_on())
+    store = Store.open(str(tmp_path))
+    lines = [*content(store, found.output_file_id), *content(store, found.error_file_id)]
+    store.close()
+    assert sorted(ids(lines)) == sorted(f"line {i}" for i in range(50))
+
+
+def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def endpoint(asked: Asked) -> Said:
+        if asked.owner == "ann":
+            raise ZeroDivisionError
+        return await echo(asked)
+
+    async def run() -> dict[str, str]:
+        async with running(tmp_path, endpoint) as runner:
+            add(runner.state.store, "a", 5, "ann")
+            add(runner.state.store, "b", 5, "bob")
+            runner.start()
+            assert (await ended(runner, "b", "bob")).completed == 5
+            async with asyncio.timeout(WAIT_S):
+                while not runner.broken:
+                    await asyncio.sleep(0)
+            return runner.broken
+
+    assert asyncio.run(run()) == {"a": "internal error"}
+    assert "a: a bug" in caplog.text

@@ -1,0 +1,194 @@
+"""What a folder keeps: an answer once, whatever cuts writing short; files that nothing names go; full disks show."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.server.batches import store as stores
+from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store
+
+NOW = 1_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store.open(str(tmp_path / "state"))
+    yield found
+    found.close()
+
+
+def file_in(store: Store, name: str = "file-in", owner: str = "ann", **more: object) -> FileInfo:
+    store.path(name).write_bytes(b"1234")
+    info = msgspec.structs.replace(
+        FileInfo(id=name, owner=owner, bytes=4, created_at=NOW, filename="in.jsonl", num_lines=5), **more
+    )
+    store.add_file(info)
+    return info
+
+
+def batch_in(store: Store, name: str = "batch-a", owner: str = "ann", **more: object) -> BatchInfo:
+    info = BatchInfo(
+        id=name,
+        owner=owner,
+        endpoint="/v1/completions",
+        input_file_id="file-in",
+        completion_window="24h",
+        created_at=NOW,
+        expires_at=NOW + 86_400,
+        total=5,
+    )
+    store.add_batch(msgspec.structs.replace(info, **more))
+    return info
+
+
+def again(store: Store, folder: Path) -> Store:
+    store.close()
+    return Store.open(str(folder / "state"))
+
+
+def answers(*lines: int, ok: bool = True) -> list[Answer]:
+    return [Answer(line, ok, b"%d\n" % line) for line in lines]
+
+
+def test_an_answer_counts_once(store: Store) -> None:
+    batch = batch_in(store)
+    assert store.record(batch, answers(3, 1)).completed == 2
+    found = store.record(batch, [*answers(2, 3, ok=False), Answer(1, True, b"other\n")])
+    assert (found.completed, found.failed, found.answer_bytes) == (2, 1, 6)
+    assert store.answered(batch.id) == {1, 2, 3}
+    ended = store.finish(batch, "cancelled", "", [Answer(4, False, b"left\n"), Answer(5, False, b"left 5\n")], NOW)
+    output, errors = store.file(str(ended.output_file_id), "ann"), store.file(str(ended.error_file_id), "ann")
+    assert output is not None and errors is not None
+    assert store.path(output.id).read_bytes() == b"1\n3\n"  # in the order of the lines, the first answer of each
+    assert store.path(errors.id).read_bytes() == b"2\nleft\nleft 5\n"
+    assert (output.bytes, output.purpose, output.expires_at) == (4, "batch_output", NOW + KEEP_S)
+    assert store.answered(batch.id) == set() and store.open_batches() == []
+
+
+def test_what_was_cut_short_goes_and_the_rest_stays(store: Store, tmp_path: Path) -> None:
+    file_in(store)
+    batch = batch_in(store)
+    store.record(batch, answers(1, 2))
+    store.path("file-stray").write_bytes(b"half of")
+    found = again(store, tmp_path)
+    assert [one.name for one in (tmp_path / "state" / "files").iterdir()] == ["file-in"]
+    assert found.open_batches() == [found.batch(batch.id, "ann")] and found.answered(batch.id) == {1, 2}
+    found.close()
+
+
+def test_an_end_that_is_cut_short_is_none(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are written, and what names them is not."""
+    batch = batch_in(store)
+    store.record(batch, answers(1, 2))
+
+    def ends(db: sqlite3.Connection, info: FileInfo) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(stores, "_put_file", ends)
+        store.finish(batch, "completed", "", (), NOW)
+    found = again(store, tmp_path)
+    assert list((tmp_path / "state" / "files").iterdir()) == []
+    [now] = found.open_batches()
+    assert now.status == "finalizing" and found.answered(batch.id) == {1, 2}
+    assert found.path(str(found.finish(now, "completed", "", (), NOW).output_file_id)).read_bytes() == b"1\n2\n"
+    found.close()
+
+
+def test_a_full_disk_keeps_what_is_there(store: Store, tmp_path: Path) -> None:
+    batch = batch_in(store)
+    store.record(batch, answers(1))
+    (num_pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.record(batch, [Answer(2, True, b"x" * 100_000)])
+    assert store.answered(batch.id) == {1}
+    now = store.batch(batch.id, "ann")
+    assert now is not None and (now.completed, now.answer_bytes) == (1, 2)
+    found = again(store, tmp_path)
+    assert found.answered(batch.id) == {1}
+    found.close()
+
+
+def test_each_key_has_its_own(store: Store) -> None:
+    file_in(store)
+    batch = batch_in(store)
+    assert store.file("file-in", "bob") is None and store.files("bob") == [] and store.batches("bob") == []
+    assert store.batch(batch.id, "bob") is None and store.cancel(batch.id, "bob", NOW) is None
+    assert not store.delete_file("file-in", "bob")
+    store.record(batch, answers(1))
+    assert (store.used_bytes("ann"), store.used_bytes("bob")) == (6, 0)
+
+
+def test_a_file_that_a_batch_reads_stays(store: Store) -> None:
+    file_in(store, expires_at=NOW + 10)
+    batch = batch_in(store)
+    with pytest.raises(Refused, match="file-in: batch-a reads it"):
+        store.delete_file("file-in", "ann")
+    store.sweep(NOW + 10)
+    assert store.path("file-in").exists()
+    store.finish(batch, "completed", "", (), NOW)
+    store.sweep(NOW + 9)
+    assert store.path("file-in").exists()
+    store.sweep(NOW + 10)
+    assert not store.path("file-in").exists() and store.files("ann") == []
+
+
+def test_what_is_old_goes(store: Store) -> None:
+    file_in(store)
+    batch = batch_in(store, output_keep_s=100)
+    store.record(batch, answers(1))
+    ended = store.finish(batch, "completed", "", (), NOW)
+    store.sweep(NOW + 99)
+    assert len(store.files("ann")) == 2
+    store.sweep(NOW + 100)
+    assert [one.id for one in store.files("ann")] == ["file-in"]
+    assert not store.path(str(ended.output_file_id)).exists()
+    store.sweep(NOW + KEEP_S - 1)
+    assert len(store.batches("ann")) == 1
+    store.sweep(NOW + KEEP_S)
+    assert store.batches("ann") == []
+
+
+def test_there_are_not_too_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MAX_FILES", 1)
+    monkeypatch.setattr(stores, "MAX_OPEN_BATCHES", 1)
+    file_in(store)
+    with pytest.raises(Refused, match="there are 1 files of this API key"):
+        file_in(store, "file-more")
+    file_in(store, "file-of-bob", "bob")
+    batch = batch_in(store)
+    with pytest.raises(Refused, match="1 batches of this API key are not finished"):
+        batch_in(store, "batch-b")
+    store.finish(batch, "completed", "", (), NOW)
+    batch_in(store, "batch-b")
+
+
+def test_what_has_ended_cannot_be_cancelled(store: Store) -> None:
+    batch = batch_in(store)
+    found = store.cancel(batch.id, "ann", NOW)
+    assert found is not None and (found.status, found.cancelling_at) == ("cancelling", NOW)
+    assert store.cancel(batch.id, "ann", NOW + 1) == found
+    store.finish(found, "cancelled", "", (), NOW + 2)
+    with pytest.raises(Refused, match="it is cancelled"):
+        store.cancel(batch.id, "ann", NOW)
+
+
+def test_a_folder_is_of_one_server_and_one_version(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another server uses it"):
+        Store.open(str(tmp_path / "state"))
+    store._db.execute("PRAGMA user_version = 9")
+    with pytest.raises(ConfigError, match=r"another version of minisgl wrote it \(9;"):
+        again(store, tmp_path)
+
+
+def test_only_its_user_reads_it(store: Store, tmp_path: Path) -> None:
+    for place in (tmp_path / "state", tmp_path / "state" / "files"):
+        assert os.stat(place).st_mode & 0o077 == 0
