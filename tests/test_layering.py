@@ -157,6 +157,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "_rust",
     },  # tries everything
+    "cli.batch": {"chat", "server.batches.store"},  # its server's folder
+    "cli.batch_run": {"config", "server.batches.lines", "utils"},
     "cli.request_body": {"config", "llm", "server", "tokenizer"},  # a body becomes the same prompt
     "cli.verify_run": {"config", "llm", "receipt", "tokenizer"},
     "cli": {

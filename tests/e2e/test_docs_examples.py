@@ -79,7 +79,14 @@ def test_an_example_does_what_it_says(server: ServerProcess, block: Block, tmp_p
     typed = ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [sys.executable, "-c", text]
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        typed, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=WAIT_S
+        typed,
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=env,
+        timeout=WAIT_S,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert block.note.startswith("prints: "), f"{block.place}: say what it prints"

@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|chat|generate|pull|list|rm|cache|verify|bench|replay|doctor`, and
+"""The command line: `minisgl serve|chat|generate|batch|pull|list|rm|cache|verify|bench|replay|doctor`, and
 `minisgl --model X` for serve.
 
 Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import cache, chat, generate, models, replay, serve, verify
+from minisgl.cli import batch, cache, chat, generate, models, replay, serve, verify
 from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -51,6 +51,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.epilog = EXAMPLES + server.format_help()
     chat.add_parser(commands)
     generate.add_parser(commands)
+    batch.add_parser(commands)
     models.add_parsers(commands)
     cache.add_parser(commands)
     verify.add_parser(commands)
@@ -58,7 +59,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
     args, rest = parser.parse_known_args(arguments)
-    if rest and args.command != "chat":  # which hands them on to its server
+    if rest and args.command not in ("chat", "batch"):  # which hand them on to their servers
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if (path := getattr(args, "config", None)) is not None:
         from minisgl.cli import config_file

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message
 from minisgl.config import ServerConfig
 from minisgl.server.api_keys import names
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchRequest
-from minisgl.server.batches.lines import BadLine, Checked, check_file
+from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import KEEP_S, OUTPUT_PURPOSE, PURPOSE, BatchInfo, FileInfo, Refused, Store, new_id
 from minisgl.server.batches.upload import Upload
@@ -33,7 +33,6 @@ from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, HttpRequest, too_large
 from minisgl.server.responses.endpoint import page_of
 
-MAX_FILE_BYTES = 200 << 20
 MAX_UPLOADS = 16
 """At once."""
 MAX_NAME_CHARS = 255

@@ -16,6 +16,7 @@ import msgspec
 from minisgl.sampling_params import ParamError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MAX_FILE_BYTES = 200 << 20
 MAX_LINES = 50_000
 MAX_ID_CHARS = 512
 WINDOW_LINES = 1024

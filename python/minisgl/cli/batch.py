@@ -1,0 +1,57 @@
+"""`minisgl batch IN.jsonl -o OUT.jsonl`: a file of requests answered without a server that one starts.
+
+It starts one of its own, as `minisgl chat` does, which keeps what is answered in `OUT.jsonl.state` until OUT.jsonl is
+there: the same command goes on where it was cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from minisgl.cli.flags import Commands, Formatter
+
+
+def add_parser(commands: Commands) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "batch",
+        help="answer a file of requests, without a server",
+        epilog="Further flags are those of minisgl serve, such as --model. The same command goes on after a stop.",
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("input", metavar="IN.jsonl", help="a request a line: {custom_id, method, url, body}")
+    parser.add_argument("-o", "--output", metavar="OUT.jsonl", required=True, help="an answer a line, in this order")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from minisgl.chat.own_server import ServerFailed, own_server
+    from minisgl.cli.batch_run import Failed, Job
+    from minisgl.server.batches.store import Store
+
+    job = Job(Path(args.input), Path(args.output))
+    if job.is_done():
+        return 0
+    job.state.mkdir(mode=0o700, exist_ok=True)
+    Store.open(str(job.state), wait_s=20.0).close()  # the server of a run that was killed is still ending
+
+    async def work() -> int:
+        flags = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(job.state), *args.rest]
+        try:
+            async with own_server(flags) as server:
+                return await job.run(server.url, server.key, server.ended)
+        except ServerFailed as failure:
+            return failure.code or 1
+        except Failed as failure:
+            print(f"minisgl batch: {failure}", file=sys.stderr)
+            return 1
+
+    code = asyncio.run(work())
+    if code == 0:
+        job.clean_up()
+    return code

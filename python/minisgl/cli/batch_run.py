@@ -1,0 +1,157 @@
+"""What `minisgl batch` does with its server: uploads the file, waits for the batch, and writes the output.
+
+Invariants: the output is there whole or not at all, each line of the input once, in its order; what was answered before
+is not asked again, as long as the input is the same file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from minisgl.config import ConfigError
+from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, check_file
+from minisgl.utils.progress import Display
+
+LOOK_S = 0.25
+_OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
+
+
+class Failed(Exception):
+    """The text says why there is no output."""
+
+
+class Job:
+    """`state`: the folder that keeps what is answered until the output is there."""
+
+    def __init__(self, given: Path, output: Path) -> None:
+        self._input = given
+        self._output = output
+        self.state = output.with_name(f"{output.name}.state")
+        if not given.is_file():
+            raise ConfigError(f"{given}: no such file")
+        if given.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{given}: more than {MAX_FILE_BYTES} bytes: split it")
+        try:
+            with given.open("rb") as file:
+                check_file(file, MAX_FILE_BYTES)  # before a model is loaded for it
+        except BadLine as error:
+            raise ConfigError(f"{given}: {error}") from error
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to do but to clean up. Raises `ConfigError`: another output is there."""
+        if not self._output.exists():
+            return False
+        if not self.state.exists():
+            raise ConfigError(f"-o {self._output}: is there already: name another file, or remove it")
+        self.clean_up()
+        _say(f"{self._output}: is complete")
+        return True
+
+    def clean_up(self) -> None:
+        shutil.rmtree(self.state)
+
+    async def run(self, url: str, key: str | None, gone: asyncio.Future[int]) -> int:
+        """Raises `Failed`. `gone`: when the server has ended."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
+            work = asyncio.ensure_future(self._run(http))
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                raise Failed("its server has ended: the same command goes on")
+            return await work
+
+    async def _run(self, http: httpx.AsyncClient) -> int:
+        digest = await asyncio.to_thread(_digest, self._input)
+        batch = await self._batch(http, digest)
+        display = Display(_say, sys.stderr if sys.stderr.isatty() else None)
+        while batch["status"] in _OPEN:
+            counts = batch["request_counts"]
+            display("lines", counts["completed"] + counts["failed"], counts["total"])
+            await asyncio.sleep(LOOK_S)
+            batch = _checked(await http.get(f"/v1/batches/{batch['id']}"))
+        counts = batch["request_counts"]
+        display("lines", counts["completed"] + counts["failed"], counts["total"])
+        if batch["status"] != "completed":
+            reasons = [one["message"] for one in (batch["errors"] or {"data": []})["data"]]
+            raise Failed(f"it is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
+        parts = [self.state / f"{kind}.jsonl" for kind in ("output", "error")]
+        for path, file_id in zip(parts, (batch["output_file_id"], batch["error_file_id"]), strict=True):
+            await _fetch(http, file_id, path)
+        await asyncio.to_thread(self._write, *parts)
+        _say(f"{self._output}: {counts['completed']} answers, {counts['failed']} errors")
+        return 0
+
+    async def _batch(self, http: httpx.AsyncClient, digest: str) -> dict[str, Any]:
+        """That of a run before, or a new one. Raises `Failed`."""
+        found = _checked(await http.get("/v1/batches"))["data"]
+        if found and found[0]["status"] in (*_OPEN, "completed"):
+            if found[0]["metadata"] != {"sha256": digest}:
+                raise Failed(f"{self.state}: has answers to another input: remove it, or name another output")
+            before: dict[str, Any] = found[0]
+            return before
+        with self._input.open("rb") as file:
+            named = {"file": (self._input.name, file)}
+            uploaded = _checked(await http.post("/v1/files", files=named, data={"purpose": "batch"}))
+        url = next(iter_lines(self._input))["url"]
+        asked = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": "14d"}
+        return _checked(await http.post("/v1/batches", json={**asked, "metadata": {"sha256": digest}}))
+
+    def _write(self, output: Path, errors: Path) -> None:
+        """Both in one, in the order of the input."""
+        part = self.state / "whole.jsonl"
+        with part.open("wb") as file, output.open("rb") as answers, errors.open("rb") as failures:
+            answer, failure = answers.readline(), failures.readline()
+            for line in iter_lines(self._input):
+                if answer and json.loads(answer)["custom_id"] == line["custom_id"]:
+                    file.write(answer)
+                    answer = answers.readline()
+                else:
+                    file.write(failure)
+                    failure = failures.readline()
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self._output)
+
+
+def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Of a file that was checked."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+async def _fetch(http: httpx.AsyncClient, file_id: str | None, path: Path) -> None:
+    with path.open("wb") as file:
+        if file_id is not None:
+            async with http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+                async for piece in answer.aiter_bytes():
+                    file.write(piece)
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    """Raises `Failed`."""
+    body: dict[str, Any] = answer.json()
+    if answer.status_code != 200:
+        raise Failed(body["error"]["message"])
+    return body
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
