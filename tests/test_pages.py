@@ -17,7 +17,7 @@ import pytest
 
 from minisgl import cli
 from minisgl.cli import bench
-from minisgl.models.architectures import ARCHITECTURES
+from minisgl.models.architectures import ARCHITECTURES, ENCODERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -153,7 +153,7 @@ def test_the_readme_names_what_is_there() -> None:
     assert (adapters == "yes") == ("--lora" in flags)
     assert images == "**no**"
     on_torch = sum(known.on_torch for known in ARCHITECTURES.values())
-    told = f"{len(ARCHITECTURES)} architectures, of which {on_torch} on torch, too"
+    told = f"{len(ARCHITECTURES) - len(ENCODERS)} architectures, of which {on_torch} on torch, too"
     assert rows["models"].startswith(told), told
     features = text_of(ROOT / "docs" / "features.md")
     assert [name for name in ARCHITECTURES if f"`{name}`" not in features] == []

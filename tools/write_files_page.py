@@ -27,11 +27,15 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def architectures() -> str:
     return table(
         ("`general.architecture`", "read as", "test"),
-        ((f"`{name}`", f"`{reader.named}`", CONVERTED) for name, reader in gguf_config.READERS.items()),
+        (
+            (f"`{name}`", f"`{reader.named}`", OF_ENCODERS if reader.encoder else CONVERTED)
+            for name, reader in gguf_config.READERS.items()
+        ),
     )
 
 
 CONVERTED = "`tests/weights/test_gguf_folder_llama_cpp.py`"
+OF_ENCODERS = "`tests/weights/test_gguf_folder_encoders.py`"
 SEEN_TYPES: dict[str, str] = {
     **dict.fromkeys(_rust.GGUF_TYPES, CONVERTED),
     **dict.fromkeys(("Q8_0", "F32", "Q4_1"), "`tests/e2e/test_smollm2.py`"),

@@ -285,6 +285,8 @@ class LLM:
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
         limit = self._control_plane.buffers.limits.max_seq_len
         vocab_size = self._engine.info.vocab_size
+        if self._engine.info.kind != "decoder":
+            raise ParamError("model", self._engine.info.kind, "gives embeddings and no text: serve it")
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:

@@ -113,6 +113,12 @@ class ParamError(ValueError):
         self.code = code
 
 
+POOLINGS = ("mean", "last", "cls")
+"""What an embedding is made of: the mean of all tokens, the last one, the first one."""
+SCORE = "score"
+"""In place of these: what a cross encoder's head makes of two texts that are one prompt."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), as is
     any below 1e-5, and `top_p` 0. `top_k` -1 is off.
@@ -155,7 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
     prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
     grammar: str | None = None
-    embedding: str | None = None  # of the prompt, the only thing wanted: "mean" of all its tokens, or the "last" one
+    embedding: str | None = None  # of the prompt, the only thing wanted: one of `POOLINGS`, or `SCORE`
     adapter: int = 0  # number of the adapter that changes the model for it; 0: none. Whoever knows names fills it in
 
     def check(self) -> SamplingParams:
@@ -179,7 +185,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             reason = "cannot stand beside a grammar: together they may leave no token"
             need(not self.allowed_token_ids, "allowed_token_ids", self.allowed_token_ids, reason)
         pooling = self.embedding
-        need(pooling in (None, "mean", "last"), "embedding", pooling, "must be 'mean' or 'last'")
+        need(pooling in (None, SCORE, *POOLINGS), "embedding", pooling, f"must be one of {', '.join(POOLINGS)}")
         need(0 <= self.adapter < 2**31, "adapter", self.adapter, "must be an unsigned 31-bit integer")
         self._check_logits_processors()
         return self

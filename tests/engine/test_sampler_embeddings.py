@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import POOLINGS, SamplingParams
 from tests.helpers.engines import MODEL_ENGINES, Collector, greedy, load
 from tests.helpers.models import save, tiny_model
 
@@ -38,7 +38,7 @@ def asks(pooling: str) -> SamplingParams:
 def expected(model: PreTrainedModel, prompt: list[int], pooling: str) -> torch.Tensor:
     with torch.inference_mode():
         hidden = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
-    return hidden.mean(0) if pooling == "mean" else hidden[-1]
+    return {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[pooling]
 
 
 def embedded(collector: Collector, req_id: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_they_are_those_of_transformers(engine_name: str, reference: Reference, 
     generator = np.random.default_rng(4)
     prompts = [generator.integers(3, 131, n).tolist() for n in (40, 1, 16, 23)]
     prompts += [prompts[0], prompts[0][:30]]
-    requests = {2 * i + at: (p, asks(pool)) for i, p in enumerate(prompts) for at, pool in enumerate(("mean", "last"))}
+    requests = {3 * i + at: (p, asks(pool)) for i, p in enumerate(prompts) for at, pool in enumerate(POOLINGS)}
     collector = Collector(engine, config)
     collector.run({100: (prompts[0], greedy(3))})
     collector.run({**requests, 101: (prompts[0], greedy(9))})

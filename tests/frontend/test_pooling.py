@@ -10,7 +10,7 @@ import pytest
 
 from minisgl import envs
 from minisgl.config import ConfigError
-from minisgl.frontend.pooling import own_pooling
+from minisgl.frontend.pooling import own_pooling, own_prompts
 from minisgl.weights.gguf_folder import gguf_folder
 from tests.helpers.gguf import write_gguf, written_model
 
@@ -27,10 +27,12 @@ def module(number: int, kind: str) -> dict[str, str]:
         (None, None, "mean", ""),
         (None, {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last", ""),
         ([TRANSFORMER, module(1, "Pooling"), module(2, "Normalize")], {"pooling_mode_mean_tokens": True}, "mean", ""),
-        (None, {"pooling_mode_cls_token": True}, None, "1_Pooling/config.json asks for cls_token"),
+        (None, {"pooling_mode_cls_token": True}, "cls", ""),
+        (None, {"pooling_mode_max_tokens": True}, None, "1_Pooling/config.json asks for max_tokens"),
         (None, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, None, "mean_tokens and max_tokens"),
         (None, {}, None, "asks for nothing"),
-        ([TRANSFORMER, module(1, "Pooling"), module(2, "Dense")], {"pooling_mode_mean_tokens": True}, None, "2_Dense"),
+        ([TRANSFORMER, module(1, "Pooling"), module(2, "Dense")], {"pooling_mode_mean_tokens": True}, "mean", ""),
+        ([TRANSFORMER, module(1, "Pooling"), module(2, "CNN")], {"pooling_mode_mean_tokens": True}, None, "2_CNN"),
         ([{"path": 5}], None, None, "KeyError('type')"),
     ],
     ids=str,
@@ -50,7 +52,7 @@ def test_of_a_folder(tmp_path: Path, modules: Any, pooling: Any, found: str | No
         (-1, "mean", ""),
         (0, None, "none"),
         (1, "mean", ""),
-        (2, None, "cls_token"),
+        (2, "cls", ""),
         (3, "last", ""),
         (4, None, "rank"),
     ],
@@ -69,3 +71,18 @@ def test_of_a_gguf_file(
     assert name == found and why in text and bool(why) == bool(text)
     with pytest.raises(ConfigError, match=r"qwen3\.pooling_type: 7: must be at most 4"):
         gguf_folder(written(7))
+
+
+def test_prompts_by_name(tmp_path: Path) -> None:
+    assert own_prompts(str(tmp_path)).of(None) == "" and own_prompts(None).texts == {}
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"prompts": {"query": "search_query: ", "document": ""}, "default_prompt_name": None}))
+    prompts = own_prompts(str(tmp_path))
+    assert [prompts.of(name) for name in (None, "query", "document")] == ["", "search_query: ", ""]
+    with pytest.raises(KeyError):
+        prompts.of("passage")
+    file.write_text(json.dumps({"prompts": {"query": "q: "}, "default_prompt_name": "query"}))
+    assert own_prompts(str(tmp_path)).of(None) == "q: "
+    for odd in ("[]", "{", '{"prompts": 5}', '{"default_prompt_name": "query"}'):
+        file.write_text(odd)
+        assert own_prompts(str(tmp_path)).of(None) == ""

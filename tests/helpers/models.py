@@ -638,7 +638,7 @@ THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
 
 
 _NORM = re.compile(
-    r"norm(_\d)?\.weight$|\.norms\.|\bln_\w+\.weight$|router\.scale$|per_expert_scale$|layer_scalar$|output_scale$"
+    r"(?i:norm)(_\d)?\.weight$|\.norms\.|\bln_\w+\.weight$|router\.scale$|per_expert_scale$|layer_scalar$|output_scale$"
 )
 
 

@@ -227,9 +227,9 @@ def _types(rows: Iterable[Mapping[str, Any]], kind: str) -> str:
     return ", ".join(f"{name} {difference:.0e}" for name, difference in worst.items())
 
 
-def written(page: str, content: str) -> str:
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + content + END + rest.partition(END)[2]
+def written(page: str, content: str, begin: str = BEGIN) -> str:
+    before, _, rest = page.partition(begin)
+    return before + begin + content + END + rest.partition(END)[2]
 
 
 def main() -> None:

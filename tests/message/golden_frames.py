@@ -136,7 +136,20 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
     "ready": [READY],
     "ready_every_field": [
         EngineReady(
-            "torch", "models/a", 1, 2, (), 3, 4, "cuda", "float16", "python", "no extension", "a profile", "2 ranks"
+            "torch",
+            "models/a",
+            1,
+            2,
+            (),
+            3,
+            4,
+            "cuda",
+            "float16",
+            "python",
+            "no extension",
+            "a profile",
+            "2 ranks",
+            "encoder",
         )
     ],
     "stats": [STATS],

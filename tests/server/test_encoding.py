@@ -76,7 +76,7 @@ def test_pooling_reaches_the_engine(server: Frontend, http: httpx.Client) -> Non
         assert sampling.embedding == (pooling or "mean") and sampling.max_tokens == 1
 
 
-@pytest.mark.parametrize(("own", "taken"), [("lasttoken", "last"), ("cls_token", None)])
+@pytest.mark.parametrize(("own", "taken"), [("lasttoken", "last"), ("cls_token", "cls"), ("max_tokens", None)])
 def test_the_models_own_pooling_is_taken(front_end: str, tmp_path: Path, own: str, taken: str | None) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{own}": True}))
@@ -87,7 +87,9 @@ def test_the_models_own_pooling_is_taken(front_end: str, tmp_path: Path, own: st
                 assert server.engine.wait_for_request(marker).sampling.embedding == expected
             else:
                 error = check_error(answer, 400)
-                assert error["param"] == "pooling" and "asks for cls_token: ask for mean or last" in error["message"]
+                assert (
+                    error["param"] == "pooling" and "asks for max_tokens: ask for mean, last or cls" in error["message"]
+                )
 
 
 @pytest.mark.parametrize(
@@ -128,3 +130,21 @@ def test_an_engine_without_hidden_states_says_so(front_end: str) -> None:
     with frontend(front_end=front_end, engine="echo") as server, server.http() as http:
         error = check_error(http.post(PATH, json={"input": "a"}), 400)
     assert "echo" in error["message"] and error["code"] == "unsupported_value"
+
+
+@pytest.mark.parametrize("default", [None, "query"])
+def test_texts_begin_with_the_prompt_that_is_named(front_end: str, tmp_path: Path, default: str | None) -> None:
+    prompts = {"query": "q: ", "document": ""}
+    settings = {"prompts": prompts, "default_prompt_name": default}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with frontend(front_end=front_end, engine="cpu", model_dir=str(tmp_path)) as server, server.http() as http:
+        for fields, begin in (
+            ({"prompt_name": "query"}, "q: "),
+            ({"input_type": "document"}, ""),
+            ({}, prompts[default] if default else ""),
+        ):
+            for given, ids in (("text", [*f"{begin}text".encode()[:4]]), ([97, 98], [97, 98])):
+                (found,) = http.post(PATH, json={"input": given, **fields}).json()["data"]
+                assert found["embedding"] == pytest.approx(unit(*ids), rel=1e-6)
+        error = check_error(http.post(PATH, json={"input": "text", "prompt_name": "passage"}), 400)
+        assert error["param"] == "prompt_name" and "query, document" in error["message"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array, StepBuffers, StepPlan
 
 Float32Array = npt.NDArray[np.float32]
+
+
+ModelKind = Literal["decoder", "encoder", "cross_encoder"]
+"""What a model computes: text and embeddings; embeddings alone; scores of two texts, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class EngineInfo:
     details: str = ""  # for people: how it computes, such as instruction set, threads and what is rounded
     graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
     num_checkpoints: int | None = None  # slots for the states of a model that has some, beside those of its rows
+    kind: ModelKind = "decoder"
 
 
 class StoredPages(Protocol):

@@ -38,11 +38,12 @@ from minisgl.engine.api import (
     StepResult,
     StoreCounts,
 )
+from minisgl.engine.heads import NO_HEADS, read_heads
 from minisgl.engine.page_store import export, open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.architectures import find_architecture, has_text_half
-from minisgl.models.config import ModelConfig, adapter_places, load_config, tensor_names
+from minisgl.models.config import ModelConfig, adapter_places, load_config, read_config, tensor_names
 from minisgl.models.rope import inverse_frequencies
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 from minisgl.tokenizer.borrowed import text_folder
@@ -207,7 +208,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     model = load_config(folder)
     if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
-    if model.left_out:
+    if model.left_out and not model.both_ways:
         say("one token a step: what predicts further ones (MTP) is not loaded")
     texts = text_folder(config, folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
@@ -223,12 +224,17 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
     settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
-    if state and config.cache_dir is not None:
-        why = "the model's layers keep states, which are not stored: leave it out"
+    if (state or model.both_ways) and config.cache_dir is not None:
+        why = "an encoder reads none" if model.both_ways else "the model's layers keep states, which are not stored"
+        why += ": leave it out"
         raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
     if config.load_format != "dummy":
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
+    heads = (
+        NO_HEADS if config.load_format == "dummy" else read_heads(folder, model.architecture, read_config(folder)[0])
+    )
+    _refused(lambda: rust.set_heads(*heads))
     about = rust.about()
     kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
     took = time.monotonic() - began
@@ -253,6 +259,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         dtype=about["kinds"][0][0],
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=checkpoints,
+        kind="cross_encoder" if heads.score is not None else "encoder" if model.both_ways else "decoder",
     )
     store = None
     if config.cache_dir is not None:
@@ -368,6 +375,14 @@ def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:
         "mlp_bias": model.mlp_bias,
         "head_bias": model.head_bias,
         "learned_positions": model.learned_positions,
+        "first_position": model.first_position,
+        "token_types": model.token_types,
+        "pair_types": model.pair_types,
+        "embedding_norm": model.embedding_norm,
+        "bare_first": model.bare_first,
+        "last_norm": model.last_norm,
+        "distances": None if model.distances is None else asdict(model.distances),
+        "both_ways": model.both_ways,
         "windows": model.windows,
         "rotary": model.rotary,
         "attention_scale": model.attention_scale,

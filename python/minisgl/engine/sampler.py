@@ -385,13 +385,15 @@ class EmbeddingSlots:
             left = pool.assignment.num_prompt - int(entry.positions[start])  # of the prompt
             if left <= 0:
                 continue
-            is_mean, ends = pool.assignment.sampling.embedding == "mean", left <= end - start
-            if is_mean:
+            kind, ends = pool.assignment.sampling.embedding, left <= end - start
+            if kind == "mean":
                 chunk = hidden[start : min(end, start + left)].sum(0, dtype=torch.float32)
                 pool.total = chunk if pool.total is None else pool.total + chunk
-            elif ends:
+            elif kind == "cls" and entry.positions[start] == 0:
+                pool.total = hidden[start].float()
+            elif kind == "last" and ends:
                 pool.total = hidden[start + left - 1].float()
             if ends and pool.total is not None:
-                numbers = pool.total / (pool.assignment.num_prompt if is_mean else 1)
+                numbers = pool.total / (pool.assignment.num_prompt if kind == "mean" else 1)
                 found.append(Embedding(pool.assignment.req_id, numbers.cpu().numpy()))
         return found

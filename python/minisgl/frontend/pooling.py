@@ -1,5 +1,6 @@
-"""Of which tokens' hidden states a model's own embeddings are made: modules.json and 1_Pooling/config.json, as
-sentence-transformers writes them and as an imported GGUF file has them.
+"""Of which tokens' hidden states a model's own embeddings are made, and what texts begin with: modules.json,
+1_Pooling/config.json and config_sentence_transformers.json, as sentence-transformers writes them; the second as an
+imported GGUF file has it, too.
 
 Invariants: a model whose files ask for anything else than what is computed has none.
 """
@@ -7,28 +8,31 @@ Invariants: a model whose files ask for anything else than what is computed has 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-MODULES, POOLING = "modules.json", "1_Pooling/config.json"
-_COMPUTED = {"Transformer", "Pooling", "Normalize"}
-_MODES: dict[str, Literal["mean", "last"]] = {"mean_tokens": "mean", "lasttoken": "last"}
+MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"
+_COMPUTED = {"Transformer", "Pooling", "Dense", "Normalize"}
+Name = Literal["mean", "last", "cls"]
+_MODES: dict[str, Name] = {"mean_tokens": "mean", "lasttoken": "last", "cls_token": "cls"}
 _MODE = "pooling_mode_"
 
 
 class Pooling(NamedTuple):
-    name: Literal["mean", "last"] | None
+    name: Name | None
     why: str = ""
     """There is none."""
 
 
-def own_pooling(model_dir: str | None) -> Pooling:
-    """Of the folder, or the mean where its files say nothing."""
+def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
+    """Of the folder, or the mean where its files say nothing. `has_dense`: the engine computes dense layers."""
     folder = Path(model_dir or "none")
+    computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:
         modules = _read(folder / MODULES, [])
         kinds = {str(one["path"]): str(one["type"]).rpartition(".")[2] for one in modules}
-        if others := [f"{path} ({kind})" for path, kind in kinds.items() if kind not in _COMPUTED]:
+        if others := [f"{path} ({kind})" for path, kind in kinds.items() if kind not in computed]:
             return Pooling(None, f"{MODULES}: {', '.join(others)} is not computed")
         place = next((f"{path}/config.json" for path, kind in kinds.items() if kind == "Pooling"), POOLING)
         raw = _read(folder / place, None)
@@ -40,6 +44,29 @@ def own_pooling(model_dir: str | None) -> Pooling:
     if len(modes) == 1 and modes[0] in _MODES:
         return Pooling(_MODES[modes[0]])
     return Pooling(None, f"{place} asks for {' and '.join(modes) or 'nothing'}")
+
+
+class Prompts(NamedTuple):
+    """What texts begin with, by name. `default`: for requests that name none."""
+
+    texts: Mapping[str, str]
+    default: str | None
+
+    def of(self, name: str | None) -> str:
+        """Raises `KeyError` for a name that the model does not know."""
+        name = self.default if name is None else name
+        return "" if name is None else self.texts[name]
+
+
+def own_prompts(model_dir: str | None) -> Prompts:
+    """Of the folder; none where its file does not say any."""
+    try:
+        raw = _read(Path(model_dir or "none") / PROMPTS, {})
+        texts = {str(name): str(text) for name, text in (raw.get("prompts") or {}).items() if text is not None}
+        default = raw.get("default_prompt_name")
+    except (OSError, ValueError, AttributeError):
+        return Prompts({}, None)
+    return Prompts(texts, str(default) if default in texts else None)
 
 
 def _read(file: Path, default: Any) -> Any:

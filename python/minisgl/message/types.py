@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.sampling_params import SamplingParams
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 ID_BITS = 40  # of a front end's request ids; the engine process uses those above
 ID_LIMIT = 1 << ID_BITS
 WATCH_S = 3.0  # how long one `Watch` lasts
@@ -136,6 +136,7 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     cpu_backend_fallback: str = ""  # why it is not the one that was asked for
     simulated: str = ""
     engine_details: str = ""
+    kind: str = "decoder"  # else "encoder" or "cross_encoder": it gives no text
 
 
 class MeterReading(msgspec.Struct, frozen=True, array_like=True):

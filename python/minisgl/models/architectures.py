@@ -210,6 +210,16 @@ class QueryGrowth:
     unrotated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """`count` ranges of distances between tokens, each with a number for each head that is added to scores; those from
+    `most` on are one. `positions`: of a text at most."""
+
+    count: int
+    most: int
+    positions: int
+
+
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
     num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
     plain = set(raw.get("mlp_only_layers") or ())
@@ -974,6 +984,124 @@ def _gpt_neox(raw: Raw) -> dict[str, Any]:
     }
 
 
+def _encoder(raw: Raw) -> dict[str, Any]:
+    """What encoders have in common since BERT (arXiv 1810.04805): norms over the sums, both ways, no head."""
+    _none_of(raw, "is_decoder", "add_cross_attention")
+    num_layers = int(raw["num_hidden_layers"])
+    return {
+        **_LAYER_NORM,
+        **_BIASES,
+        "norm_eps": float(raw.get("layer_norm_eps", 1e-12)),
+        "norms": "over",
+        "embedding_norm": True,
+        "last_norm": False,
+        "both_ways": True,
+        "gated": False,
+        "rotated": (False,) * num_layers,
+        "windows": (None,) * num_layers,
+        "tie_word_embeddings": True,
+        "left_out": _HEADS,
+    }
+
+
+def _bert(raw: Raw) -> dict[str, Any]:
+    if (kind := raw.get("position_embedding_type") or "absolute") != "absolute":
+        raise ConfigError(f"config.json: position_embedding_type: {kind!r} is not supported: only absolute")
+    return {
+        **_encoder(raw),
+        "activation": _either_gelu(raw, "gelu"),
+        "learned_positions": int(raw["max_position_embeddings"]),
+        "token_types": (kinds := int(raw.get("type_vocab_size", 2))),
+        "pair_types": kinds > 1,
+    }
+
+
+def _roberta(raw: Raw) -> dict[str, Any]:
+    """The rows of positions up to that of padding's id are nobody's."""
+    first, rows = int(raw.get("pad_token_id", 1)) + 1, int(raw["max_position_embeddings"])
+    if not 0 <= first < rows:
+        raise ConfigError(f"config.json: max_position_embeddings: {rows}: must be more than {first}")
+    own = {"first_position": first, "max_position": rows - first, "pair_types": False}
+    return {**_bert({"layer_norm_eps": 1e-5, **raw}), **own}
+
+
+def _mpnet(raw: Raw) -> dict[str, Any]:
+    """No kinds of tokens; scores know distances (arXiv 2004.09297)."""
+    found = _roberta(
+        {**raw, "pad_token_id": 1, "type_vocab_size": 0, "layer_norm_eps": raw.get("layer_norm_eps", 1e-12)}
+    )
+    if (count := int(raw.get("relative_attention_num_buckets", 32))) != 32:
+        raise ConfigError(
+            f"config.json: relative_attention_num_buckets: {count}: only 32 is computed, as by transformers"
+        )
+    return {**found, "distances": Ranges(count, 128, found["max_position"])}
+
+
+def _nomic_bert(raw: Raw) -> dict[str, Any]:
+    """BERT with rotation for positions and a gated MLP (arXiv 2402.01613). Published files have the names of its own
+    code."""
+    if (kind := raw.get("activation_function") or "swiglu") != "swiglu":
+        raise ConfigError(f"config.json: activation_function: {kind!r} is not supported: only swiglu")
+    if (share := float(raw.get("rotary_emb_fraction", 1.0))) != 1.0:
+        raise ConfigError(f"config.json: rotary_emb_fraction: {share:g}: only 1.0 is supported")
+    _none_of(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "num_experts", "causal")
+    positions = int(raw["max_position_embeddings"])
+    return {
+        **_encoder(raw),
+        "norm_eps": float(raw.get("layer_norm_epsilon", raw.get("layer_norm_eps", 1e-12))),
+        "qkv_bias": bool(raw.get("qkv_proj_bias", False)),
+        "out_bias": bool(raw.get("qkv_proj_bias", False)),
+        "mlp_bias": bool(raw.get("mlp_fc1_bias", False)),
+        "activation": check_activation(raw),
+        "gated": True,
+        "rope": parse_rope(raw, theta=float(raw.get("rotary_emb_base") or 1000.0)),
+        "rotated": (True,) * int(raw["num_hidden_layers"]),
+        "max_position": min(positions, int(raw.get("max_trained_positions") or positions)),
+        "token_types": int(raw.get("type_vocab_size", 2)),
+    }
+
+
+def _modern_bert(raw: Raw) -> dict[str, Any]:
+    """Norms before, rotation by two tables, and layers that see a half of `local_attention` on either side (arXiv
+    2412.13663)."""
+    _none_of(raw, "mlp_bias")
+    num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("global_attn_every_n_layers", 3))
+    types = raw.get("layer_types") or [
+        "sliding_attention" if i % every else "full_attention" for i in range(num_layers)
+    ]
+    window = int(raw.get("local_attention", 128)) // 2 + 1
+    thetas = (float(raw.get(f"{one}_rope_theta") or default) for one, default in (("global", 16e4), ("local", 1e4)))
+    rope, local = parse_two_ropes(raw, *thetas)
+    bias = bool(raw.get("attention_bias", False))
+    return {
+        **_encoder(raw),
+        "norm_bias": bool(raw.get("norm_bias", False)),
+        "norm_eps": float(raw.get("norm_eps", 1e-5)),
+        "norms": "before",
+        "bare_first": True,
+        "last_norm": True,
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": False,
+        "activation": _either_gelu(raw, "gelu", "hidden_activation"),
+        "gated": True,
+        "rope": rope,
+        "local_rope": local,
+        "rotated": (True,) * num_layers,
+        "windows": _windows({**raw, "layer_types": types, "sliding_window": window}, "pattern"),
+    }
+
+
+def _gemma3_text(raw: Raw) -> dict[str, Any]:
+    """Without its head; EmbeddingGemma (arXiv 2509.20354), whose window is given for both sides together, is an
+    encoder."""
+    if not raw.get("use_bidirectional_attention"):
+        return _gemma3(raw)
+    window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
+    found = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
+    return {**found, "both_ways": True}
+
+
 def _llama4(raw: Raw) -> dict[str, Any]:
     """Layers that rotate attend within chunks of the text; others to all of it, with queries that grow. Experts read
     their tokens weighted by sigmoids."""
@@ -1357,6 +1485,110 @@ _GPT_NEOX_NAMES: Names = {
     "down": "mlp.dense_4h_to_h",
 }
 _MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
+_HEADS = (  # of encoders: what makes words, pairs or classes of hidden numbers
+    *(
+        f"{prefix}{head}."
+        for prefix in ("", "bert.", "roberta.", "mpnet.")
+        for head in ("pooler", "cls", "lm_head", "classifier")
+    ),
+    *("head.", "decoder."),
+)
+_IDS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+def _with_prefix(prefix: str, names: Mapping[str, str]) -> Names:
+    """Names of tensors of no layer, with what stands before them where the model has a head, too."""
+    return {part: (name, f"{prefix}.{name}") for part, name in names.items()}
+
+
+_BERT_TABLES = {
+    "embedding": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+}
+_BERT_NAMES: Names = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "out": "attention.output.dense",
+    "attention_norm_behind": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "mlp_norm_behind": "output.LayerNorm",
+}
+_BERT_GGUF: Names = {
+    "qkv": "attn_qkv",
+    **{part: f"attn_{part}" for part in "qkv"},
+    "attention_norm_behind": "attn_output_norm",
+    "mlp_norm_behind": "layer_output_norm",
+}
+
+
+_NOMIC_NAMES: Names = {
+    "embedding": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "embedding_norm": ("embeddings.LayerNorm", "emb_ln"),
+    "qkv": "attn.Wqkv",
+    **{part: f"self_attn.{part}_proj" for part in "qkv"},
+    "out": ("self_attn.o_proj", "attn.out_proj"),
+    "attention_norm_behind": ("post_attention_layernorm", "norm1"),
+    "gate": ("mlp.gate_proj", "mlp.fc12"),
+    "up": ("mlp.up_proj", "mlp.fc11"),
+    "down": ("mlp.down_proj", "mlp.fc2"),
+    "mlp_norm_behind": ("post_mlp_layernorm", "norm2"),
+}
+_MODERN_TABLES = {
+    "embedding": "embeddings.tok_embeddings",
+    "embedding_norm": "embeddings.norm",
+    "norm": "final_norm",
+}
+_MODERN_NAMES: Names = {
+    "attention_norm": "attn_norm",
+    "qkv": "attn.Wqkv",
+    "out": "attn.Wo",
+    "mlp_norm": "mlp_norm",
+    "gate_up": "mlp.Wi",
+    "down": "mlp.Wo",
+}
+_MODERN_BERT = Architecture(
+    _modern_bert,
+    {**_with_prefix("model", _MODERN_TABLES), **_MODERN_NAMES},
+    {"qkv": "attn_qkv", "gate_up": "ffn_up"},
+    layers=("layers.{layer}", "model.layers.{layer}"),
+)
+
+
+_MPNET_TABLES = {part: name for part, name in _BERT_TABLES.items() if part != "token_types"}
+_MPNET = Architecture(
+    _mpnet,
+    {
+        **_with_prefix("mpnet", {**_MPNET_TABLES, "distances": "encoder.relative_attention_bias"}),
+        **_BERT_NAMES,
+        **{part: f"attention.attn.{part}" for part in "qkv"},
+        "out": "attention.attn.o",
+        "attention_norm_behind": "attention.LayerNorm",
+    },
+    layers=("encoder.layer.{layer}", "mpnet.encoder.layer.{layer}"),
+    buffers=_IDS,
+)
+
+
+def _with_heads(name: str) -> tuple[str, ...]:
+    """Architectures that differ in their heads."""
+    return tuple(f"{name}{head}" for head in ("Model", "ForMaskedLM", "ForSequenceClassification"))
+
+
+def _like_bert(describe: Callable[[Raw], dict[str, Any]], prefix: str) -> Architecture:
+    return Architecture(
+        describe,
+        {**_with_prefix(prefix, _BERT_TABLES), **_BERT_NAMES},
+        _BERT_GGUF,
+        layers=("encoder.layer.{layer}", f"{prefix}.encoder.layer.{{layer}}"),
+        buffers=_IDS,
+    )
+
+
 _FEED = "feed_forward"
 _LLAMA4_NAMES: Names = {
     "router": f"{_FEED}.router",
@@ -1485,6 +1717,30 @@ _NEMOTRON_H_NAMES: Names = {
 _NEMOTRON_H_LAYERS = ("model.layers.{layer}", "backbone.layers.{layer}")
 _PER_HEAD = "self_attn.{}_layernorm.norms.{{head}}"
 
+ENCODERS: dict[str, Architecture] = {
+    **dict.fromkeys(_with_heads("Bert"), _like_bert(_bert, "bert")),
+    **dict.fromkeys(
+        (*_with_heads("Roberta"), *_with_heads("XLMRoberta")),
+        _like_bert(_roberta, "roberta"),
+    ),
+    "NomicBertModel": Architecture(
+        _nomic_bert,
+        _NOMIC_NAMES,
+        _BERT_GGUF,
+        fields={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+        },
+        layers=("layers.{layer}", "encoder.layers.{layer}"),
+        buffers=_IDS,
+    ),
+    **dict.fromkeys(_with_heads("ModernBert"), _MODERN_BERT),
+    **dict.fromkeys(_with_heads("MPNet"), _MPNET),
+    "Gemma3TextModel": Architecture(_gemma3_text, _GEMMA_NAMES),
+}
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, gguf_interleaved=True, on_torch=True),
     "MistralForCausalLM": Architecture(_mistral, gguf_interleaved=True, on_torch=True),
@@ -1585,6 +1841,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         grouped=True,
         buffers=_MASKS,
     ),
+    **ENCODERS,
 }
 
 

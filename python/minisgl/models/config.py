@@ -22,6 +22,7 @@ from minisgl.models.architectures import (
     MoeConfig,
     PerLayer,
     QueryGrowth,
+    Ranges,
     ScaledSilu,
     StateKind,
     Streams,
@@ -37,9 +38,10 @@ from minisgl.weights.quantization import Packing, parse_packing
 
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
 """GELU is by its tanh, and by the error function."""
-Norms = Literal["before", "behind", "both", "parallel", "apart"]
+Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
 """Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
-both, which read the same numbers and are added together; one before each, the rest as with one."""
+both, which read the same numbers and are added together; one before each, the rest as with one; behind both, over the
+sums of what they give and the hidden numbers."""
 HeadNorms = Literal["none", "head", "heads", "whole", "rotated", "plain"]
 """Norms of q and k before rotation: none; over each head; over each head with weights of its own; over all heads at
 once. Or over each head behind rotation, with weights (rotated) or without (plain: in layers that rotate)."""
@@ -47,7 +49,7 @@ once. Or over each head behind rotation, with weights (rotated) or without (plai
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The one description of a decoder. `windows`, by layer: a token attends to as many tokens, itself included; None:
+    """The one description of a model. `windows`, by layer: a token attends to as many tokens, itself included; None:
     to all before it. `rotated`, by layer: whether q and k are; if not, attention knows no positions there. `packing`:
     how the checkpoint's weights are packed. Scales multiply; caps are soft, 0 means none."""
 
@@ -88,6 +90,15 @@ class ModelConfig:
     mlp_bias: bool = False
     head_bias: bool = False
     learned_positions: int = 0  # that have numbers of their own, added to embeddings
+    first_position: int = 0  # the row that the first position has of them
+    token_types: int = 0  # kinds of tokens that have numbers of their own, added to embeddings
+    pair_types: bool = False  # the second of two texts has tokens of the second kind
+    embedding_norm: bool = False  # embeddings are normalised
+    bare_first: bool = False  # the first layer has no norm before attention
+    last_norm: bool = True  # there is one behind the last layer
+    distances: Ranges | None = None  # by which scores have numbers added
+    both_ways: bool = False
+    """An encoder: tokens attend to those behind them, too: to all of their text, or to as many as before them."""
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None  # `num_kv_heads` and `head_dim` are then of what pages hold
     norms: Norms = "before"
@@ -153,15 +164,16 @@ class ModelConfig:
         return self.inner_sizes or (self.intermediate_size,) * self.num_layers
 
     def context_len(self, max_seq_len: int | None) -> int:
-        """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. Raises
-        `ConfigError`."""
+        """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. The token that
+        ends a request has no position in an encoder: there is room for it beside them. Raises `ConfigError`."""
+        own = self.max_position + 1 if self.both_ways else self.max_position
         if max_seq_len is None:
-            return self.max_position
+            return own
         is_dynamic = self.rope.rope_type == "dynamic"
-        longest = int(self.max_position * self.rope.factor) if is_dynamic else self.max_position
+        longest = int(self.max_position * self.rope.factor) if is_dynamic else own
         if max_seq_len > longest:
             stretched = f", {longest} at most with its dynamic scaling" if is_dynamic else ""
-            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {self.max_position}{stretched}")
+            raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {own}{stretched}")
         return max_seq_len
 
 

@@ -13,7 +13,8 @@ Names = Mapping[str, str | tuple[str, ...]]
 
 PREFIX = "model."  # of all but the head
 _GLOBAL = (
-    *("embedding", "positions", "per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head"),
+    *("embedding", "positions", "token_types", "embedding_norm", "distances"),
+    *("per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head"),
     *("stream_in", "stream_out"),
 )
 CHECKPOINT: Names = {
@@ -72,6 +73,8 @@ CHECKPOINT: Names = {
 GGUF: Names = {
     "embedding": "token_embd",
     "positions": "position_embd",
+    "token_types": "token_types",
+    "embedding_norm": "token_embd_norm",
     "per_layer_embedding": "per_layer_token_embd",
     "per_layer_model": "per_layer_model_proj",
     "per_layer_norm": "per_layer_proj_norm",

@@ -193,6 +193,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
         cpu_backend_fallback=chosen.fallback,
         simulated=info.simulated,
         engine_details=info.details,
+        kind=info.kind,
     )
 
 

@@ -406,6 +406,8 @@ EmbeddingInput = Annotated[
 
 
 class EmbeddingRequest(Body):
+    ALIASES: ClassVar[dict[str, str]] = {"input_type": "prompt_name"}
+
     model: StrictStr | None = described("The served model's name. Default: the served model.")
     input: EmbeddingInput = Field(
         description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one "
@@ -417,14 +419,20 @@ class EmbeddingRequest(Body):
     dimensions: Int64 | None = described(
         "Keep only this many of the first numbers, normalized to length 1 again. Default: all.", minimum=1
     )
-    pooling: Literal["mean", "last"] | None = described(
-        "`mean`: the mean of all tokens' hidden states. `last`: the last token's, for models trained for it. Default: "
-        "as the model's files say, else `mean`."
+    pooling: Literal["mean", "last", "cls"] | None = described(
+        "`mean`: the mean of all tokens' hidden states. `last`, `cls`: the last and the first token's, for models that "
+        "are trained for it. Default: as the model's files say, else `mean`."
+    )
+    prompt_name: StrictStr | None = described(
+        "The prompt of the model's `config_sentence_transformers.json` that each text begins with, such as `query`. "
+        "Default: the one that the file says, if any."
     )
     truncate_prompt_tokens: Int64 | None = described(
-        "Keep only this many of the last tokens of each input; -1: as many as fit.", minimum=-1
+        "Keep only this many of the last tokens of each input; -1: as many as fit. Of an input to an encoder: of the "
+        "first ones, between the special tokens around it.",
+        minimum=-1,
     )
-    truncation_side: Side = described("`right` keeps the first tokens instead.")
+    truncation_side: Side = described("`right` keeps the first tokens, `left` the last ones.")
     priority: Int64 | None = described(
         "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )

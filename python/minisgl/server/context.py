@@ -12,7 +12,8 @@ import msgspec
 from minisgl.config import ServerConfig
 from minisgl.frontend.adapters import AdapterBook
 from minisgl.frontend.engine_client import ProcessClient
-from minisgl.frontend.pooling import Pooling, own_pooling
+from minisgl.frontend.pooling import Pooling, own_pooling, own_prompts
+from minisgl.frontend.pooling import Prompts as OwnPrompts
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import BOUNDS, SamplingParams
@@ -98,7 +99,14 @@ class ServerContext:
     @cached_property
     def pooling(self) -> Pooling:
         """Of embeddings whose requests leave it out."""
-        return own_pooling(self.info.model_dir)
+        if self.info.kind == "cross_encoder":
+            return Pooling(None, "it is a cross encoder, which gives scores of two texts")
+        return own_pooling(self.info.model_dir, has_dense=self.info.engine == "cpu")
+
+    @cached_property
+    def own_prompts(self) -> OwnPrompts:
+        """That texts of embeddings begin with."""
+        return own_prompts(self.info.model_dir)
 
     def check_accepts(self, key: int) -> None:
         """Whether a request may come in at all, before any work is done for it. `key`: its caller's number. Raises

@@ -39,13 +39,24 @@ async def embeddings_endpoint(
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
     pooling = asked.pooling or context.pooling.name
     if pooling is None:
-        text = f"pooling: the model's own is none that is computed: {context.pooling.why}: ask for mean or last"
+        text = f"pooling: the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
         raise ApiError(400, text, param="pooling", code="unsupported_value")
     sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
     prompts, sampling = await context.prompts.encode(
-        asked.inputs(), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
+        _begun(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
     )
     return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
+
+
+def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
+    """The inputs, texts with the prompt that the request names before them."""
+    own = context.own_prompts
+    try:
+        begin = own.of(asked.prompt_name)
+    except KeyError:
+        known = ", ".join(own.texts) or "none"
+        raise bad_value("prompt_name", asked.prompt_name, f"the model's prompts are: {known}") from None
+    return [begin + one if isinstance(one, str) and one else one for one in asked.inputs()]
 
 
 class EmbeddingFormatter(Formatter):

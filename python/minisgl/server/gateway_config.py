@@ -47,7 +47,7 @@ from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
-VERSION = 4
+VERSION = 5
 """Of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
@@ -141,6 +141,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: list[str]
     errors: ErrorsConfig
     embeds: bool
+    writes: bool
     pooling: str | None
     log: LogConfig
     metrics: MetricsConfig
@@ -187,7 +188,8 @@ def gateway_config(
         exposed_headers=EXPOSED.decode(),
         cors_origins=callers.origins,
         errors=_errors(config.limits),
-        embeds=gives_embeddings(info),
+        embeds=gives_embeddings(info) and app.context.own_prompts.default is None,
+        writes=info.kind == "decoder",
         pooling=app.context.pooling.name,
         log=LogConfig(
             json=config.log_format == "json",

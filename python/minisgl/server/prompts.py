@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
 from minisgl.metrics.meters import Meter
-from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.sampling_params import BOUNDS, SCORE, SamplingParams
 from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors
 from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
@@ -34,6 +34,7 @@ from minisgl.utils.memory import MAPPED_BYTES, give_back
 
 MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
+OF_AN_ENCODER = 128  # the same; they are short
 T = TypeVar("T")
 
 
@@ -87,6 +88,10 @@ class Prompts:
         if num_bytes >= MAPPED_BYTES:
             self._pool.run_later(give_back)
 
+    @property
+    def _encodes(self) -> bool:
+        return self.info.kind != "decoder"
+
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """What is being encoded counts as waiting."""
@@ -119,7 +124,8 @@ class Prompts:
 
     def _most(self, keep: int | None) -> int:
         """How many tokens a prompt may have before it is cut."""
-        return self.info.max_seq_len * (1 if keep is None else CONTEXTS_BEFORE_CUT)
+        contexts = OF_AN_ENCODER if self._encodes else CONTEXTS_BEFORE_CUT
+        return self.info.max_seq_len * (1 if keep is None else contexts)
 
     async def encode(
         self,
@@ -132,8 +138,8 @@ class Prompts:
         side: Side = None,
     ) -> tuple[list[Int32Array], SamplingParams]:
         """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
-        the `side` "right" the first); and `sampling` as the engine knows it. `names`: how the client wrote a field,
-        where that differs. Raises `ApiError` for what does not fit the model."""
+        the `side` "right", which is an encoder's, the first); and `sampling` as the engine knows it. `names`: how the
+        client wrote a field, where that differs. Raises `ApiError` for what does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
@@ -227,6 +233,8 @@ class Prompts:
                 batch = await self._encode_all(texts, most)
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
+        if self._encodes:
+            return [_kept_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
         return [_kept(ids, keep, side) for ids in whole]
 
     def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
@@ -257,6 +265,12 @@ class Prompts:
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
         """What only the model knows."""
+        if self._encodes and sampling.embedding is None:
+            text = "model: it is an encoder, which gives embeddings (POST /v1/embeddings) and no text"
+            raise ApiError(400, text, param="model", code="unsupported_value")
+        if sampling.embedding == SCORE and self.info.kind != "cross_encoder":
+            text = "model: it gives no scores of two texts: a cross encoder does"
+            raise ApiError(400, text, param="model", code="unsupported_value")
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
@@ -305,6 +319,17 @@ def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
     if keep is None or len(ids) <= keep:
         return ids
     return (ids[:keep] if side == "right" else ids[-keep:]).copy()
+
+
+def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
+    """As `_kept`, by default the beginning, between the special tokens that stand around a text of an encoder."""
+    if keep is None or len(ids) <= keep:
+        return ids
+    before, after = int(ids[0]) in special, int(ids[-1]) in special
+    if keep <= before + after:
+        return ids[:keep].copy()
+    inside = _kept(ids[before : len(ids) - after], keep - before - after, side or "right")
+    return np.concatenate([ids[:before], inside, ids[len(ids) - after :]])
 
 
 def _check_stop(stop: tuple[str, ...], name: str) -> None:

@@ -346,15 +346,19 @@ def _greet(
         say(f"ready: {url} after {seconds:.1f} s")
         _announce(url, config, ready)
         return
-    asks: dict[str, object] = {"prompt": "The capital of France is"}
+    decoding = {"temperature": 0, "max_tokens": 30}
+    asks: dict[str, object] = {"prompt": "The capital of France is", **decoding}
     route = "completions"
-    if chats:
+    if ready.kind != "decoder":
+        say("this model is an encoder: it gives embeddings and no text")
+        route, asks = "embeddings", {"input": "The capital of France"}
+    elif chats:
         question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
-        route, asks = "chat/completions", {"messages": [{"role": "user", "content": question}]}
+        route, asks = "chat/completions", {"messages": [{"role": "user", "content": question}], **decoding}
     else:
         say("this model has no chat template, so it completes texts (--chat-template FILE: one for chats)")
     say(f"ready: {url} after {seconds:.1f} s. Try:")
-    body = {"model": config.model_name, **asks, "temperature": 0, "max_tokens": 30}
+    body = {"model": config.model_name, **asks}
     key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
     say(f"  curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
 

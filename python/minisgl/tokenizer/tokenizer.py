@@ -121,6 +121,11 @@ class Tokenizer:
         with _text_only():
             return self.text.encode_batch(texts, add_special_tokens, most)
 
+    def encode_pair(self, one: str, other: str) -> Int32Array:
+        """Ids of two texts as the model reads them side by side, special tokens included. Raises `NotEncodable`."""
+        with _text_only():
+            return self.text.encode_pair(one, other)
+
     def check_length(self, text: str, most: int | None) -> None:
         """Raise `TooManyTokens` if it is certain without encoding that `text` has more than `most`."""
         with _text_only():

@@ -151,7 +151,7 @@ class Reader:
     and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in which layers may differ. `states`: some
     layers keep states, perhaps in place of attention. `exact_yarn`: YaRN's border dimensions are not rounded, which no
     key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the two halves of each head
-    of q and k in turns (llama.cpp: NORM)."""
+    of q and k in turns (llama.cpp: NORM). `encoder`: tokens attend both ways, and nothing ends a text."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -164,6 +164,7 @@ class Reader:
     interleaved: bool = False
     exact_yarn: bool = False
     mixed: bool = False
+    encoder: bool = False
 
 
 def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -224,12 +225,16 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         "layer_norm_eps" if reader.layer_norm else "rms_norm_eps": fields.real(own(epsilon)),
         "rope_theta": fields.real(own("rope.freq_base"), 10_000.0),
         "tie_word_embeddings": HEAD not in shapes,
-        "eos_token_id": fields.whole("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": 0 if reader.encoder else fields.whole("tokenizer.ggml.eos_token_id"),
         "torch_dtype": "bfloat16",
     }
     if reader.partial:
         config["partial_rotary_factor"] = rotated / head_dim
+    if reader.encoder:
+        del config["eos_token_id"]
     config |= {"hidden_act": "silu"} | reader.own(fields, shapes, config)
+    if fields.flag(own("attention.causal"), not reader.encoder) == reader.encoder:
+        raise ConfigError(f"{own('attention.causal')}: {not reader.encoder} is not imported with this architecture")
     if (window := _window(fields, config)) and "sliding_window" not in config:
         raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
     fields.refuse_unread()
@@ -552,7 +557,7 @@ def _gpt_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 def _nemotron(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
-    return {"hidden_act": "relu2", "norm_eps": config["layer_norm_eps"], **biases}
+    return {"hidden_act": "relu2", "norm_eps": config["rms_norm_eps"], **biases}
 
 
 def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -571,6 +576,43 @@ def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
     sizes = {"n_inner": config["intermediate_size"], "layer_norm_epsilon": config["layer_norm_eps"]}
     return {**sizes, "multi_query": config["num_key_value_heads"] == 1}
+
+
+def _bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """Files of RoBERTa and XLM-R say bert, too: the rows of positions that are nobody's are cut off."""
+    _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
+    return {"hidden_act": "gelu", **_token_types(fields, shapes)}
+
+
+def _token_types(fields: Fields, shapes: Shapes) -> dict[str, Any]:
+    fields.whole("tokenizer.ggml.token_type_count", 0)
+    return {"type_vocab_size": shapes.get("token_types.weight", (0,))[0]}
+
+
+def _nomic_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    bias = "blk.0.attn_qkv.bias" in shapes
+    return {**_token_types(fields, shapes), "qkv_proj_bias": bias, "mlp_fc1_bias": "blk.0.ffn_up.bias" in shapes}
+
+
+def _modern_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """What no key says is what llama.cpp takes: each third layer attends to all tokens, others rotate by 10,000."""
+    own = fields.own
+    return {
+        "hidden_activation": fields.text(own("hidden_activation"), "gelu"),
+        "local_attention": (window := fields.positive(own("attention.sliding_window"), 128)),
+        "sliding_window": window,
+        "global_attn_every_n_layers": fields.positive(own("attention.sliding_window_pattern"), 3),
+        "global_rope_theta": config["rope_theta"],
+        "local_rope_theta": fields.real(own("rope.freq_base_swa"), 10_000.0),
+        "rope_theta": None,
+        "norm_eps": config["rms_norm_eps"],
+        "norm_bias": "blk.0.ffn_norm.bias" in shapes,
+        "attention_bias": "blk.0.attn_qkv.bias" in shapes,
+    }
+
+
+def _gemma_embedding(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    return {**_gemma3(fields, shapes, config), "use_bidirectional_attention": True}
 
 
 def _gptneox(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -1023,6 +1065,10 @@ READERS: dict[str, Reader] = {
     "qwen3next": Reader("Qwen3NextForCausalLM", _delta_net_moe, "qwen3_next", partial=True, states=True, mixed=True),
     "falcon-h1": Reader("FalconH1ForCausalLM", _falcon_h1, "falcon_h1", states=True),
     "mamba2": Reader("Mamba2ForCausalLM", _mamba2, "mamba2", states=True),
+    "bert": Reader("BertModel", _bert, layer_norm=True, encoder=True),
+    "nomic-bert": Reader("NomicBertModel", _nomic_bert, "nomic_bert", layer_norm=True, encoder=True),
+    "modern-bert": Reader("ModernBertModel", _modern_bert, "modernbert", encoder=True),
+    "gemma-embedding": Reader("Gemma3TextModel", _gemma_embedding, "gemma3_text", encoder=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
 """By `general.architecture`."""

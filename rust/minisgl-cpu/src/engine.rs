@@ -17,7 +17,7 @@ use crate::attention::Rows;
 use crate::error::{Error, Result};
 use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
-use crate::pooling::Pools;
+use crate::pooling::{Heads, Pools};
 use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
 use crate::states::States;
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
@@ -25,6 +25,7 @@ use crate::threads::{Counter, Pool};
 
 /// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
 const PIECE: usize = 128;
+const NO_TEXT: &str = "the model is an encoder: it gives embeddings of texts, and no text";
 const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: numbers overflow (try --kv-dtype f32), \
      or its adapter's do";
 
@@ -64,7 +65,7 @@ impl Engine {
             last_token: vec![0; sizes.max_rows + 1],
             slots: Slots::new(sizes.max_rows + 1, config.vocab_size, eos_ids),
             adapters: Adapters::new(sizes.max_rows + 1),
-            pools: Pools::new(sizes.max_rows + 1),
+            pools: Pools::new(sizes.max_rows + 1, config.both_ways),
             logits: Grid::new(config.vocab_size),
             scratch: (0..pool.threads()).map(|_| Mutex::new(Scratch::default())).collect(),
             spoiled: BTreeSet::new(),
@@ -86,6 +87,13 @@ impl Engine {
     /// Pages that fill go to `store` from now on, and its pages may be loaded. It has none of a model with states.
     pub fn keep(&mut self, store: Arc<Store>) {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
+    }
+
+    /// What becomes of pooled numbers.
+    pub fn set_heads(&mut self, heads: Heads) -> Result<()> {
+        heads.check(self.decoder.config.hidden_size)?;
+        self.pools.set_heads(heads);
+        Ok(())
     }
 
     /// The model.
@@ -137,7 +145,7 @@ impl Engine {
             self.load_pages(step)?;
             let ids = self.checked(step)?;
             let began = Instant::now();
-            let sampled = self.run(step, &ids)?;
+            let sampled = self.computed(step, &ids)?;
             if let Some(keeper) = &self.keeper {
                 keeper.took(ids.len(), began.elapsed());
             }
@@ -307,7 +315,61 @@ impl Engine {
             .collect()
     }
 
-    fn run(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
+    fn computed(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
+        if self.decoder.config.both_ways {
+            self.encode(step)
+        } else {
+            self.run(step, ids, &[])
+        }
+    }
+
+    /// A step of an encoder: prompts that end in it are computed whole, of others nothing. No text comes.
+    fn encode(&mut self, step: &Step) -> Result<Sampled> {
+        let mut found = Sampled {
+            tokens: vec![-1; step.req_slots.len()],
+            ..Sampled::default()
+        };
+        let (mut whole, mut ids, mut rows) = (Step::default(), Vec::new(), Vec::new());
+        let mut types = Vec::new();
+        for (row, slot) in step.req_slots.iter().enumerate() {
+            let len = step.seq_lens[row] as usize;
+            let prompt = self.pools.prompt(*slot as usize);
+            let Some((prompt, is_scored)) = prompt.filter(|(prompt, _)| len <= prompt.len()) else {
+                found.tokens[row] = NOT_FINITE;
+                found.failures.push((row as i32, NO_TEXT.to_owned()));
+                continue;
+            };
+            if len < prompt.len() {
+                continue;
+            }
+            let (size, first) = (self.sizes.page_size, *slot as usize * self.columns);
+            let place = |at: usize| self.page_table[first + at / size] as usize * size + at % size;
+            ids.extend_from_slice(prompt);
+            let pair = is_scored && self.decoder.config.pair_types;
+            types.extend(if pair { of_a_pair(prompt) } else { vec![0; len] });
+            whole.positions.extend(0..len as i32);
+            whole.out_loc.extend((0..len).map(|at| place(at) as i32));
+            whole.req_slots.push(*slot);
+            whole.seq_lens.push(len as i32);
+            whole.extend_lens.push(len as i32);
+            rows.push(row);
+        }
+        if rows.is_empty() {
+            return Ok(found);
+        }
+        let computed = self.run(&whole, &ids, &types)?;
+        for (row, token) in rows.iter().zip(computed.tokens) {
+            // a request ends with the token that it asks for, whatever that is
+            found.tokens[*row] = if token == NOT_FINITE { token } else { 0 };
+        }
+        let failures = computed.failures.into_iter();
+        (found.failures).extend(failures.map(|(row, why)| (rows[row as usize] as i32, why)));
+        found.embeddings = computed.embeddings;
+        Ok(found)
+    }
+
+    /// `types`: kinds of tokens, if not all are of the first.
+    fn run(&mut self, step: &Step, ids: &[u32], types: &[u32]) -> Result<Sampled> {
         let numbers = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
         let (positions, locations) = (numbers(&step.positions), numbers(&step.out_loc));
         let (seq_lens, slots) = (numbers(&step.seq_lens), numbers(&step.req_slots));
@@ -329,6 +391,7 @@ impl Engine {
         let runs = self.adapters.runs(step, &starts)?;
         let tokens = Tokens {
             runs: &runs,
+            types,
             states: self.states.as_ref().map(|states| states.passing(&saves)),
             ids,
             positions: &positions,
@@ -498,4 +561,11 @@ impl Engine {
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()))
             .collect())
     }
+}
+
+/// Kinds of the tokens of two texts: the second begins behind the first token that is the last one, too.
+fn of_a_pair(prompt: &[u32]) -> Vec<u32> {
+    let end = prompt.iter().position(|token| Some(token) == prompt.last());
+    let first = end.unwrap_or_default() + 1;
+    (0..prompt.len()).map(|at| u32::from(at >= first)).collect()
 }

@@ -38,4 +38,5 @@ pub use error::{Error, Result};
 pub use head::{Head, Team};
 pub use model::{Adapter, Pair};
 pub use openmp::OpenMp;
+pub use pooling::{HeadStep, Heads};
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};

@@ -1,7 +1,13 @@
-//! Embeddings of prompts: hidden numbers of their tokens, pooled over the steps that compute them.
+//! Embeddings and scores of prompts: hidden numbers of their tokens, pooled over the steps that compute them, and what a
+//! head makes of that.
 //!
-//! Invariants: what comes out does not depend on how a prompt was cut into steps; a slot that is bound again begins anew.
+//! Invariants: what comes out does not depend on how a prompt was cut into steps, nor on the instruction set; a slot that is
+//! bound again begins anew.
 
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::kernels::plain;
 use crate::sampling::{Binding, Pooling};
 use crate::step::Embedding;
 
@@ -10,32 +16,75 @@ use crate::step::Embedding;
 pub(crate) struct Pools {
     slots: Vec<Option<Pool>>,
     count: usize,
+    keeps_prompts: bool,
+    heads: Heads,
+}
+
+/// What is made of pooled numbers, step by step.
+#[derive(Debug, Default)]
+pub struct Heads {
+    /// Of embeddings.
+    pub embedding: Vec<HeadStep>,
+    /// Of scores: of what tokens, and what; none if the model gives no scores.
+    pub score: Option<(Pooling, Vec<HeadStep>)>,
+}
+
+/// One step of a head.
+#[derive(Debug)]
+pub enum HeadStep {
+    /// [outputs, inputs], and perhaps [outputs].
+    Linear(Vec<f32>, Vec<f32>),
+    /// Weight, perhaps bias, epsilon.
+    LayerNorm(Vec<f32>, Vec<f32>, f32),
+    /// By number.
+    Tanh,
+    /// By number, by the error function.
+    GeluErf,
 }
 
 #[derive(Debug)]
 struct Pool {
     req_id: i64,
     kind: Pooling,
+    is_scored: bool,
     num_prompt: usize,
     sum: Vec<f32>,
+    /// Of an encoder: the whole prompt.
+    tokens: Vec<u32>,
 }
 
 impl Pools {
-    /// No requests yet.
-    pub fn new(num_slots: usize) -> Self {
+    /// No requests yet. `keeps_prompts`: see [`Self::prompt`].
+    pub fn new(num_slots: usize, keeps_prompts: bool) -> Self {
         Self {
             slots: (0..num_slots).map(|_| None).collect(),
             count: 0,
+            keeps_prompts,
+            heads: Heads::default(),
         }
     }
 
-    /// The slot forgets the request before.
+    /// From now on.
+    pub fn set_heads(&mut self, heads: Heads) {
+        self.heads = heads;
+    }
+
+    /// The slot forgets the request before. A score is none where the model has no head for it.
     pub fn bind(&mut self, slot: usize, binding: &Binding) {
-        let made = binding.params.embedding.map(|kind| Pool {
+        let is_scored = binding.params.embedding == Some(Pooling::Score);
+        let of_score = self.heads.score.as_ref().map(|(kind, _)| *kind);
+        let kind = if is_scored { of_score } else { binding.params.embedding };
+        let made = kind.map(|kind| Pool {
             req_id: binding.req_id,
             kind,
+            is_scored,
             num_prompt: binding.num_prompt,
             sum: Vec::new(),
+            tokens: if self.keeps_prompts {
+                binding.tokens.iter().map(|id| *id as u32).collect()
+            } else {
+                Vec::new()
+            },
         });
         self.count += usize::from(made.is_some());
         self.count -= usize::from(self.slots[slot].is_some());
@@ -52,27 +101,133 @@ impl Pools {
         self.slots[slot].as_ref().is_some_and(|pool| match pool.kind {
             Pooling::Mean => position < pool.num_prompt,
             Pooling::Last => position + 1 == pool.num_prompt,
+            Pooling::First | Pooling::Score => position == 0 || position + 1 == pool.num_prompt,
         })
+    }
+
+    /// The prompt of the slot's request, if it wants an embedding and prompts are kept; and whether that is a score.
+    pub fn prompt(&self, slot: usize) -> Option<(&[u32], bool)> {
+        let pool = self.slots.get(slot)?.as_ref()?;
+        Some((pool.tokens.get(..pool.num_prompt)?, pool.is_scored))
     }
 
     /// The hidden numbers of a token that is wanted; with the last of the prompt comes the embedding.
     pub fn add(&mut self, slot: usize, position: usize, hidden: &[f32]) -> Option<Embedding> {
         let pool = self.slots[slot].as_mut()?;
         pool.sum.resize(hidden.len(), 0.0);
-        for (sum, number) in pool.sum.iter_mut().zip(hidden) {
-            *sum += number;
+        if pool.kind != Pooling::First || position == 0 {
+            for (sum, number) in pool.sum.iter_mut().zip(hidden) {
+                *sum += number;
+            }
         }
         if position + 1 < pool.num_prompt {
             return None;
         }
         let count = match pool.kind {
             Pooling::Mean => pool.num_prompt as f32,
-            Pooling::Last => 1.0,
+            _ => 1.0,
         };
-        let numbers = pool.sum.drain(..).map(|sum| sum / count).collect();
+        let mut numbers: Vec<f32> = pool.sum.drain(..).map(|sum| sum / count).collect();
+        let of_score = self.heads.score.as_ref().filter(|_| pool.is_scored);
+        for step in of_score.map_or(&self.heads.embedding, |(_, steps)| steps) {
+            numbers = step.of(&numbers);
+        }
         Some(Embedding {
             req_id: pool.req_id,
             numbers,
         })
+    }
+}
+
+impl Heads {
+    /// Raises where a step cannot read what is before it. `size`: of hidden numbers.
+    pub fn check(&self, size: usize) -> Result<()> {
+        let of_score = self.score.iter().map(|(_, steps)| steps);
+        for steps in of_score.chain([&self.embedding]) {
+            let mut width = size;
+            for step in steps {
+                let next = step.width(width);
+                width = next.ok_or_else(|| Error::unsupported(format!("a head of {width} numbers: sizes differ")))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl HeadStep {
+    /// How many numbers come of so many.
+    fn width(&self, inputs: usize) -> Option<usize> {
+        match self {
+            Self::Linear(weight, bias) => {
+                let outputs = weight.len() / inputs.max(1);
+                let fits = outputs > 0 && outputs * inputs == weight.len() && [0, outputs].contains(&bias.len());
+                fits.then_some(outputs)
+            }
+            Self::LayerNorm(weight, bias, _) => {
+                (weight.len() == inputs && [0, inputs].contains(&bias.len())).then_some(inputs)
+            }
+            Self::Tanh | Self::GeluErf => Some(inputs),
+        }
+    }
+
+    fn of(&self, numbers: &[f32]) -> Vec<f32> {
+        match self {
+            Self::Linear(weight, bias) => (weight.chunks_exact(numbers.len()).enumerate())
+                .map(|(row, weight)| plain::dot(weight, numbers) + bias.get(row).copied().unwrap_or_default())
+                .collect(),
+            Self::LayerNorm(weight, bias, eps) => {
+                let mut out = vec![0.0; numbers.len()];
+                let bias = (!bias.is_empty()).then_some(bias.as_slice());
+                // SAFETY: all are of one length, which `check` has seen to.
+                unsafe { plain::layer_norm(numbers.as_ptr(), weight, bias, *eps, out.as_mut_ptr()) };
+                out
+            }
+            Self::Tanh => numbers.iter().map(|x| plain::tanh(*x)).collect(),
+            Self::GeluErf => {
+                let (ones, mut out) = (vec![1.0; numbers.len()], vec![0.0; numbers.len()]);
+                // SAFETY: all are of one length.
+                unsafe { plain::gelu_erf_mul(numbers.as_ptr(), ones.as_ptr(), out.len(), out.as_mut_ptr()) };
+                out
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_its_steps() {
+        let steps = [
+            HeadStep::Linear(vec![1.0, 2.0, -1.0, 0.5, 0.0, 3.0], vec![0.5, -0.5, 0.0]),
+            HeadStep::Tanh,
+            HeadStep::Linear(vec![1.0, 1.0, 1.0], Vec::new()),
+        ];
+        let found = steps.iter().fold(vec![0.2, -0.4], |numbers, step| step.of(&numbers));
+        let wanted = (-0.1_f64).tanh() + (-0.9_f64).tanh() + (-1.2_f64).tanh();
+        assert!(
+            (f64::from(found[0]) - wanted).abs() < 1e-6 && found.len() == 1,
+            "{found:?} {wanted}"
+        );
+    }
+
+    #[test]
+    fn sizes_that_differ_are_refused() {
+        let heads = |steps| Heads {
+            score: Some((Pooling::First, steps)),
+            ..Heads::default()
+        };
+        let linear = |weights: usize, bias: usize| HeadStep::Linear(vec![0.0; weights], vec![0.0; bias]);
+        assert!(heads(vec![linear(8, 2), HeadStep::Tanh, linear(2, 1)]).check(4).is_ok());
+        for steps in [
+            vec![linear(9, 0)],
+            vec![linear(0, 0)],
+            vec![linear(8, 1)],
+            vec![linear(8, 0), linear(3, 0)],
+            vec![HeadStep::LayerNorm(vec![0.0; 3], Vec::new(), 0.0)],
+        ] {
+            assert!(heads(steps).check(4).is_err());
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::message::SamplingParams;
 use crate::metrics::MetricsConfig;
 
 /// Of what is told. Another one is refused.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Everything that an answer depends on beside its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -85,6 +85,8 @@ pub struct GatewayConfig {
     pub errors: Arc<Errors>,
     /// The engine gives embeddings.
     pub embeds: bool,
+    /// And text: else the Python server says why not.
+    pub writes: bool,
     /// Of requests that leave it out: the model's own. None: the Python server says why not.
     pub pooling: Option<Pooling>,
     /// How answered requests are logged.

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use minisgl_cpu::error::Fault;
 use minisgl_cpu::load::{Settings, load};
 use minisgl_cpu::model::PARTS;
-use minisgl_cpu::sampling::TokenLogprobs;
-use minisgl_cpu::{Adapter, Engine, Error, Pair, Sampled, Step};
+use minisgl_cpu::sampling::{Pooling, TokenLogprobs};
+use minisgl_cpu::{Adapter, Engine, Error, HeadStep, Heads, Pair, Sampled, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -91,6 +91,19 @@ fn float32s(bytes: &[u8]) -> Vec<f32> {
     numbers.iter().map(|one| f32::from_le_bytes(*one)).collect()
 }
 
+/// Kind, weight, bias, epsilon.
+type GivenStep = (String, PyBackedBytes, PyBackedBytes, f32);
+
+fn head_step((kind, weight, bias, eps): GivenStep) -> PyResult<HeadStep> {
+    Ok(match kind.as_str() {
+        "linear" => HeadStep::Linear(float32s(&weight), float32s(&bias)),
+        "layer_norm" => HeadStep::LayerNorm(float32s(&weight), float32s(&bias), eps),
+        "tanh" => HeadStep::Tanh,
+        "gelu" => HeadStep::GeluErf,
+        other => return Err(PyValueError::new_err(("setting", format!("a head: {other}")))),
+    })
+}
+
 #[pymethods]
 impl CpuEngine {
     /// `settings` as JSON: see `minisgl_cpu::load::Settings`. `say(done, total)` hears of the parts that are loaded.
@@ -160,6 +173,30 @@ impl CpuEngine {
             found.set_item(part, seconds)?;
         }
         Ok(found)
+    }
+
+    /// Have heads: the steps of that of embeddings, and for scores the pooling and the steps. A step is (kind, weight,
+    /// bias, epsilon), numbers as the bytes of float32.
+    #[allow(clippy::needless_pass_by_value)] // what Python gives
+    fn set_heads(&self, embedding: Vec<GivenStep>, score: Option<(String, Vec<GivenStep>)>) -> PyResult<()> {
+        let steps = |given: Vec<GivenStep>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
+        let score = score.map(|(pooling, given)| -> PyResult<_> {
+            let kind = if pooling == "mean" {
+                Pooling::Mean
+            } else if pooling == "last" {
+                Pooling::Last
+            } else {
+                Pooling::First
+            };
+            Ok((kind, steps(given)?))
+        });
+        let heads = Heads {
+            embedding: steps(embedding)?,
+            score: score.transpose()?,
+        };
+        let mut guard = self.locked();
+        let engine = guard.as_mut().ok_or_else(closed)?;
+        engine.set_heads(heads).map_err(|error| to_python(&error))
     }
 
     /// Have an adapter from the next step on. `adapter` is used up.

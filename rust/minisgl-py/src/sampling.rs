@@ -50,6 +50,8 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
         embedding: match sampling.getattr("embedding")?.extract::<Option<String>>()?.as_deref() {
             None => None,
             Some("last") => Some(Pooling::Last),
+            Some("cls") => Some(Pooling::First),
+            Some("score") => Some(Pooling::Score),
             Some(_) => Some(Pooling::Mean),
         },
     })

@@ -98,6 +98,11 @@ impl TextTokenizer {
         found.into_iter().map(|ids| array(py, ids)).collect()
     }
 
+    fn encode_pair<'py>(&self, py: Python<'py>, one: &str, other: &str) -> PyResult<Bound<'py, PyAny>> {
+        let ids = py.detach(|| self.inner.encode_pair(one, other));
+        array(py, ids.map_err(|error| to_python(py, &error))?)
+    }
+
     fn min_tokens(&self, py: Python<'_>, text: &str, most: usize) -> usize {
         apart(py, text.len() > most, || self.inner.min_tokens(text, most))
     }

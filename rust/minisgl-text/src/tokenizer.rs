@@ -106,6 +106,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of two texts as the file says that they stand together, special tokens included.
+    pub fn encode_pair(&self, one: &str, other: &str) -> Result<Vec<u32>, TextError> {
+        let found = self.backend.encode_fast((one, other), true);
+        let encoding = found.map_err(|error| TextError::NotEncodable(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// [`Tokenizer::encode`] of each, by as many threads as there are cores. The first error is that of all.
     pub fn encode_batch(
         &self,

@@ -9,7 +9,7 @@
 //! sixteen lanes, the values are summed position by position. Chunks are joined from the left, a sink comes last. So neither the other rows,
 //! nor how a prompt was cut, nor the page size, nor the threads, nor the instruction set change a bit.
 //!
-//! Invariants: a row sees the positions up to its own, within its layer's window; no allocation after the plan is built.
+//! Invariants: a row sees the positions up to its own, or of an encoder all of its text, within its layer's window; no allocation after the plan is built.
 
 mod api;
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +26,6 @@ mod unit;
 pub(crate) use api::on_lanes;
 pub(crate) use lanes::{LANES, Lanes, OnLanes};
 pub use plan::{Plan, Rows};
-pub use unit::{Attention, Call, MAX_GROUP, Scratch};
+pub use unit::{Attention, Call, Distances, MAX_GROUP, Scratch};
 
 pub use crate::kv::MAX_HEAD_DIM;

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Query {
     pub token: u32,
+    pub position: u32,
     pub lo: u32,
     pub hi: u32,
     /// The record of its state, or of the segment's first chunk.
@@ -80,6 +81,8 @@ pub(super) struct Variant {
     pub window: Option<usize>,
     /// The window is a chunk.
     pub chunked: bool,
+    /// Tokens see those behind them, too.
+    pub both_ways: bool,
     pub segments: Vec<Segment>,
     pub queries: Vec<Query>,
     pub merges: Vec<Merge>,
@@ -128,6 +131,14 @@ impl Plan {
     #[must_use]
     pub fn in_chunks(mut self) -> Self {
         self.variants.iter_mut().for_each(|variant| variant.chunked = true);
+        self
+    }
+
+    /// Tokens see those behind them, too: all of their row, or as many as before them, of which a window counts the token
+    /// itself. The step has all tokens of each row.
+    #[must_use]
+    pub fn both_ways(mut self) -> Self {
+        self.variants.iter_mut().for_each(|variant| variant.both_ways = true);
         self
     }
 
@@ -185,7 +196,8 @@ impl Variant {
         self.records = 0;
     }
 
-    fn query(&self, token: u32, position: u32) -> Query {
+    /// Of a token of a row of `len`.
+    fn query(&self, token: u32, position: u32, len: u32) -> Query {
         let hi = position + 1;
         let lo = self.window.map_or(0, |window| {
             let window = window.clamp(1, u32::MAX as usize) as u32;
@@ -195,8 +207,14 @@ impl Variant {
                 hi.saturating_sub(window)
             }
         });
+        let hi = match self.window {
+            _ if !self.both_ways => hi,
+            Some(window) => position.saturating_add(window.min(u32::MAX as usize) as u32).min(len),
+            None => len,
+        };
         Query {
             token,
+            position,
             lo,
             hi,
             record: 0,
@@ -210,7 +228,8 @@ impl Variant {
         for first in (from..to).step_by(tile) {
             let begin = self.queries.len();
             for token in first..to.min(first + tile as u32) {
-                self.queries.push(self.query(token, start + token - from));
+                let position = start + token - from;
+                self.queries.push(self.query(token, position, rows.seq_lens[row]));
             }
             let chunks = self.sight(begin);
             self.close(begin, row as u32, chunks);
@@ -245,7 +264,8 @@ impl Variant {
                 let begin = self.queries.len();
                 for row in part {
                     let row = *row as usize;
-                    let query = self.query(rows.qo_indptr[row], rows.seq_lens[row] - 1);
+                    let len = rows.seq_lens[row];
+                    let query = self.query(rows.qo_indptr[row], len - 1, len);
                     if query.first_chunk() < shared.chunks.end {
                         self.queries.push(query);
                     }
@@ -258,8 +278,8 @@ impl Variant {
         for own in &finder.own {
             let row = own.row as usize;
             let begin = self.queries.len();
-            self.queries
-                .push(self.query(rows.qo_indptr[row], rows.seq_lens[row] - 1));
+            let len = rows.seq_lens[row];
+            self.queries.push(self.query(rows.qo_indptr[row], len - 1, len));
             let sight = self.sight(begin);
             self.close(begin, own.row, sight.start.max(own.from)..sight.end);
         }

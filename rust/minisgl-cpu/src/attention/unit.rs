@@ -60,6 +60,26 @@ pub struct Call<'a> {
     pub out_stride: usize,
     /// By query head: a score, as a logarithm to base 2, that takes its part of the weights and gives no value.
     pub sinks: Option<&'a [f32]>,
+    /// What is added to scores by distance.
+    pub distances: Option<&'a Distances>,
+}
+
+/// By query head and how far behind its query a key stands: added to scores, as logarithms to base 2.
+#[derive(Clone, Debug, Default)]
+pub struct Distances {
+    /// Heads one after the other, of each 2 `most` - 1 numbers: those of keys most before their query come first.
+    pub numbers: Vec<f32>,
+    /// Positions of a sequence at most.
+    pub most: usize,
+}
+
+impl Distances {
+    /// Those of a head for keys from `first` on of the query at `position`.
+    #[inline(always)]
+    fn of(&self, head: usize, position: usize, first: usize) -> &[f32] {
+        let whole = 2 * self.most - 1;
+        &self.numbers[head * whole..(head + 1) * whole][self.most - 1 + first - position..]
+    }
 }
 
 // SAFETY: only addresses; they are followed by unsafe functions, whose callers answer for them.
@@ -124,12 +144,24 @@ impl Attention {
         }
     }
 
-    /// The scores `from..to` of a row of a chunk, within the cap.
+    /// The scores `from..to` of a row of a chunk that begins at `first`, by distance, and within the cap.
     ///
     /// # Safety
     /// `scores` has a chunk of numbers.
     #[inline(always)]
-    unsafe fn within_cap(&self, scores: *mut f32, (from, to): (usize, usize)) {
+    unsafe fn finished(
+        &self,
+        scores: *mut f32,
+        (from, to): (usize, usize),
+        (call, head): (&Call<'_>, usize),
+        (position, first): (u32, usize),
+    ) {
+        if let Some(distances) = call.distances {
+            // SAFETY: the caller's.
+            let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
+            let added = distances.of(head, position as usize, first + from);
+            scores.iter_mut().zip(added).for_each(|(score, added)| *score += added);
+        }
         if self.cap != 0.0 {
             // SAFETY: the caller's.
             let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
@@ -219,7 +251,7 @@ impl Attention {
                 let (_, to) = range(queries[active.end - 1], first);
                 let (from, _) = range(queries[active.start], first);
                 if direct {
-                    self.row::<V>(source, first, (from, to), scratch);
+                    self.row::<V>(source, first, (from, to), (call, head, queries[0].position), scratch);
                     self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
                     continue;
                 }
@@ -231,7 +263,7 @@ impl Attention {
                 } else {
                     load::values::<V>(source, first, (from, to), ahead, values);
                 }
-                self.chunk::<V>(&queries[active.clone()], active.start, first, scratch);
+                self.chunk::<V>(&queries[active.clone()], active.start, first, (call, head), scratch);
                 self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
             }
             for (i, query) in queries.iter().enumerate() {
@@ -288,6 +320,7 @@ impl Attention {
         source: Source<'_>,
         first: usize,
         (from, to): (usize, usize),
+        (call, head, position): (&Call<'_>, usize, u32),
         scratch: &mut Scratch,
     ) {
         let (dim, width, rows) = (self.head_dim, self.width(), self.group);
@@ -306,7 +339,8 @@ impl Attention {
             };
             half_product::<V>(a, &keys[..count], (dim, LANES), c, rows, false);
             for r in 0..rows {
-                self.within_cap(scores.add(r * CHUNK), (from, to));
+                let which = (call, head * self.group + r);
+                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
                 let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
                 scratch.sums[r] = Sums { most, sum };
             }
@@ -334,7 +368,14 @@ impl Attention {
 
     /// Scores, weights and weighted values of one chunk for the queries that see it; `at` is the first one's place.
     #[inline(always)]
-    unsafe fn chunk<V: Lanes>(&self, queries: &[Query], at: usize, first: usize, scratch: &mut Scratch) {
+    unsafe fn chunk<V: Lanes>(
+        &self,
+        queries: &[Query],
+        at: usize,
+        first: usize,
+        (call, head): (&Call<'_>, usize),
+        scratch: &mut Scratch,
+    ) {
         let (dim, width, group) = (self.head_dim, self.width(), self.group);
         let (from, to) = (range(queries[0], first).0, range(queries[queries.len() - 1], first).1);
         let (left, right) = (from / LANES * LANES, to.next_multiple_of(LANES));
@@ -362,7 +403,9 @@ impl Attention {
             );
             for r in 0..rows {
                 let (from, to) = range(queries[r / group], first);
-                self.within_cap(scores.add(r * CHUNK), (from, to));
+                let which = (call, head * group + r % group);
+                let position = queries[r / group].position;
+                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
                 let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
                 scratch.sums[row + r] = Sums { most, sum };
             }

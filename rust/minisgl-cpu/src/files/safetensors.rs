@@ -1,7 +1,7 @@
 //! A folder of safetensors files, as hubs and training write them.
 //!
 //! Invariants: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
-//! all; every tensor is there once and of a type that can be computed with.
+//! all; every tensor is there once and of a type that can be computed with, lists of ids aside, which are left out.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
@@ -160,6 +160,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
             Dtype::F16 => Kind::F16,
             Dtype::BF16 => Kind::BF16,
             Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
+            Dtype::I64 if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
             other => {
                 return Err(Error::unsupported(format!(
                     "tensor {name}: {other:?}: only F32, F16 and BF16 can be computed with"

@@ -10,7 +10,7 @@ use crate::attention::Call;
 use crate::kernels::{Kernels, Mode, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::config::HeadNorms;
+use crate::model::config::{HeadNorms, Norms};
 use crate::model::grid::Grid;
 use crate::model::products::To;
 use crate::model::weights::{Attending, Latent, Layer, Norm};
@@ -69,6 +69,7 @@ impl Worker<'_, '_> {
             out: attended.at(0, 0),
             out_stride: attended.stride(),
             sinks: attending.sinks.as_deref(),
+            distances: shared.weights.distances.as_ref(),
         };
         let (attention, plan) = shared.attention.of(index);
         while let Some(unit) = shared.counter(index, Phase::Attend).take(plan.units(index)) {
@@ -132,7 +133,9 @@ impl Worker<'_, '_> {
     /// Where goes what the first half of a layer gives.
     pub(super) fn way_out<'l>(&self, layer: &'l Layer) -> To<'l> {
         let config = self.shared.config;
-        if config.is_parallel() {
+        if let Some((norm, _)) = layer.norms_behind.as_ref().filter(|_| config.norms == Norms::Over) {
+            To::Under(norm, Phase::AddOut)
+        } else if config.is_parallel() {
             To::Aside // the MLP is to see the hidden numbers as they are
         } else if config.has_behind() {
             To::Behind(layer.norms_behind.as_ref().map(|(norm, _)| norm), Phase::AddOut, 1.0)

@@ -75,6 +75,22 @@ pub struct ModelConfig {
     pub head_bias: bool,
     /// Positions that have learned numbers, added to embeddings; 0: there are none.
     pub learned_positions: usize,
+    /// The row that the first position has of them.
+    pub first_position: usize,
+    /// Kinds of tokens that have numbers of their own, added to embeddings; 0: there are none.
+    pub token_types: usize,
+    /// The second of two texts has tokens of the second kind.
+    pub pair_types: bool,
+    /// Embeddings are normalised.
+    pub embedding_norm: bool,
+    /// The first layer has no norm before attention.
+    pub bare_first: bool,
+    /// There is a norm behind the last layer.
+    pub last_norm: bool,
+    /// Scores have numbers added by head and distance.
+    pub distances: Option<Ranges>,
+    /// An encoder: tokens attend to those behind them, too, to all of their row or to as many as before them.
+    pub both_ways: bool,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
     pub windows: Vec<Option<usize>>,
     /// Windows are chunks of the text: a token attends to those of its own chunk before it.
@@ -115,6 +131,35 @@ pub struct ModelConfig {
     pub latent: Option<LatentConfig>,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
+}
+
+/// Ranges of distances between tokens that have a number of each head in common: half of them for keys before their
+/// query, half for those behind.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Ranges {
+    /// How many.
+    pub count: usize,
+    /// From here on all is the last one.
+    pub most: usize,
+    /// Positions of a sequence.
+    pub positions: usize,
+}
+
+impl Ranges {
+    /// Of keys so far behind their query: short distances have ranges of their own, longer ones are told apart by their
+    /// logarithm.
+    pub fn of(&self, behind: i64) -> usize {
+        let side = self.count / 2;
+        let (away, exact) = (behind.unsigned_abs() as usize, side / 2);
+        let within = if away < exact {
+            away
+        } else {
+            let share = (away as f32 / exact as f32).ln() / ((self.most as f64 / exact as f64).ln() as f32);
+            (exact + (share * (side - exact) as f32) as usize).min(side - 1)
+        };
+        within + if behind > 0 { side } else { 0 }
+    }
 }
 
 /// Attention over latents. In the description around it there is one key/value head, whose keys are a latent and the
@@ -276,6 +321,8 @@ pub enum Norms {
     Parallel,
     /// One before each, which read the same hidden numbers and are added together.
     Apart,
+    /// Behind both, over the sums of what they give and the hidden numbers.
+    Over,
 }
 
 /// Norms of queries and keys.
@@ -446,6 +493,36 @@ impl ModelConfig {
             return Err(Error::unsupported(format!(
                 "config.json: swiglu_limit: {limit}: must be above 0"
             )));
+        }
+        let plain = self.moe.is_none() && self.per_layer.is_none() && !self.layer_scales && self.residual_scale == 1.0;
+        if self.norms == Norms::Over && !plain {
+            return Err(Error::unsupported(
+                "config.json: norms over sums, with what no encoder has",
+            ));
+        }
+        if self.both_ways && (self.chunked || self.state.is_some() || self.latent.is_some()) {
+            return Err(Error::unsupported(
+                "config.json: attention both ways, with what no encoder has",
+            ));
+        }
+        if let Some(ranges) = self.distances
+            && !(ranges.count >= 4 && ranges.most > ranges.count / 4 && (1..=1 << 16).contains(&ranges.positions))
+        {
+            return Err(unsupported(
+                "relative_attention_num_buckets",
+                ranges.count,
+                "out of range",
+            ));
+        }
+        if self.pair_types && self.token_types < 2 {
+            return Err(unsupported("type_vocab_size", self.token_types, "must be at least 2"));
+        }
+        if self.learned_positions > 0 && self.first_position >= self.learned_positions {
+            return Err(unsupported(
+                "max_position_embeddings",
+                self.learned_positions,
+                "none is left",
+            ));
         }
         if self.query_growth.is_some_and(|growth| growth.every == 0) {
             return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));

@@ -126,7 +126,10 @@ impl Decoder {
         // SAFETY: the forward that wrote `x` is done, and nobody else has `memory`.
         unsafe {
             let kernels = self.kernels.decoding();
-            self.weights.norm.apply((&kernels, &self.config), x, (0, size), normed);
+            let Some(norm) = &self.weights.norm else {
+                return std::slice::from_raw_parts(x, size);
+            };
+            norm.apply((&kernels, &self.config), x, (0, size), normed);
             std::slice::from_raw_parts(normed, size)
         }
     }
@@ -158,13 +161,14 @@ impl Decoder {
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {
             while let Some(row) = memory.counters[0].take(tokens.len()) {
-                let (x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
+                let (mut x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
                 // SAFETY: this row was handed out once; the forward that wrote `x` is done.
                 unsafe {
-                    self.weights
-                        .norm
-                        .apply((&kernels, config), x, (0, config.hidden_size), normed);
-                    kernels.prepare(normed, acts, row);
+                    if let Some(norm) = &self.weights.norm {
+                        norm.apply((&kernels, config), x, (0, config.hidden_size), normed);
+                        x = normed;
+                    }
+                    kernels.prepare(x, acts, row);
                 }
             }
             barrier.wait();

@@ -3,8 +3,8 @@
 //! Each phase deals out pieces through a counter of its own, so each piece has one thread; what a phase writes is read
 //! after the next barrier only. This is the reason behind every `unsafe` block here that says "its piece".
 //!
-//! Invariants: what a token's numbers become depends on the tokens before it only, not on how pieces fall to threads
-//! nor on what else is in the step.
+//! Invariants: what a token's numbers become depends on the tokens that it may attend to only, not on how pieces fall to
+//! threads nor on what else is in the step.
 
 #![allow(unsafe_code)]
 
@@ -96,14 +96,26 @@ impl Worker<'_, '_> {
                     .for_each(|number| *number *= shared.config.embedding_scale);
             }
             let position = shared.tokens.positions[token];
-            if let Some(positions) = &shared.weights.positions {
+            let weights = shared.weights;
+            let kind = shared.tokens.types.get(token).copied().unwrap_or_default();
+            let added = [
+                (&weights.token_types, kind as usize),
+                (&weights.positions, position as usize + shared.config.first_position),
+            ];
+            for (table, at) in added {
+                let Some(table) = table else { continue };
                 let learned = self.own.row.at(0, 0);
                 // SAFETY: this thread's own row, as wide as the hidden numbers at least.
                 let learned = unsafe { std::slice::from_raw_parts_mut(learned, width) };
-                positions.row(position as usize, learned);
+                table.row(at, learned);
                 row.iter_mut()
                     .zip(learned)
                     .for_each(|(number, learned)| *number += *learned);
+            }
+            if let Some(norm) = &weights.embedding_norm {
+                let (at, size) = (row.as_mut_ptr(), shared.config.hidden_size);
+                // SAFETY: the row has as many numbers.
+                unsafe { norm.apply((&shared.kernels, shared.config), at, (0, size), at) };
             }
             let position = position as f32;
             for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {

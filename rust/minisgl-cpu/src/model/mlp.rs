@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::kernels::{ActsPtr, Kernels, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
-use crate::model::config::Activation;
+use crate::model::config::{Activation, Norms};
 use crate::model::grid::Grid;
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Layer, Mlp, Norm, PerLayerPart};
@@ -49,8 +49,10 @@ impl Worker<'_, '_> {
         let config = self.shared.config;
         let parallel = config.is_parallel();
         let scale = layer.scale_behind_mlp();
-        let to = if !parallel && (config.has_behind() || scale != 1.0) {
-            let norm = layer.norms_behind.as_ref().map(|(_, norm)| norm);
+        let norm = layer.norms_behind.as_ref().map(|(_, norm)| norm);
+        let to = if let Some(norm) = norm.filter(|_| config.norms == Norms::Over) {
+            To::Under(norm, Phase::AddDown)
+        } else if !parallel && (config.has_behind() || scale != 1.0) {
             To::Behind(norm, Phase::AddDown, scale)
         } else {
             To::Hidden

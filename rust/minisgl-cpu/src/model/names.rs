@@ -14,6 +14,12 @@ pub enum Part {
     Embedding,
     /// The table of positions.
     Positions,
+    /// The table of kinds of tokens.
+    TokenTypes,
+    /// The norm of embeddings.
+    EmbeddingNorm,
+    /// By range of distances and head: added to scores.
+    Distances,
     /// The table of embeddings by layer.
     PerLayerEmbedding,
     /// From hidden numbers to numbers by layer.

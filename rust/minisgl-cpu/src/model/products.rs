@@ -108,7 +108,7 @@ impl Worker<'_, '_> {
     ) {
         let shared = self.shared;
         let (x, add) = match to {
-            To::Hidden => (&shared.buffers.x, true),
+            To::Hidden | To::Under(..) => (&shared.buffers.x, true),
             To::Aside | To::Behind(..) => (&shared.buffers.behind, false),
         };
         let groups = Groups::of(&linear.weight, shared.threads);
@@ -133,9 +133,22 @@ impl Worker<'_, '_> {
             }
         }
         self.barrier.wait();
-        if let To::Behind(norm, phase, scale) = to {
-            self.add_aside(index, phase, norm, scale);
+        match to {
+            To::Behind(norm, phase, scale) => self.add_aside(index, phase, norm, scale),
+            To::Under(norm, phase) => self.normalise(index, phase, norm),
+            To::Hidden | To::Aside => {}
         }
+    }
+
+    /// The hidden numbers of all tokens, in place.
+    fn normalise(&mut self, index: usize, phase: Phase, norm: &Norm) {
+        let (shared, size) = (self.shared, self.shared.config.hidden_size);
+        each(shared.counter(index, phase), shared.count(), FEW, |token| {
+            let row = shared.buffers.x.at(token, 0);
+            // SAFETY: its piece: the row of this token, written before a barrier.
+            unsafe { norm.apply((&shared.kernels, shared.config), row, (0, size), row) };
+        });
+        self.barrier.wait();
     }
 
     /// Add the rows that lie aside to the hidden numbers, normalised and scaled; the sums are multiplied by `last`.
@@ -170,6 +183,8 @@ impl Worker<'_, '_> {
 pub(super) enum To<'a> {
     /// Added to the hidden numbers.
     Hidden,
+    /// Added to the hidden numbers, which are normalised then, in a phase of its own.
+    Under(&'a Norm, Phase),
     /// It stays aside.
     Aside,
     /// Normalised and scaled, then added to the hidden numbers in a phase of its own; the sums are multiplied in the end.

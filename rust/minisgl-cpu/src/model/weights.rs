@@ -5,13 +5,15 @@
 
 use std::sync::Mutex;
 
+use crate::attention::Distances;
 use crate::error::{Error, Result};
 use crate::files::Kind;
 use crate::files::TensorView;
 use crate::kernels::mamba::{Gating, Way};
 use crate::kernels::{Kernels, Mode, plain};
 use crate::model::config::{
-    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, StateKind, Streams,
+    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, Ranges, ShortConv, StateKind,
+    Streams,
 };
 use crate::model::convolution::Convolution;
 use crate::model::delta::{Delta, by_head};
@@ -349,7 +351,7 @@ pub struct Layer {
     pub mixer: Option<Mixer>,
     /// Before the MLP; none if attention's serves both, or there is none.
     pub mlp_norm: Option<Norm>,
-    /// Behind attention and behind the MLP.
+    /// Behind attention and behind the MLP, or over the sums there.
     pub norms_behind: Option<(Norm, Norm)>,
     /// The MLP.
     pub feed_forward: FeedForward,
@@ -413,7 +415,7 @@ pub struct Weights {
     /// The layers, in order.
     pub layers: Vec<Layer>,
     /// After the last layer.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// [vocabulary, hidden]; rows of it are the embeddings unless `embedding` is there.
     pub head: Matrix,
     /// [vocabulary], padded.
@@ -422,6 +424,12 @@ pub struct Weights {
     pub embedding: Option<Matrix>,
     /// [positions, hidden], added to embeddings.
     pub positions: Option<Matrix>,
+    /// [kinds, hidden], added to embeddings.
+    pub token_types: Option<Matrix>,
+    /// Of the sums.
+    pub embedding_norm: Option<Norm>,
+    /// Added to scores.
+    pub distances: Option<Distances>,
     /// Embeddings by layer.
     pub per_layer: Option<PerLayerTables>,
     /// Between streams of hidden numbers.
@@ -435,6 +443,7 @@ impl Weights {
         std::iter::once(&self.head)
             .chain(&self.embedding)
             .chain(&self.positions)
+            .chain(&self.token_types)
             .chain(per_layer.flat_map(|all| [&all.embedding, &all.model.1]))
             .chain(self.streams.iter().flat_map(StreamTables::matrices))
     }
@@ -485,8 +494,17 @@ impl Weights {
             .into_iter()
             .map(|cell| cell.into_inner().unwrap_or_else(|e| e.into_inner()).ok_or_else(lost))
             .collect::<Result<Vec<Layer>>>()?;
-        let (head, embedding, positions, per_layer) = locked(&tables).take().ok_or_else(lost)?;
-        let norm = load_norm(tensors, config, Part::Norm, At::default(), config.hidden_size)?;
+        let (head, embedding, [positions, token_types], per_layer) = locked(&tables).take().ok_or_else(lost)?;
+        let of_all = |there: bool, part| {
+            there
+                .then(|| load_norm(tensors, config, part, At::default(), config.hidden_size))
+                .transpose()
+        };
+        let norm = of_all(config.last_norm, Part::Norm)?;
+        let embedding_norm = of_all(config.embedding_norm, Part::EmbeddingNorm)?;
+        let distances = config
+            .distances
+            .map(|ranges| load_distances(tensors, config.num_heads, ranges));
         let streams = load_streams(tensors, config)?;
         let head_bias = if config.head_bias {
             Some(padded(tensors.part_vector(
@@ -506,6 +524,9 @@ impl Weights {
             head_bias,
             embedding,
             positions,
+            token_types,
+            embedding_norm,
+            distances: distances.transpose()?,
             per_layer,
             streams,
         })
@@ -581,18 +602,18 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The head, embeddings that are not the head, positions, and embeddings by layer.
-type Tables = (Matrix, Option<Matrix>, Option<Matrix>, Option<PerLayerTables>);
+/// The head, embeddings that are not the head, positions and kinds of tokens, and embeddings by layer.
+type Tables = (Matrix, Option<Matrix>, [Option<Matrix>; 2], Option<PerLayerTables>);
 
 pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
     let of = |part, shape: &[usize; 2]| pack(&[tensors.part(part, At::default(), shape)?], false);
     let embedding = of(Part::Embedding, &shape)?;
-    let positions = if config.learned_positions > 0 {
-        Some(of(Part::Positions, &[config.learned_positions, config.hidden_size])?)
-    } else {
-        None
-    };
+    let added = |part, count: usize| (count > 0).then(|| of(part, &[count, config.hidden_size])).transpose();
+    let added = [
+        added(Part::Positions, config.learned_positions)?,
+        added(Part::TokenTypes, config.token_types)?,
+    ];
     let per_layer = if let Some(per_layer) = config.per_layer {
         let all = config.num_layers * per_layer.size;
         Some(PerLayerTables {
@@ -604,9 +625,23 @@ pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tab
         None
     };
     if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
-        return Ok((embedding, None, positions, per_layer));
+        return Ok((embedding, None, added, per_layer));
     }
-    Ok((of(Part::Head, &shape)?, Some(embedding), positions, per_layer))
+    Ok((of(Part::Head, &shape)?, Some(embedding), added, per_layer))
+}
+
+fn load_distances(tensors: &Tensors, heads: usize, ranges: Ranges) -> Result<Distances> {
+    let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
+    let numbers = found.view()?.decode();
+    let most = ranges.positions as i64;
+    let of = |head: usize, behind: i64| numbers[ranges.of(behind) * heads + head] * std::f32::consts::LOG2_E;
+    Ok(Distances {
+        numbers: (0..heads)
+            .flat_map(|head| (1 - most..most).map(move |behind| (head, behind)))
+            .map(|(head, behind)| of(head, behind))
+            .collect(),
+        most: ranges.positions,
+    })
 }
 
 /// Checkpoints have a tensor of each stream, GGUF has one for all.
@@ -700,14 +735,15 @@ impl Loader<'_> {
         let experts = config.experts_of(self.layer);
         let (attends, has_mlp) = (config.attends[self.layer], inner > 0 || experts.is_some());
         let state = config.state.filter(|_| config.state_layers[self.layer]);
-        let before = config.norms != Norms::Behind;
-        let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both) {
+        let before = !matches!(config.norms, Norms::Behind | Norms::Over);
+        let bare = config.bare_first && self.layer == 0;
+        let norms_behind = if matches!(config.norms, Norms::Behind | Norms::Both | Norms::Over) {
             Some((self.norm(Part::AttentionNormBehind)?, self.norm(Part::MlpNormBehind)?))
         } else {
             None
         };
         Ok(Layer {
-            attention_norm: (before && (attends || state.is_some()))
+            attention_norm: (before && !bare && (attends || state.is_some()))
                 .then(|| self.norm(Part::AttentionNorm))
                 .transpose()?,
             attention: attends.then(|| self.attention()).transpose()?,

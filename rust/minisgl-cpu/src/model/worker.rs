@@ -44,6 +44,8 @@ pub struct Tokens<'a> {
     pub decode: usize,
     /// Those that have an adapter, in order; a run is of rows that decode or of others.
     pub runs: &'a [Run<'a>],
+    /// Their kinds; those that are missing are of the first one.
+    pub types: &'a [u32],
     /// States of their rows, if layers keep some.
     pub states: Option<Passing<'a>>,
 }
@@ -82,6 +84,7 @@ impl Attentions {
                 .collect();
             let plan = attention.plan(kv, threads, &windows);
             let plan = if config.chunked { plan.in_chunks() } else { plan };
+            let plan = if config.both_ways { plan.both_ways() } else { plan };
             kinds.push((attention, plan));
             known.push(*size);
         }

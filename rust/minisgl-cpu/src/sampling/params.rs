@@ -49,6 +49,10 @@ pub enum Pooling {
     Mean,
     /// The last one.
     Last,
+    /// The first one.
+    First,
+    /// Those that the head of scores wants, which makes a score of them.
+    Score,
 }
 
 impl Default for Params {

@@ -236,6 +236,7 @@ impl Case {
             out: out.as_mut_ptr(),
             out_stride,
             sinks: self.sinks.then_some(&sinks),
+            distances: None,
         };
         for merging in [false, true] {
             let next = AtomicUsize::new(0);

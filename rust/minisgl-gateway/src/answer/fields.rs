@@ -803,6 +803,8 @@ pub enum Pooling {
     Mean,
     /// The last one.
     Last,
+    /// The first one.
+    Cls,
 }
 
 impl Pooling {
@@ -811,6 +813,7 @@ impl Pooling {
         match self {
             Self::Mean => "mean",
             Self::Last => "last",
+            Self::Cls => "cls",
         }
     }
 }

@@ -132,7 +132,7 @@ impl Plan {
 
 /// Checks a body.
 pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
-    sure(has_sure_shape(body, config))?;
+    sure(has_sure_shape(body, config) && (config.writes || endpoint == Endpoint::Embedding))?;
     let found = match endpoint {
         Endpoint::Chat => chat(parsed(body, config)?, config),
         Endpoint::Completion => completion(parsed(body, config)?, config),

@@ -229,6 +229,7 @@ fn ready() -> EngineReady {
         device: "cpu".into(),
         dtype: "bfloat16".into(),
         cpu_backend: "rust_hotpath".into(),
+        kind: "decoder".into(),
         ..EngineReady::default()
     }
 }
@@ -254,8 +255,12 @@ fn what_else_the_engine_says_is_read() {
     };
     assert_eq!(full.model_dir.as_deref(), Some("models/a"));
     assert_eq!(
-        (full.simulated.as_str(), full.engine_details.as_str()),
-        ("a profile", "2 ranks")
+        (
+            full.simulated.as_str(),
+            full.engine_details.as_str(),
+            full.kind.as_str()
+        ),
+        ("a profile", "2 ranks", "encoder")
     );
     for (name, num_waiting, num_running) in [("stats", 1, 2), ("stats_every_field", 0, 1)] {
         let load = Box::new(EngineStats {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::packed::{bytes, pairs};
 
 /// Both sides must agree on it.
-pub const SCHEMA_VERSION: u16 = 14;
+pub const SCHEMA_VERSION: u16 = 15;
 /// Request ids are a front end's own, from 0 to below this.
 pub const ID_LIMIT: i64 = 1 << 40;
 /// In front of each frame: its length, little-endian.
@@ -139,6 +139,8 @@ pub struct EngineReady {
     pub simulated: String,
     #[serde(default)]
     pub engine_details: String,
+    #[serde(default)]
+    pub kind: String,
 }
 
 /// The load of an engine. What else `minisgl.message.EngineStats` has is for the Python server.

@@ -21,6 +21,7 @@ pub(crate) fn config(changes: Value) -> GatewayConfig {
             "drain_timeout": 1.0, "adaptive_max_tokens": null, "context_margin": 0},
     });
     found["harmless_headers"] = json!([["x-content-type-options", "nosniff"], ["x-other", "a"]]);
+    found["writes"] = true.into();
     found["metrics"] = json!({"seconds": [1.0], "tokens": [1.0], "window_s": 10.0});
     found["watch"] = json!({"interval_s": 0.5, "silent_s": 1.5, "silence_s": 3.0, "loop_timeout_s": 3.0});
     found["exposed_headers"] = "X-Request-Id".into();
@@ -67,9 +68,9 @@ fn bounds() -> Value {
 #[test]
 fn a_configuration_of_another_version_is_refused_by_its_number() {
     let error = GatewayConfig::read(r#"{"version": 0, "no_such_field": 1}"#).unwrap_err();
-    assert!(error.starts_with("it has version 0, the extension reads 4"), "{error}");
+    assert!(error.starts_with("it has version 0, the extension reads 5"), "{error}");
     assert!(
-        GatewayConfig::read(r#"{"version": 4}"#)
+        GatewayConfig::read(r#"{"version": 5}"#)
             .unwrap_err()
             .contains("missing field")
     );

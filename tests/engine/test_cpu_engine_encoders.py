@@ -1,0 +1,113 @@
+"""Encoders on the CPU engine, against transformers on tiny random checkpoints that it wrote: every architecture, on
+every instruction set that this machine has, whole and in chunks, alone and in a crowd."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.config import ConfigError
+from minisgl.models.architectures import ENCODERS as NATIVE
+from minisgl.models.config import load_config
+from minisgl.sampling_params import POOLINGS, SamplingParams
+from tests.helpers import our_encoders
+from tests.helpers.encoders import ENCODERS, hidden_states, pooled, tiny_encoder
+from tests.helpers.engines import Collector, greedy, load
+from tests.helpers.models import save
+from tests.helpers.our_models import PAGE, written
+
+pytestmark = pytest.mark.any_cpu
+
+WITHIN = 1e-4
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def reference(request: pytest.FixtureRequest) -> Any:
+    return tiny_encoder(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(reference, tmp_path_factory.mktemp("encoder"))
+
+
+def asks(pooling: str) -> SamplingParams:
+    return SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling)
+
+
+def prompts() -> list[list[int]]:
+    """One of a single token, one as long as the positions of most."""
+    generator = np.random.default_rng(4)
+    return [generator.integers(6, 131, n).tolist() for n in (40, 1, 16, 90, 2, 65)]
+
+
+def vectors(folder: Path, requests: dict[int, tuple[list[int], SamplingParams]], **settings: Any) -> dict[int, bytes]:
+    engine, config = load("cpu", folder, **{"num_pages": 400, "num_threads": 1, **settings})
+    collector = Collector(engine, config)
+    collector.run(requests)
+    collector.close()
+    assert collector.errors == {}
+    return collector.embeddings
+
+
+def test_every_encoder_is_here_and_on_the_page() -> None:
+    """After a change: `python -m tests.helpers.our_encoders`."""
+    assert sorted(name for variant in our_encoders.CALLED for name in our_encoders.names_of(variant)) == sorted(NATIVE)
+    figures, page = our_encoders.recorded(), PAGE.read_text(encoding="utf-8")
+    assert written(page, our_encoders.table(figures), our_encoders.BEGIN) == page
+    assert max(figures.values()) < WITHIN
+
+
+def test_vectors_are_those_of_transformers(reference: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = {
+        i: (prompt, asks(pooling)) for i, (prompt, pooling) in enumerate(itertools.product(prompts(), POOLINGS))
+    }
+    found = []
+    for isa in ("scalar", "avx2", "avx512"):
+        monkeypatch.setenv("MINISGL_CPU_ISA", isa)
+        with suppress(ConfigError):  # not on this processor
+            found.append(vectors(folder, requests))
+    assert all(one == found[0] for one in found)
+    theirs = {len(prompt): hidden_states(reference, prompt) for prompt in prompts()}
+    for req_id, (prompt, sampling) in requests.items():
+        ours = torch.from_numpy(np.frombuffer(found[0][req_id], np.float32).copy())
+        wanted = pooled(theirs[len(prompt)], sampling.embedding or "")
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=WITHIN)
+
+
+def test_neither_cuts_nor_neighbours_nor_pages_change_a_bit(folder: Path) -> None:
+    given = prompts()
+    whole = vectors(folder, {i: (prompt, asks("mean")) for i, prompt in enumerate(given)})
+    for settings in ({"max_prefill_length": 7}, {"page_size": 4}, {"max_running_requests": 2, "num_threads": 2}):
+        assert vectors(folder, {i: (prompt, asks("mean")) for i, prompt in enumerate(given)}, **settings) == whole
+    for i, prompt in enumerate(given):
+        assert vectors(folder, {0: (prompt, asks("mean"))})[0] == whole[i]
+
+
+def test_text_is_not_what_it_gives(folder: Path) -> None:
+    engine, config = load("cpu", folder, num_pages=40)
+    assert engine.info.kind == "encoder"
+    collector = Collector(engine, config)
+    collector.run({0: ([7, 8, 9], greedy(3)), 1: ([7, 8], asks("mean"))})
+    collector.close()
+    assert "encoder" in collector.errors[0] and set(collector.embeddings) == {1}
+
+
+def test_as_many_tokens_as_positions(reference: Any, folder: Path) -> None:
+    most = load_config(folder).max_position
+    prompt = np.random.default_rng(3).integers(6, 131, most).tolist()
+    (found,) = vectors(folder, {0: (prompt, asks("cls"))}).values()
+    theirs = hidden_states(reference, prompt)[0]
+    ours = torch.from_numpy(np.frombuffer(found, np.float32).copy())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
+
+
+def test_a_folder_of_pages_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="an encoder reads none"):
+        load("cpu", folder, cache_dir=str(tmp_path))

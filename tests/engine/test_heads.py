@@ -1,0 +1,109 @@
+"""Heads behind pooled numbers, against transformers and sentence-transformers' files: scores of pairs, dense layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minisgl.config import ConfigError
+from minisgl.sampling_params import SCORE, SamplingParams
+from tests.helpers.encoders import CROSS_ENCODERS, hidden_states, tiny_cross_encoder, tiny_encoder
+from tests.helpers.engines import Collector, load
+from tests.helpers.models import save
+
+pytestmark = pytest.mark.any_cpu
+
+WITHIN = 1e-4
+SEP = 2
+DENSE = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
+
+
+def asks(pooling: str) -> SamplingParams:
+    return SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling)
+
+
+def given(folder: Path, prompts: list[list[int]], pooling: str, **settings: Any) -> list[torch.Tensor]:
+    engine, config = load("cpu", folder, num_pages=100, num_threads=1, **settings)
+    collector = Collector(engine, config)
+    collector.run({i: (prompt, asks(pooling)) for i, prompt in enumerate(prompts)})
+    collector.close()
+    assert collector.errors == {}
+    found = (np.frombuffer(collector.embeddings[i], np.float32).copy() for i in range(len(prompts)))
+    return [torch.from_numpy(one) for one in found]
+
+
+def pairs() -> list[list[int]]:
+    generator = np.random.default_rng(8)
+    texts = [[generator.integers(6, 131, n).tolist() for n in sizes] for sizes in ((5, 30), (40, 3), (1, 1))]
+    return [[3, *one, SEP, *other, SEP] for one, other in texts]
+
+
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
+def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = tiny_cross_encoder(name)
+    folder, prompts = save(model, tmp_path), pairs()
+    engine, _ = load("cpu", folder, num_pages=10, num_threads=1)
+    assert engine.info.kind == "cross_encoder"
+    engine.close()
+    scores = given(folder, prompts, SCORE)
+    assert all(
+        torch.equal(a, b) for a, b in zip(scores, given(folder, prompts, SCORE, max_prefill_length=7), strict=True)
+    )
+    for prompt, ours in zip(prompts, scores, strict=True):
+        more = {}
+        if name == "bert":
+            second = prompt.index(SEP) + 1
+            more = {"token_type_ids": torch.tensor([[0] * second + [1] * (len(prompt) - second)])}
+        with torch.inference_mode():
+            theirs = model(torch.tensor([prompt]), **more).logits[0]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
+
+
+def with_dense(folder: Path, activations: tuple[str, ...], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    weights = []
+    for i, (name, size, inputs) in enumerate(zip(activations, sizes, (64, *sizes), strict=False)):
+        own = folder / f"{i + 2}_Dense"
+        own.mkdir()
+        (own / "config.json").write_text(json.dumps({"in_features": inputs, "activation_function": name}))
+        weights.append(torch.randn(size, inputs, generator=torch.Generator().manual_seed(i)) / 8)
+        tensors = {"linear.weight": weights[-1]} | ({"linear.bias": torch.arange(size) / 9.0} if i == 0 else {})
+        save_file(tensors, own / "model.safetensors")
+        modules.append({"path": own.name, "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return weights
+
+
+def test_dense_layers_are_behind_the_pooling(tmp_path: Path) -> None:
+    """As EmbeddingGemma has two, without biases."""
+    model = tiny_encoder("embedding-gemma")
+    one, other = with_dense(save(model, tmp_path), DENSE, (96, 40))
+    prompt = list(range(6, 60))
+    (ours,) = given(tmp_path, [prompt], "mean")
+    theirs = other @ torch.tanh(one @ hidden_states(model, prompt).mean(0) + torch.arange(96) / 9.0)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
+
+
+def test_what_is_not_computed_is_refused(tmp_path: Path) -> None:
+    folder = save(tiny_encoder("bert"), tmp_path / "a")
+    with_dense(folder, ("torch.nn.modules.activation.Softplus",), (8,))
+    with pytest.raises(ConfigError, match=r"2_Dense/config.json: activation_function: .*Softplus is not supported"):
+        load("cpu", folder)
+    folder = save(tiny_encoder("bert"), tmp_path / "b")
+    with_dense(folder, DENSE, (96, 40))
+    save_file({"linear.weight": torch.zeros(3, 95)}, folder / "3_Dense" / "model.safetensors")
+    with pytest.raises(ConfigError, match="a head of 96 numbers: sizes differ"):
+        load("cpu", folder)
+    folder = save(tiny_cross_encoder("bert"), tmp_path / "c")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["bert.pooler.dense.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"no tensor bert\.pooler\.dense\.weight"):
+        load("cpu", folder)

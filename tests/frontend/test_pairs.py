@@ -1,0 +1,47 @@
+"""Two texts as one prompt, as tokenizers of BERT and of RoBERTa say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, processors
+
+from minisgl.frontend.pairs import SCORING, Pairs, score
+from minisgl.tokenizer import Tokenizer
+
+WORDS = {word: i for i, word in enumerate(["[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d"])}
+CLS, SEP, A, B, C, D = 0, 1, 3, 4, 5, 6
+
+
+def tokenizer(pair: str | None) -> Tokenizer:
+    made = Library(models.WordLevel(WORDS, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [(name, WORDS[name]) for name in ("[CLS]", "[SEP]")]
+    if pair is not None:
+        made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, special)
+    return Tokenizer.from_json(made.to_str())
+
+
+@pytest.mark.parametrize(
+    ("pair", "between"), [("[CLS] $A [SEP] $B:1 [SEP]:1", [SEP]), ("[CLS] $A [SEP] [SEP] $B [SEP]", [SEP, SEP])]
+)
+def test_as_the_tokenizer_says(pair: str, between: list[int]) -> None:
+    known = tokenizer(pair)
+    pairs = Pairs(known)
+    one, other = (known.encode(text, add_special_tokens=False) for text in ("c d", "d a b"))
+    whole = [CLS, C, D, *between, D, A, B, SEP]
+    assert pairs.prompt(one, other).tolist() == whole == known.encode_pair("c d", "d a b").tolist()
+    assert pairs.prompt(one, other, len(whole)).tolist() == whole
+    assert pairs.prompt(one, other, len(whole) - 2).tolist() == [CLS, C, D, *between, D, SEP]
+    assert pairs.prompt(one, other, len(whole) - 4).tolist() == [CLS, C, *between, SEP]
+
+
+def test_texts_that_nothing_stands_between_are_side_by_side() -> None:
+    known = tokenizer(None)
+    assert Pairs(known).prompt(np.array([C], np.int32), np.array([D], np.int32)).tolist() == [C, D]
+
+
+def test_a_request_for_a_score() -> None:
+    assert SCORING.check().embedding == "score"
+    assert score(np.array([0.5, -2.0], "<f4").tobytes()) == [0.5, -2.0]

