@@ -28,6 +28,7 @@ class Pairs:
             raise ValueError("the tokenizer does not say how two texts stand side by side")
         parts = whole[:first], whole[first + len(one) : second], whole[second + len(other) :]
         self._before, self._between, self._behind = (np.array(part, np.int32) for part in parts)
+        self.num_special = sum(map(len, parts))
 
     def prompt(self, one: Int32Array, other: Int32Array, most: int | None = None) -> Int32Array:
         """The ids of both, encoded without special tokens, as one prompt. Of more than `most` tokens the second text

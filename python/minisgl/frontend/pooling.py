@@ -57,6 +57,13 @@ class Prompts(NamedTuple):
         name = self.default if name is None else name
         return "" if name is None else self.texts[name]
 
+    def of_a_search(self) -> tuple[str, str]:
+        """What a query and what a document begin with, by the names that models have for them."""
+        query = next((self.texts[name] for name in ("query", "search_query", "s2p_query") if name in self.texts), None)
+        names = ("document", "passage", "search_document")
+        document = next((self.texts[name] for name in names if name in self.texts), None)
+        return self.of(None) if query is None else query, self.of(None) if document is None else document
+
 
 def own_prompts(model_dir: str | None) -> Prompts:
     """Of the folder; none where its file does not say any."""

@@ -59,6 +59,7 @@ from minisgl.server.ollama import endpoint as ollama
 from minisgl.server.ollama import models as ollama_models
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prompts import Prompts
+from minisgl.server.rerank import RerankRequest, ScoreRequest, rerank_endpoint, score_endpoint
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.endpoint import (
     INPUT_TOKENS,
@@ -80,6 +81,9 @@ GENERATING: dict[str, tuple[type[Any], PlainEndpoint]] = {
     "/v1/chat/completions": (ChatRequest, chat_endpoint),
     "/v1/completions": (CompletionRequest, completion_endpoint),
     "/v1/embeddings": (EmbeddingRequest, embeddings_endpoint),
+    "/v1/rerank": (RerankRequest, rerank_endpoint),
+    "/v2/rerank": (RerankRequest, rerank_endpoint),
+    "/v1/score": (ScoreRequest, score_endpoint),
     "/generate": (GenerateRequest, generate_endpoint),
 }
 TOLD: dict[str, tuple[type[Any], Endpoint]] = {

@@ -13,6 +13,7 @@ import numpy as np
 from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
+from minisgl.frontend.pooling import Name as Pooled
 from minisgl.message import EngineReady
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -30,22 +31,27 @@ def gives_embeddings(info: EngineReady) -> bool:
 async def embeddings_endpoint(
     context: ServerContext, asked: EmbeddingRequest, shown_as: type[EmbeddingFormatter] | None = None
 ) -> EmbeddingFormatter:
+    if asked.dimensions is not None and asked.dimensions < 1:
+        raise bad_value("dimensions", asked.dimensions, "must be at least 1")
+    sampling = embedding_sampling(context, asked.pooling)
+    prompts, sampling = await context.prompts.encode(
+        _begun(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
+    )
+    return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
+
+
+def embedding_sampling(context: ServerContext, asked: Pooled | None) -> SamplingParams:
+    """Of a request for a vector, with the model's own pooling unless one is asked for. Raises `ApiError` 400."""
     info = context.info
     if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"
         text = f"model: embeddings need the cpu engine or torch on the CPU: this is {where}"
         raise ApiError(400, text, param="model", code="unsupported_value")
-    if asked.dimensions is not None and asked.dimensions < 1:
-        raise bad_value("dimensions", asked.dimensions, "must be at least 1")
-    pooling = asked.pooling or context.pooling.name
+    pooling = asked or context.pooling.name
     if pooling is None:
         text = f"pooling: the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
         raise ApiError(400, text, param="pooling", code="unsupported_value")
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
-    prompts, sampling = await context.prompts.encode(
-        _begun(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
-    )
-    return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
+    return SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
 
 
 def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:

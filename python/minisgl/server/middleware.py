@@ -36,7 +36,9 @@ from minisgl.server.resume import Resumable, lost
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
-WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/models", "/embeddings"})  # as some base URLs have it
+WITHOUT_V1 = frozenset(
+    {"/chat/completions", "/completions", "/models", "/embeddings", "/rerank", "/score"}
+)  # as some base URLs have it
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
 Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]

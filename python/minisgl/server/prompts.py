@@ -17,6 +17,7 @@ import numpy as np
 
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import with_bad_words
+from minisgl.frontend.pairs import SCORING, Pairs
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
@@ -186,6 +187,39 @@ class Prompts:
         most = self.info.max_seq_len
         with self._counted(), self._fits("prompt"):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+
+    @functools.cached_property
+    def _pairs(self) -> Pairs:
+        try:
+            return Pairs(self.tokenizer)
+        except ValueError as error:
+            raise ApiError(400, f"model: {error}", param="model", code="unsupported_value") from error
+
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], fields: tuple[str, str], *, cut: bool, most: int | None = None
+    ) -> list[Int32Array]:
+        """Prompts of two texts each, for a cross encoder. `cut`: the second one loses its end where both are too long
+        together; `most`: of it no more tokens are read. Raises `ApiError` for what does not fit the model."""
+        self._check_vocabulary(SCORING, {})
+        longest, num_special = self.info.max_seq_len - 1, self._pairs.num_special
+        texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
+        ids = await asyncio.gather(*(self._plain(text, fields[at]) for at, text in texts))
+        known = dict(zip(texts, ids, strict=True))
+        found = []
+        for one, other in pairs:
+            first, second = known[0, one], known[1, other][:most]
+            if len(first) + num_special >= longest:
+                raise self._too_long(len(first) + num_special, fields[0])
+            prompt = self._pairs.prompt(first, second, longest if cut else None)
+            self._check_length(prompt, fields[1])
+            found.append(prompt)
+        return found
+
+    async def _plain(self, text: str, field: str) -> Int32Array:
+        """Without special tokens."""
+        most = self._most(-1)
+        with self._counted(), self._fits(field):
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=False, most=most)
 
     @functools.cached_property
     def _gap(self) -> FillIn | None:

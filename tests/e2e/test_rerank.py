@@ -1,0 +1,160 @@
+"""POST /v1/rerank and /v1/score of real servers: the scores of a tiny cross encoder are those of transformers for each
+pair, those of an encoder the cosines of its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.encoders import hidden_states, tiny_cross_encoder, tiny_encoder
+from tests.helpers.models import save
+from tests.helpers.seconds import WAIT_S
+
+pytestmark = pytest.mark.any_cpu
+
+WITHIN = 1e-4
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sleeps",
+    "runs",
+    "on",
+    "in",
+    "sofa",
+    "street",
+    "rates",
+    "rose",
+    "by",
+    "two",
+    "percent",
+]
+WORDS += ["who", "where", "what"]
+QUERY = "where sleeps the cat"
+DOCUMENTS = ["the dog runs in the street", "the cat sleeps on the sofa", "rates rose by two percent", "the cat sleeps"]
+
+
+def put_tokenizer(folder: Path) -> Any:
+    """Words, and BERT's special tokens around one text or two; as transformers reads it back."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocab = {word: i for i, word in enumerate([*special, *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def served(folder: Path) -> Any:
+    return serving("--model", str(folder), "--served-model-name", "tiny", "--kv-dtype", "f32", "--num-threads", "1")
+
+
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any, Any]]:
+    model = tiny_cross_encoder("bert")
+    folder = save(model, tmp_path_factory.mktemp("cross"))
+    tokenizer = put_tokenizer(folder)
+    with served(folder) as server:
+        yield server, model, tokenizer
+
+
+def ask(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=WAIT_S)
+
+
+def expected(model: Any, tokenizer: Any, query: str, document: str) -> float:
+    found = tokenizer.encode(query, document)
+    with torch.inference_mode():
+        ids, types = torch.tensor([found.ids]), torch.tensor([found.type_ids])
+        return float(torch.sigmoid(model(ids, token_type_ids=types).logits[0, 0]))
+
+
+def test_documents_come_in_the_order_of_the_models_own_scores(crossed: tuple[ServerProcess, Any, Any]) -> None:
+    server, model, tokenizer = crossed
+    wanted = [expected(model, tokenizer, QUERY, one) for one in DOCUMENTS]
+    answer = ask(server, "/v1/rerank", model="tiny", query=QUERY, documents=DOCUMENTS, return_documents=True).json()
+    for result in answer["results"]:
+        assert result["relevance_score"] == pytest.approx(wanted[result["index"]], abs=WITHIN)
+        assert result["document"] == {"text": DOCUMENTS[result["index"]]}
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True) and len(scores) == len(DOCUMENTS)
+    assert answer["usage"]["prompt_tokens"] == sum(len(tokenizer.encode(QUERY, one).ids) for one in DOCUMENTS)
+    given = [{"text": one} for one in DOCUMENTS]
+    for path in ("/rerank", "/v2/rerank"):
+        best = ask(server, path, query=QUERY, documents=given, top_n=2).json()["results"]
+        assert best == [
+            {"index": one["index"], "relevance_score": one["relevance_score"]} for one in answer["results"][:2]
+        ]
+
+
+def test_pairs_have_scores_in_their_order(crossed: tuple[ServerProcess, Any, Any]) -> None:
+    server, model, tokenizer = crossed
+    one = ask(server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS).json()
+    assert [found["score"] for found in one["data"]] == pytest.approx(
+        [expected(model, tokenizer, QUERY, text) for text in DOCUMENTS], abs=WITHIN
+    )
+    paired = ask(server, "/score", text_1=DOCUMENTS[:2], text_2=DOCUMENTS[2:]).json()
+    assert [found["score"] for found in paired["data"]] == pytest.approx(
+        [expected(model, tokenizer, *two) for two in zip(DOCUMENTS[:2], DOCUMENTS[2:], strict=True)], abs=WITHIN
+    )
+
+
+def test_a_long_document_is_cut_or_refused(crossed: tuple[ServerProcess, Any, Any]) -> None:
+    server, model, tokenizer = crossed
+    long, most = "the cat sleeps " * 100, model.config.max_position_embeddings
+    room = most - len(tokenizer.encode(QUERY, "").ids)
+    score = ask(server, "/v1/rerank", query=QUERY, documents=[long]).json()["results"][0]["relevance_score"]
+    assert score == pytest.approx(expected(model, tokenizer, QUERY, " ".join(long.split()[:room])), abs=WITHIN)
+    score = ask(server, "/v1/rerank", query=QUERY, documents=[long], max_tokens_per_doc=3).json()["results"][0]
+    assert score["relevance_score"] == pytest.approx(expected(model, tokenizer, QUERY, "the cat sleeps"), abs=WITHIN)
+    refused = ask(server, "/v1/rerank", query=QUERY, documents=[long], truncate=False)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "documents"
+    refused = ask(server, "/v1/rerank", query=long, documents=DOCUMENTS)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "query"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/rerank", {"documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", 3]}, "documents.1"),
+        ("/v1/rerank", {"query": "a", "documents": [{"title": "a"}]}, "documents.0.text"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/score", {"text_1": ["a", "a"], "text_2": ["a"] * 3}, "text_1"),
+        ("/v1/completions", {"prompt": "a"}, "model"),
+        ("/v1/embeddings", {"input": "a"}, "pooling"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(
+    crossed: tuple[ServerProcess, Any, Any], path: str, body: dict[str, Any], named: str
+) -> None:
+    refused = ask(crossed[0], path, **body)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == named, refused.text
+
+
+def test_scores_of_an_encoder_are_cosines(tmp_path: Path) -> None:
+    model = tiny_encoder("bert")
+    folder = save(model, tmp_path)
+    tokenizer = put_tokenizer(folder)
+
+    def vector(text: str) -> np.ndarray:
+        mean = hidden_states(model, tokenizer.encode(text).ids).mean(0)
+        return (mean / mean.norm()).numpy()
+
+    with served(folder) as server:
+        answer = ask(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    for result in answer.json()["results"]:
+        wanted = float(vector(QUERY) @ vector(DOCUMENTS[result["index"]]))
+        assert result["relevance_score"] == pytest.approx(wanted, abs=WITHIN)
