@@ -95,3 +95,11 @@ def test_openai_node(url: str) -> None:
     assert len(found["rated"]) == 1 and found["roles"][:3] == ["user", "assistant", "tool"]
     assert {"response.created", "response.output_text.delta", "response.completed"} <= set(found["kinds"])
     assert found["text"]
+
+
+@pytest.mark.timeout(CLIENT_S)
+def test_cohere(url: str) -> None:
+    found = report([*python_command("cohere"), "programs/cohere_rerank.py"], url)
+    best, second = found["ClientV2"]
+    assert best[0] == 1 and best[1] > second[1]  # Paris
+    assert found["Client"] == found["ClientV2"]
