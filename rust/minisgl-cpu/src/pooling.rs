@@ -4,8 +4,6 @@
 //! Invariants: what comes out does not depend on how a prompt was cut into steps, nor on the instruction set; a slot that is
 //! bound again begins anew.
 
-#![allow(unsafe_code)]
-
 use crate::error::{Error, Result};
 use crate::kernels::plain;
 use crate::sampling::{Binding, Pooling};
@@ -176,19 +174,11 @@ impl HeadStep {
                 .map(|(row, weight)| plain::dot(weight, numbers) + bias.get(row).copied().unwrap_or_default())
                 .collect(),
             Self::LayerNorm(weight, bias, eps) => {
-                let mut out = vec![0.0; numbers.len()];
                 let bias = (!bias.is_empty()).then_some(bias.as_slice());
-                // SAFETY: all are of one length, which `check` has seen to.
-                unsafe { plain::layer_norm(numbers.as_ptr(), weight, bias, *eps, out.as_mut_ptr()) };
-                out
+                plain::layer_normed(numbers, weight, bias, *eps)
             }
             Self::Tanh => numbers.iter().map(|x| plain::tanh(*x)).collect(),
-            Self::GeluErf => {
-                let (ones, mut out) = (vec![1.0; numbers.len()], vec![0.0; numbers.len()]);
-                // SAFETY: all are of one length.
-                unsafe { plain::gelu_erf_mul(numbers.as_ptr(), ones.as_ptr(), out.len(), out.as_mut_ptr()) };
-                out
-            }
+            Self::GeluErf => numbers.iter().map(|x| plain::gelu_erf(*x)).collect(),
         }
     }
 }

@@ -31,6 +31,15 @@ pub unsafe fn layer_norm(x: *const f32, weight: &[f32], bias: Option<&[f32]>, ep
     }
 }
 
+/// The same of as many numbers as there are weights; others are a panic.
+pub fn layer_normed(numbers: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) -> Vec<f32> {
+    assert!(numbers.len() == weight.len() && bias.is_none_or(|bias| bias.len() == weight.len()));
+    let mut out = vec![0.0; numbers.len()];
+    // SAFETY: all are of one length.
+    unsafe { layer_norm(numbers.as_ptr(), weight, bias, eps, out.as_mut_ptr()) };
+    out
+}
+
 /// The sum of `n` numbers: number i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
 #[inline(always)]
 pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
@@ -181,10 +190,15 @@ pub unsafe fn gelu_erf_mul(gate: *const f32, up: *const f32, n: usize, out: *mut
     for i in 0..n {
         // SAFETY: the caller's.
         unsafe {
-            let g = *gate.add(i);
-            *out.add(i) = 0.5 * g * (1.0 + erf(g * std::f32::consts::FRAC_1_SQRT_2)) * *up.add(i);
+            *out.add(i) = gelu_erf(*gate.add(i)) * *up.add(i);
         }
     }
+}
+
+/// x (1 + erf(x / sqrt 2)) / 2; NaN stays NaN.
+#[inline(always)]
+pub fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
 /// To about 2e-7 (Abramowitz and Stegun 7.1.26); NaN stays NaN.
