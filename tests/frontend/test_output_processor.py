@@ -135,6 +135,19 @@ def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended()
     assert processor.num_waiting == processor.num_waiting_tokens == 0
 
 
+def test_what_is_in_the_background_keeps_nobody_waiting() -> None:
+    processor, changes = OutputProcessor(), list[int]()
+    processor.on_change = lambda: changes.append(processor.num_waiting)
+    for req_id in range(3):
+        [state] = states(SamplingParams())
+        processor.add(state, req_id, background=req_id > 0)
+    assert (processor.num_waiting, processor.num_background, changes) == (1, 2, [1])
+    processor.process(one_token(1, EOS, FinishReason.STOP))
+    assert (processor.num_waiting, processor.num_background) == (1, 1)
+    processor.fail("it died")
+    assert (processor.num_waiting, processor.num_background) == (0, 0)
+
+
 def test_an_error_comes_with_the_text_before_it() -> None:
     client, state = submitted(SamplingParams(stop=("ab",)))
     client.receive([one_token(0, ord("a")), failed_step(0, "went wrong")])

@@ -29,7 +29,7 @@ async def endpoint(asked: Asked) -> Said:
 
 
 async def run(folder: str) -> None:
-    runner = Runner(State(Store.open(folder)), endpoint, width=8, quota=1 << 40, max_line_bytes=1 << 20)
+    runner = Runner(State(Store.open(folder)), endpoint, room=lambda: 8, quota=1 << 40, max_line_bytes=1 << 20)
     runner.start()
     while await runner.state.run(Store.open_batches):
         await asyncio.sleep(0)

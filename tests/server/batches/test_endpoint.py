@@ -177,8 +177,8 @@ def test_without_a_folder_every_route_says_so(front_end: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "want"),
     [
-        ({}, 64),
-        ({"dp": 2}, 128),
+        ({}, 60),
+        ({"dp": 2}, 120),
         ({"max_inflight": 10}, 5),
         ({"max_inflight": 1}, 1),
         ({"dp": 2, "max_inflight_per_engine": 8}, 8),

@@ -40,7 +40,7 @@ def add(store: Store, name: str, num_lines: int, owner: str = "", **more: Any) -
 @asynccontextmanager
 async def running(folder: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterator[Runner]:
     state = State(Store.open(str(folder)))
-    runner = Runner(state, endpoint, **{"width": 4, "quota": 1 << 40, "max_line_bytes": 1 << 20, **settings})
+    runner = Runner(state, endpoint, **{"room": lambda: 4, "quota": 1 << 40, "max_line_bytes": 1 << 20, **settings})
     try:
         yield runner
     finally:
@@ -137,7 +137,7 @@ def test_keys_take_turns(tmp_path: Path) -> None:
         return await echo(asked)
 
     async def run() -> None:
-        async with running(tmp_path, endpoint, width=1) as runner:
+        async with running(tmp_path, endpoint, room=lambda: 1) as runner:
             for name, owner, count in (("a", "ann", 40), ("b", "bob", 10), ("c", "bob", 10)):
                 add(runner.state.store, name, count, owner)
             runner.start()
@@ -163,7 +163,7 @@ def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
             now[0] -= 1
 
     async def run() -> None:
-        async with running(tmp_path, endpoint, width=3) as runner:
+        async with running(tmp_path, endpoint, room=lambda: 3) as runner:
             add(runner.state.store, "a", 50)
             add(runner.state.store, "b", 50, "bob")
             runner.start()
@@ -171,6 +171,32 @@ def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert most[0] == 3
+
+
+def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
+    """The less room there is, the fewer lines; one in any case."""
+    now, room, most = [0], [4], [0]
+
+    async def endpoint(asked: Asked) -> Said:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        asked.submitted.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        now[0] -= 1
+        return await echo(asked)
+
+    async def run() -> None:
+        async with running(tmp_path, endpoint, room=lambda: room[0]) as runner:
+            runner.start()
+            for name, free, want in (("a", 4, 4), ("b", -3, 1), ("c", 2, 2)):
+                room[0], most[0] = free, 0
+                add(runner.state.store, name, 30)
+                runner.wake()
+                await ended(runner, name)
+                assert most[0] == want
+
+    asyncio.run(run())
 
 
 def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
@@ -260,7 +286,7 @@ def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: 
         store._db.execute(f"PRAGMA max_page_count = {num_pages + 60}")
 
     async def fill() -> dict[str, str]:
-        async with running(tmp_path, large, width=1) as runner:
+        async with running(tmp_path, large, room=lambda: 1) as runner:
             add(runner.state.store, "a", 50)
             await runner.state.run(limit)
             runner.start()

@@ -33,6 +33,7 @@ from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, HttpRequest, too_large
 from minisgl.server.responses.endpoint import page_of
 
+FREE = 16
 MAX_UPLOADS = 16
 """At once."""
 MAX_NAME_CHARS = 255
@@ -44,10 +45,12 @@ _CONTENT = "application/jsonl"
 
 
 def num_in_flight(config: ServerConfig, device: str) -> int:
-    """Lines that are asked at once: as many as all engines have rows for, and half of what they may have in flight, so
-    that others find room in the other half. `dp` is a number."""
+    """Requests that may be in flight where a line is one of them. A sixteenth of the rows of all engines stays free, for
+    who finds a row taken by a line waits for it, a step or two. Of what they may have in flight it is half. `dp` is a
+    number."""
     assert config.dp != "auto"
-    limits = [config.engine.rows_on(device) * config.dp]
+    rows = config.engine.rows_on(device) * config.dp
+    limits = [rows - max(1, rows // FREE)]
     if config.max_inflight is not None:
         limits.append(config.max_inflight // 2)
     if config.max_inflight_per_engine is not None:
@@ -60,11 +63,12 @@ class Batches:
 
     def __init__(self, context: ServerContext, app: ASGIApp, store: Store) -> None:
         config = context.config
+        most = num_in_flight(config, context.info.device)
         self.state = State(store)
         self.runner = Runner(
             self.state,
             self._ask,
-            width=num_in_flight(config, context.info.device),
+            room=lambda: most - context.queue.num_in_flight(),
             quota=config.state_quota,
             max_line_bytes=config.limits.max_body_bytes,
         )

@@ -9,6 +9,7 @@ each of its lines once, in its output or its errors.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import sqlite3
@@ -63,6 +64,39 @@ class Endpoint(Protocol):
         """Raises `LookupError`: the key of its owner is not there any more."""
 
 
+class Slots:
+    """Lines that may be asked at once: `room()`, which may change, and one in any case. First come, first served."""
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        self._room = room
+        self._num_taken = 0
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    def _is_free(self) -> bool:
+        return self._num_taken < max(1, self._room())
+
+    async def acquire(self) -> None:
+        if not self._waiting and self._is_free():
+            self._num_taken += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        self._num_taken -= 1
+        while self._waiting and (self._waiting[0].done() or self._is_free()):
+            turn = self._waiting.popleft()
+            if not turn.done():  # else cancelled
+                self._num_taken += 1
+                turn.set_result(None)
+
+
 class State:
     """A store, used by one thread of its own: no event loop waits for a disk."""
 
@@ -80,22 +114,22 @@ class State:
 
 
 class Runner:
-    """`width`: lines that are asked at once, of all batches. `quota`: bytes that a key may have. `clock`: Unix
-    seconds."""
+    """`room`: how many lines may be asked at once now, of all batches. `quota`: bytes that a key may have. `clock`: in
+    Unix seconds."""
 
     def __init__(
         self,
         state: State,
         endpoint: Endpoint,
         *,
-        width: int,
+        room: Callable[[], int],
         quota: int,
         max_line_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = state
         self.endpoint = endpoint
-        self.slots = asyncio.Semaphore(width)  # first come, first served: keys take turns
+        self.slots = Slots(room)  # first come, first served: keys take turns
         self.quota = quota
         self.max_line_bytes = max_line_bytes
         self.clock = clock
