@@ -45,8 +45,8 @@ _CONTENT = "application/jsonl"
 
 
 def num_in_flight(config: ServerConfig, device: str) -> int:
-    """Requests in flight up to which lines are asked. A sixteenth of the rows of all engines stays free: who finds a row
-    taken by a line waits for it for a step or two. Of what may be in flight it is half. `dp` is a number."""
+    """Requests in flight up to which lines are asked. A sixteenth of the rows of all engines stays free: who finds a
+    row taken by a line waits for it for a step or two. Of what may be in flight it is half. `dp` is a number."""
     assert config.dp != "auto"
     rows = config.engine.rows_on(device) * config.dp
     limits = [rows - max(1, rows // FREE)]
