@@ -102,15 +102,16 @@ avx2-test: install
 	$(AVX2) $(PYTEST) $(AVX2_FILES) -m 'any_cpu and not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases. UNTIL,
-# seconds since 1970: what has not begun by then is skipped, and counted.
+# seconds since 1970: tests in Python that have not begun by then are skipped, and counted.
 TIMES ?= 1
+BY_THEN := $(if $(UNTIL),--until $(UNTIL))
 slow-test: install
 	-@$(MAKE) --no-print-directory --keep-going file-environments
 	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
 	$(call said,hostile stores,PROPTEST_CASES=$(TIMES)0000 $(CARGO) test --quiet --locked -p minisgl-store --test all hostile_stores)
 	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
-		$(addprefix --ignore ,$(AVX2_FILES))
-	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES) $(if $(UNTIL),--until $(UNTIL))
+		$(addprefix --ignore ,$(AVX2_FILES)) $(BY_THEN)
+	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES) $(BY_THEN)
 
 # Programs and files of others, each in a folder of its own that goes before the project's packages: llama.cpp, its converter
 # (with a gguf of its own), published GGUF files. What a registry lacks is left out, and so are the tests that want it.
