@@ -47,7 +47,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    with serving("--model", str(folder), "--served-model-name", "minilm", "--kv-dtype", "f32") as running:
+    with serving("--model", str(folder), "--served-model-name", "minilm") as running:
         yield running
 
 

@@ -56,7 +56,7 @@ def put_tokenizer(folder: Path) -> Any:
 
 
 def served(folder: Path) -> Any:
-    return serving("--model", str(folder), "--served-model-name", "tiny", "--kv-dtype", "f32", "--num-threads", "1")
+    return serving("--model", str(folder), "--served-model-name", "tiny", "--num-threads", "1")
 
 
 @pytest.fixture(scope="module")

@@ -206,6 +206,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     )
     folder, gguf = (found, None) if found.is_dir() else (_folder_of(found, config.tokenizer is None), found)
     model = load_config(folder)
+    if model.both_ways and config.kv_dtype == "f16":
+        config = msgspec.structs.replace(config, kv_dtype="f32")  # they last for a step: nothing is gained by rounding
     if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
     if model.left_out and not model.both_ways:
