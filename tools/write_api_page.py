@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies, sampling_fields
+from minisgl.server import answers, bodies, rerank, sampling_fields
 from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
@@ -35,6 +35,7 @@ MODULES = (
     messages_answers,
     llama_cpp,
     ollama,
+    rerank,
     bodies,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

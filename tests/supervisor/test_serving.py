@@ -39,6 +39,7 @@ def test_the_command_to_try_is_one_that_works(monkeypatch: pytest.MonkeyPatch, c
     front_end: Any = SimpleNamespace(name="rust")
     ready: Any = SimpleNamespace(
         engine="cpu",
+        kind="decoder",
         device="cpu",
         dtype="",
         engine_details="",

@@ -29,7 +29,7 @@ from minisgl.server.formatter import Formatter
 from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
 
-_CUT = "false: one that is too long is refused. Default: it is cut at its end."
+_CUT = "with false, what is too long is refused; by default it is cut at its end."
 _TEXTS = Field(min_length=1, max_length=BOUNDS.max_inputs, fail_fast=True)
 
 
@@ -62,7 +62,7 @@ class RerankRequest(Body):
     top_n: Int64 | None = described("Answer with so many of the best ones. Default: all.", minimum=1)
     return_documents: StrictBool | None = described("Answer with the texts, too; false by default.")
     max_tokens_per_doc: Int64 | None = described("Cohere's: read so many tokens of each document.", minimum=1)
-    truncate: StrictBool | None = described(f"Of a document and its query together: {_CUT}")
+    truncate: StrictBool | None = described(f"A document beside its query: {_CUT}")
     priority: Int64 | None = described(
         "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )
@@ -76,7 +76,7 @@ class ScoreRequest(Body):
     model: StrictStr | None = described("The served model's name. Default: the served model.")
     text_1: _OneOrMore = Field(description="A text, or as many as `text_2` has.")
     text_2: _OneOrMore = Field(description="A text, or several; one `text_1` is compared with each.")
-    truncate: StrictBool | None = described(f"Of both texts together: {_CUT}")
+    truncate: StrictBool | None = described(f"The second text beside the first: {_CUT}")
     priority: Int64 | None = described(
         "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )
@@ -95,7 +95,7 @@ class _Answer(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class Usage(_Answer):
+class ScoreUsage(_Answer):
     prompt_tokens: int
     total_tokens: int
 
@@ -111,7 +111,7 @@ class RerankAnswer(_Answer):
     model: str
     results: list[RerankResult]
     meta: dict[str, Any]
-    usage: Usage
+    usage: ScoreUsage
 
 
 class ScoreObject(_Answer):
@@ -125,7 +125,7 @@ class ScoreAnswer(_Answer):
     object: str
     model: str
     data: list[ScoreObject]
-    usage: Usage
+    usage: ScoreUsage
 
 
 async def rerank_endpoint(context: ServerContext, asked: RerankRequest) -> Formatter:
