@@ -557,7 +557,7 @@ def _gpt_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 def _nemotron(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
-    return {"hidden_act": "relu2", "norm_eps": config["rms_norm_eps"], **biases}
+    return {"hidden_act": "relu2", "norm_eps": config["layer_norm_eps"], **biases}
 
 
 def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
