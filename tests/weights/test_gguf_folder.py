@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from minisgl.config import ConfigError
 from minisgl.models import load_config
 from minisgl.models.config import parse_config
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl.weights.gguf_config import Fields, config_of
+from minisgl.weights.gguf_config import READERS, Fields, config_of
 from minisgl.weights.gguf_folder import gguf_file, gguf_folder
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
@@ -235,3 +236,20 @@ def test_layers_that_cannot_be(changes: dict[str, Any], factors: dict[str, list[
     metadata = _OF_GEMMA4 | {f"gemma4.{key}": value for key, value in changes.items()}
     with pytest.raises(ConfigError, match=message):
         config_of(Fields(metadata), _TENSORS_OF_GEMMA4, factors)
+
+
+@pytest.mark.parametrize("architecture", READERS)
+def test_a_reader_asks_for_nothing_that_its_config_lacks(architecture: str) -> None:
+    """With the least that a file says, each makes a config or names what is missing."""
+    least = {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 48}
+    least |= {"attention.head_count": 4, "attention.sliding_window": 8}
+    metadata: dict[str, Any] = {f"{architecture}.{key}": value for key, value in least.items()}
+    metadata |= {f"{architecture}.attention.layer_norm{one}_epsilon": 1e-6 for one in ("", "_rms")}
+    metadata |= {"general.architecture": architecture, "tokenizer.ggml.eos_token_id": 1}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (9, 32), "position_embd.weight": (64, 32)}
+    for layer in range(2):
+        shapes |= {f"blk.{layer}.attn_{one}.weight": (32, 32) for one in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{layer}.ffn_{one}.weight": (48, 32) for one in ("gate", "up")}
+        shapes |= {f"blk.{layer}.attn_norm.weight": (32,), f"blk.{layer}.ffn_down.weight": (32, 48)}
+    with contextlib.suppress(ConfigError):
+        assert config_of(Fields(metadata), shapes, {})["hidden_size"] == 32
