@@ -4,7 +4,8 @@ Serve's own policy counts requests. But a request is ten tokens or a hundred tho
 prompts before theirs, and what makes a server retract is a full pool.
 
 Invariants: pure arithmetic; a load that stays the same asks for the same number again and again; nothing is asked for
-that one replica could not change (an empty server that has just come counts as one).
+that one replica could not change (an empty server that has just come counts as one); a replica that reports nothing, as
+on a machine that is too busy, is not an empty one: none goes meanwhile.
 """
 
 from __future__ import annotations
@@ -42,4 +43,5 @@ class Policy:
             self._queued_tokens,
             self._kv_use,
         )
-        return found, {}
+        is_silent = any(one not in metrics.get(KV, {}) for one in context.running_replicas)
+        return max(found, context.target_num_replicas if is_silent else 0), {}
