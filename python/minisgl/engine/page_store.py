@@ -93,7 +93,7 @@ def open_store(
     for prefix in config.warm_prefixes:
         if isinstance(prefix, PrefixFile):
             prefix_file.take_in(prefix.path, partial(_same, store, prefix.path))
-    say(f"pages on disk: {store.counts()[0] / 2**20:.0f} MiB of at most {limit / 2**20:.0f}")
+    say(f"pages on disk: {folder}, at most {limit / 2**20:.0f} MiB")
     return store
 
 

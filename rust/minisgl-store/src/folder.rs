@@ -49,7 +49,7 @@ struct Entry {
 }
 
 impl Folder {
-    /// Makes the folder if it is not there.
+    /// Makes the folder if it is not there. What it holds is not known before `count`, which looks at each file.
     ///
     /// # Errors
     /// It cannot be made or read.
@@ -61,9 +61,17 @@ impl Folder {
             written: AtomicU64::new(0),
         };
         folder.make(root)?;
-        let bytes = folder.entries()?.iter().map(|entry| entry.bytes).sum();
-        folder.bytes.store(bytes, Ordering::Relaxed);
+        fs::read_dir(root)?;
         Ok(folder)
+    }
+
+    /// Find out how many bytes it holds.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn count(&self) -> io::Result<()> {
+        self.bytes.store(self.totals()?.bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// One that is there, for people: nothing is made, and nothing has to go for want of room.

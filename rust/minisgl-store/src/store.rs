@@ -111,6 +111,9 @@ impl Shared {
     fn write(&self, from: &Receiver<(Key, Vec<u8>)>) {
         #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
         let _ = rustix::process::setpriority_process(None, NICE);
+        if let Err(error) = self.folder.count() {
+            self.counters.error(&error);
+        }
         for (key, page) in from {
             if self.ended.load(Ordering::Relaxed) {
                 return;
@@ -175,7 +178,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// `limit` in bytes of the folder; `identity` says what computes, and how.
+    /// `limit` in bytes of the folder; `identity` says what computes, and how. What the folder holds is counted behind:
+    /// a large one would hold up the start.
     ///
     /// # Errors
     /// The folder cannot be made or read, or there is no thread.

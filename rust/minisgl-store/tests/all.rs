@@ -290,9 +290,14 @@ fn what_was_not_used_for_longest_goes_first() {
         store.give(key, || page(number));
     }
     store.flush(PATIENCE);
+    let bytes = Folder::existing(root)
+        .and_then(|folder| folder.totals())
+        .expect("a folder")
+        .bytes;
+    assert_eq!(store.counts().bytes, bytes, "with what was there before");
+    assert!(bytes <= 12 * each);
     drop(store);
     let store = open(root, 12 * each, b"model");
-    assert!(store.counts().bytes <= 12 * each);
     assert_eq!(store.stage(&old, 0, 10).columns(), (0, 3));
     assert_eq!(store.stage(&new, 0, 10).columns(), (0, 8));
 }
