@@ -110,7 +110,17 @@ class TokenBudget:
     prefill_only: int
 
 
-Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache | TokenBudget
+@dataclass(frozen=True, slots=True)
+class PagesRead:
+    """Of a request that was sent back to wait, pages `stored_from` to `stored_to` of its text can be loaded, as an
+    arrival says it of its own. No-op when it does not wait any more."""
+
+    req_id: int
+    stored_from: int
+    stored_to: int
+
+
+Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache | TokenBudget | PagesRead
 
 
 @dataclass(slots=True)

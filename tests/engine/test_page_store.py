@@ -103,6 +103,27 @@ def test_what_is_loaded_has_the_bits_of_what_is_computed(folder: Path, kv_dtype:
     assert counts(warm).num_written == 0, "they are there already"
 
 
+def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_path: Path) -> None:
+    """Prompts of less than a page, and long answers in a small pool: what is loaded was generated, and evicted."""
+    prompts = [[3 + number] * (SIZE - 1) for number in range(6)]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
+    settings: dict[str, Any] = {"engine": "cpu", "log_level": "error", "page_size": SIZE, "max_running_requests": 6}
+
+    def answers(num_pages: int, folder: Path | None) -> tuple[list[list[int]], int, int]:
+        cache = None if folder is None else str(folder)
+        with LLM(str(small), num_pages=num_pages, max_seq_len=80, cache_dir=cache, **settings) as llm:
+            found = [one.token_ids for one in llm.generate(prompts, params, progress=False)]
+            stats = llm._loop.control_plane.stats()
+            return found, stats.num_retracted_total, stats.num_loaded_pages_total
+
+    expected = answers(60, None)[0]
+    assert answers(60, tmp_path / "cache") == (expected, 0, 0), "and writes all pages"
+    found, num_retracted, num_loaded = answers(20, tmp_path / "cache")
+    assert found == expected
+    assert num_retracted > 0 and num_loaded > 0, (num_retracted, num_loaded)
+    assert answers(20, None)[::2] == (expected, 0)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -29,6 +29,7 @@ from minisgl.step import (
     Events,
     Finish,
     ForwardFailed,
+    PagesRead,
     RingEntry,
     StepPlan,
     TokenBudget,
@@ -199,13 +200,15 @@ def without_pins(events: Sequence[Event]) -> list[Event]:
 
 
 def draw_steering(draw: Draw, next_id: int) -> list[Event]:
-    """What is done to the cache and to the budget in a step; ids of requests that may have a pin, or had one, or never
-    lived."""
+    """What is done to the cache and to the budget in a step, and what was read for it; ids of requests that may have a
+    pin, or wait, or had one, or never lived."""
     events: list[Event] = []
     if draw(0, 12) == 0:
         events.append(Unpin(draw(0, next_id)))
     if draw(0, 30) == 0:
         events.append(ClearCache())
+    if draw(0, 4) == 0:
+        events.append(PagesRead(draw(0, next_id), draw(0, 3) // 2, draw(0, 12)))
     if draw(0, 8) == 0:
         events.append(draw_budget(draw))
     return events

@@ -29,6 +29,7 @@ from minisgl.step import (
     Finish,
     FinishReason,
     ForwardFailed,
+    PagesRead,
     RingEntry,
     StepOutput,
     StepPlan,
@@ -97,6 +98,7 @@ class Scenario:
     fail_steps: set[int]
     clear_steps: set[int]
     budgets: dict[int, TokenBudget]
+    read_steps: set[int]  # in which the pages that need not be computed are told again
     broken: dict[int, int]  # adapters, and from which position on what they give is not finite
 
 
@@ -158,7 +160,8 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
     for spec in specs if draw(0, 1) else ():
         most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite
         spec.stored = (draw(0, 3) // 3, draw(0, most))
-    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, broken)
+    read_steps = {draw(1, 60) for _ in range(draw(0, 12))}
+    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, read_steps, broken)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
@@ -326,6 +329,8 @@ class Driver:
                     spec.pin = False
         if self.step in self.scenario.clear_steps:
             events.add(ClearCache())
+        if self.step in self.scenario.read_steps:
+            events.items += [PagesRead(one.req_id, *one.stored) for one in self.scenario.specs]
         if budget := self.scenario.budgets.get(self.step):
             events.add(budget)
         return events

@@ -11,7 +11,7 @@ import pytest
 from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import RequestTracker, TrackedRequest
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import Int32Array
+from minisgl.step import Arrival, Int32Array, PagesRead
 from tests.helpers.seconds import WAIT_S
 
 SIZE = 4
@@ -84,12 +84,12 @@ def test_without_threads_it_is_read_at_once() -> None:
     assert not reading.add(cached, lambda: 4), "the tree has all that it may find"
     assert reading.add(unknown, lambda: 3)
     assert store.asked == [(1, 1, 3), (3, 3, 1)]
-    assert reading.take() == [one, unknown] and not reading.take()
-    arrival = one.arrival()
+    arrival, other = reading.take()
+    assert isinstance(arrival, Arrival) and isinstance(other, Arrival) and not reading.take()
+    assert (arrival.req_id, other.req_id) == (1, 3)
     assert (arrival.stored_from, arrival.stored_to) == (1, 3)
     assert one.assignment(0).stored is not None and one.assignment(0).stored is None, "once: then they are loaded"
-    arrival = unknown.arrival()
-    assert (unknown.stored, arrival.stored_from, arrival.stored_to) == (None, 0, 0)
+    assert (unknown.stored, other.stored_from, other.stored_to) == (None, 0, 0)
     reading.close()
 
 
@@ -105,6 +105,34 @@ def test_they_leave_in_the_order_in_which_they_came_but_those_who_were_dropped()
     assert all(woken.acquire(timeout=WAIT_S) for _ in every)
     assert [one.req_id for one in reading.take()] == [1, 2, 4, 5]
     assert (3, 0, 4) not in store.asked, "of who has left nothing is read"
+    reading.close()
+
+
+def test_of_who_was_sent_back_all_is_read_and_said_unless_it_has_started_again() -> None:
+    reading = Reading(Store(3), SIZE)
+    one, started, new, own = request(1), request(2), request(3, 4), request(4)
+    own.namespace = 1 << 30
+    for each in (one, started, new, own):
+        reading.sent_back(each)
+    reading.started(2)
+    assert not len(reading), "the scheduler has them"
+    assert reading.take() == [PagesRead(1, 0, 3)] and not reading.take()
+    assert one.assignment(0).stored is not None and started.assignment(0).stored is None
+    Reading(None, SIZE).sent_back(one)
+    reading.close()
+
+
+def test_who_is_sent_back_twice_hears_once() -> None:
+    woken = threading.Semaphore(0)
+    store = Store(3, held=True)
+    reading = Reading(store, SIZE, woken.release)
+    one = request(1)
+    reading.sent_back(one)
+    reading.started(1)
+    reading.sent_back(one)
+    store.go_on.set()
+    assert woken.acquire(timeout=WAIT_S) and woken.acquire(timeout=WAIT_S)
+    assert reading.take() == [PagesRead(1, 0, 3)]
     reading.close()
 
 

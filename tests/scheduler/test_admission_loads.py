@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler.inputs import check_events
-from minisgl.step import EventError, Events, StepPlan, TokenBudget
+from minisgl.step import Abort, EventError, Events, PagesRead, StepPlan, TokenBudget
 from tests.helpers.scheduler import Driver, arrival
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
@@ -101,3 +101,44 @@ def test_a_small_budget_bounds_what_a_step_loads() -> None:
     one.step()
     one.step(arrival(2, LONG, stored_to=15))
     assert loads(one)[0][2] <= 4 * 32 // 4
+
+
+def sent_back() -> Driver:
+    """Three requests, of which the last has generated five tokens and waits; the others fill the pool."""
+    one = Driver(num_pages=6, context_len=64)
+    one.plane.reserve_ratio = 0
+    one.step(*[arrival(number, [10 + number] * 4, max_tokens=12) for number in range(3)])
+    while not one.plan.num_retracted:
+        one.step()
+    one.step()  # takes what it left in the tree
+    assert one.plane.stats().num_waiting == 1
+    return one
+
+
+def test_pages_of_who_was_sent_back_are_loaded_when_they_were_read() -> None:
+    one, other = sent_back(), sent_back()
+    for driver, events in ((one, [PagesRead(2, 0, 2)]), (other, [])):
+        driver.step(*events)
+        driver.step(Abort(0), Abort(1))
+        while driver.plane.stats().num_waiting:
+            driver.step()
+        driver.run()
+    assert one.tokens[2] == other.tokens[2] and len(one.tokens[2]) == 12
+    assert one.plane.stats().num_loaded_pages_total == 2 and other.plane.stats().num_loaded_pages_total == 0
+
+
+@pytest.mark.parametrize("who", [0, 9], ids=["who runs", "nobody"])
+def test_what_was_read_for_who_does_not_wait_is_not_loaded(who: int) -> None:
+    one = sent_back()
+    one.step(PagesRead(who, 0, 2))
+    one.run()
+    assert one.plane.stats().num_loaded_pages_total == 0
+
+
+@pytest.mark.parametrize(("read", "field"), [((-1, 3), "stored_from"), ((0, -1), "stored_to")])
+def test_what_cannot_have_been_read_is_refused(read: tuple[int, int], field: str) -> None:
+    one = sent_back()
+    with pytest.raises(EventError) as refused:
+        one.step(PagesRead(2, *read))
+    assert (refused.value.index, refused.value.field) == (0, field)
+    one.run()

@@ -128,8 +128,7 @@ class Intake:
                     self.watch = message
                 case Shutdown():
                     self.shutdown = True
-        for read in self.reading.take():
-            events.add(read.arrival())
+        events.items += self.reading.take()
 
     def arrivals(self) -> list[Event]:
         """All that live at the scheduler, for another one."""

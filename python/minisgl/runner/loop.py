@@ -132,6 +132,7 @@ class StepLoop:
         self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
+        self._num_sent_back = 0  # whose slots are not free yet
         self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
@@ -241,6 +242,8 @@ class StepLoop:
                 return plan
 
     def _launch(self, plan: StepPlan) -> StepHandle:
+        if self._intake.reading.has_store:
+            self._read_again(plan)
         assignments = self._assignments(plan) if plan.num_assigned else ()
         return self._engine.launch(plan, self._control_plane.buffers, assignments)
 
@@ -253,6 +256,7 @@ class StepLoop:
             req_id = int(entry.assigned_ids[i])
             request = self._requests.get(req_id)
             self._owners[slot] = req_id
+            self._intake.reading.started(req_id)
             if not request.admitted:
                 request.admitted = True
                 if slot in loading:  # a step's budget bounds what it loads: the rest comes with the next ones
@@ -264,6 +268,19 @@ class StepLoop:
                     self._new_cached_lens.append(cached_len)
             assignments.append(request.assignment(slot))
         return assignments
+
+    def _read_again(self, plan: StepPlan) -> None:
+        """Of those that had to go back to wait. They are known by their slots, which are free once no step in flight
+        holds a row of theirs."""
+        self._num_sent_back += plan.num_retracted
+        if not self._num_sent_back:
+            return
+        self._requests.flush()
+        for slot in self._entry(plan).freed[: plan.num_freed].tolist():
+            request = self._requests.peek(self._owners[slot])
+            if request is not None and request.req_id not in self._intake.compiling:
+                self._num_sent_back -= 1
+                self._intake.reading.sent_back(request)
 
     # ----------------------------------------------------------------------------------------------- out of a step
 

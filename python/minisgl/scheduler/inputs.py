@@ -21,6 +21,7 @@ from minisgl.step import (
     Events,
     ForwardFailed,
     Int32Array,
+    PagesRead,
     StepBuffers,
     TokenBudget,
     Unpin,
@@ -96,6 +97,10 @@ def check_events(
                 for name in ("beside_decode", "prefill_only"):
                     if getattr(event, name) < 1:
                         raise EventError(index, name, "must be at least 1")
+            case PagesRead():
+                for name in ("stored_from", "stored_to"):
+                    if getattr(event, name) < 0:
+                        raise EventError(index, name, "must be at least 0")
             case ForwardFailed(step):
                 if index:
                     raise EventError(index, "step", "a failed forward must be the first event")

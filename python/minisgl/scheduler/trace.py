@@ -33,6 +33,7 @@ from minisgl.step import (
     Finish,
     ForwardFailed,
     Int32Array,
+    PagesRead,
     StepOutput,
     StepPlan,
     TokenBudget,
@@ -126,7 +127,23 @@ class _TokenBudget(msgspec.Struct, tag="budget", array_like=True):
     prefill_only: int
 
 
-_Event = _Arrival | _StoredArrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget
+class _PagesRead(msgspec.Struct, tag="read", array_like=True):
+    req_id: int
+    stored_from: int
+    stored_to: int
+
+
+_Event = (
+    _Arrival
+    | _StoredArrival
+    | _Finish
+    | _Abort
+    | _ForwardFailed
+    | _Unpin
+    | _ClearCache
+    | _TokenBudget
+    | _PagesRead
+)
 
 
 class _Schedule(msgspec.Struct, tag="schedule", array_like=True):
@@ -189,6 +206,8 @@ def _packed(event: Event) -> _Event:
             return _ClearCache()
         case TokenBudget(beside_decode, prefill_only):
             return _TokenBudget(beside_decode, prefill_only)
+        case PagesRead(req_id, stored_from, stored_to):
+            return _PagesRead(req_id, stored_from, stored_to)
 
 
 def _unpacked(event: _Event) -> Event:
@@ -208,6 +227,8 @@ def _unpacked(event: _Event) -> Event:
             return ClearCache()
         case _TokenBudget(beside_decode, prefill_only):
             return TokenBudget(beside_decode, prefill_only)
+        case _PagesRead(req_id, stored_from, stored_to):
+            return PagesRead(req_id, stored_from, stored_to)
 
 
 @dataclass(frozen=True, slots=True)

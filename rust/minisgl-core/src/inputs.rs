@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::{CachePolicy, Config, Error, Result, broken};
 use crate::numbers::ToUsize;
 use crate::state::SchedulerState;
-use crate::step::{Arrival, Event, NOT_FINITE, TokenBudget};
+use crate::step::{Arrival, Event, NOT_FINITE};
 
 /// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
 #[derive(Debug, Default)]
@@ -38,7 +38,17 @@ impl CheckedEvents {
             Event::Abort(req_id) if state.live.contains_key(req_id) || self.arrived.contains(req_id) => {
                 self.give_back(*req_id, state);
             }
-            Event::TokenBudget(budget) => check_budget(index, *budget)?,
+            Event::TokenBudget(budget) => {
+                let fields = [
+                    ("beside_decode", budget.beside_decode),
+                    ("prefill_only", budget.prefill_only),
+                ];
+                check_at_least(index, 1, fields)?;
+            }
+            Event::PagesRead(read) => {
+                let fields = [("stored_from", read.stored_from), ("stored_to", read.stored_to)];
+                check_at_least(index, 0, fields)?;
+            }
             Event::Finish(_) | Event::Abort(_) | Event::ClearCache => {}
         }
         self.events.push(event);
@@ -113,15 +123,11 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
     Ok(())
 }
 
-fn check_budget(index: usize, budget: TokenBudget) -> Result<()> {
-    let fields = [
-        ("beside_decode", budget.beside_decode),
-        ("prefill_only", budget.prefill_only),
-    ];
-    match fields.into_iter().find(|(_, tokens)| *tokens < 1) {
+fn check_at_least(index: usize, low: i64, fields: [(&'static str, i64); 2]) -> Result<()> {
+    match fields.into_iter().find(|(_, number)| *number < low) {
         None => Ok(()),
         Some((field, _)) => {
-            let reason = "must be at least 1".into();
+            let reason = format!("must be at least {low}");
             Err(Error::Event { index, field, reason })
         }
     }

@@ -285,8 +285,8 @@ impl Requests {
     }
 }
 
-/// A checked number of tokens is not negative.
-fn length(tokens: i64) -> usize {
+/// A checked number of tokens or pages is not negative.
+pub(crate) fn length(tokens: i64) -> usize {
     usize::try_from(tokens).unwrap_or(0)
 }
 

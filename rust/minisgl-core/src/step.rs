@@ -34,6 +34,15 @@ pub struct TokenBudget {
     pub prefill_only: i64,
 }
 
+/// Pages of a text that can be loaded. See `minisgl.step.PagesRead`.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct PagesRead {
+    pub req_id: i64,
+    pub stored_from: i64,
+    pub stored_to: i64,
+}
+
 /// An input of `schedule`.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -51,6 +60,8 @@ pub enum Event {
     ClearCache,
     /// What a step computes from now on.
     TokenBudget(TokenBudget),
+    /// Pages of a request that was sent back to wait were read.
+    PagesRead(PagesRead),
 }
 
 /// The same as `StepLimits` of the Python side.

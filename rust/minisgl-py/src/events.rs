@@ -1,6 +1,6 @@
 //! From the event objects of `minisgl.step` to those of the core.
 
-use minisgl_core::{Arrival, CheckedEvents, Error, Event, RESERVED_OUTPUT, Scheduler, TokenBudget};
+use minisgl_core::{Arrival, CheckedEvents, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -18,6 +18,7 @@ pub(crate) struct EventTypes {
     unpin: Py<PyType>,
     clear_cache: Py<PyType>,
     token_budget: Py<PyType>,
+    pages_read: Py<PyType>,
 }
 
 impl EventTypes {
@@ -32,6 +33,7 @@ impl EventTypes {
             unpin: class("Unpin")?,
             clear_cache: class("ClearCache")?,
             token_budget: class("TokenBudget")?,
+            pages_read: class("PagesRead")?,
         })
     }
 
@@ -72,6 +74,13 @@ impl EventTypes {
             return Ok(Event::TokenBudget(TokenBudget {
                 beside_decode: integer(&event.getattr(intern!(py, "beside_decode"))?)?,
                 prefill_only: integer(&event.getattr(intern!(py, "prefill_only"))?)?,
+            }));
+        }
+        if kind.is(&self.pages_read) {
+            return Ok(Event::PagesRead(PagesRead {
+                req_id: req_id()?,
+                stored_from: integer(&event.getattr(intern!(py, "stored_from"))?)?,
+                stored_to: integer(&event.getattr(intern!(py, "stored_to"))?)?,
             }));
         }
         Err(PyTypeError::new_err(format!("event {index}: {kind} is no event")))

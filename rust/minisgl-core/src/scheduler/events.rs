@@ -7,7 +7,7 @@ use super::Scheduler;
 use crate::api::CachePolicy;
 use crate::api::{Result, broken};
 use crate::numbers::ToUsize;
-use crate::request::{Index, State};
+use crate::request::{self, Index, State};
 use crate::retraction;
 use crate::step::Event;
 use crate::step::{Entry, FinishReason};
@@ -48,6 +48,15 @@ impl Scheduler {
             }
             Event::TokenBudget(budget) => {
                 self.budgets = budget;
+                Ok(())
+            }
+            Event::PagesRead(read) => {
+                if let Some(&index) = self.state.live.get(&read.req_id)
+                    && self.state.requests.get(index).state == State::Waiting
+                {
+                    self.state.requests.cold_mut(index).stored =
+                        (request::length(read.stored_from), request::length(read.stored_to));
+                }
                 Ok(())
             }
         }

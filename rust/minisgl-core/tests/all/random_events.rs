@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Error, Event, Plan, SchedulePolicy, TokenBudget};
+use minisgl_core::{CachePolicy, Config, Error, Event, PagesRead, Plan, SchedulePolicy, TokenBudget};
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -92,6 +92,13 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
     }
     if random.below(30) == 0 {
         events.push(Event::ClearCache);
+    }
+    if random.below(6) == 0 {
+        events.push(Event::PagesRead(PagesRead {
+            req_id: random.below(*next_id as usize + 1) as i64,
+            stored_from: random.below(3) as i64,
+            stored_to: random.below(20) as i64,
+        }));
     }
     if random.below(8) == 0 {
         events.push(Event::TokenBudget(TokenBudget {

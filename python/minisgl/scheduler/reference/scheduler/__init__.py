@@ -35,6 +35,7 @@ from minisgl.step import (
     FinishReason,
     ForwardFailed,
     Int32Array,
+    PagesRead,
     StepBuffers,
     StepOutput,
     StepPlan,
@@ -224,6 +225,10 @@ class ReferenceControlPlane:
                     self.state.tree.evict(self.state.tree.num_evictable)
                 case TokenBudget(beside_decode, prefill_only):
                     self.step_pass.budgets = (beside_decode, prefill_only)
+                case PagesRead(req_id, stored_from, stored_to):
+                    request = self.state.live.get(req_id)
+                    if request is not None and request.state is State.WAITING:
+                        request.stored = (stored_from, stored_to)
 
     def _arrive(self, arrival: Arrival) -> None:
         """Into the queue; a prompt that could never fit is answered with an error at once."""
