@@ -53,8 +53,8 @@ class Reading:
         return True
 
     def sent_back(self, request: TrackedRequest) -> None:
-        """The scheduler has taken its pages. The tree has them still, and may lose them before its turn comes again: all
-        of them are read."""
+        """The scheduler has taken its pages. The tree has them still, but may lose them before its turn comes: all of
+        them are read."""
         most = (len(request.tokens) - 1) // self._page_size
         if self._store is not None and request.keeps and not request.no_match and most:
             self._sent_back[request.req_id] = request

@@ -134,15 +134,7 @@ class _PagesRead(msgspec.Struct, tag="read", array_like=True):
 
 
 _Event = (
-    _Arrival
-    | _StoredArrival
-    | _Finish
-    | _Abort
-    | _ForwardFailed
-    | _Unpin
-    | _ClearCache
-    | _TokenBudget
-    | _PagesRead
+    _Arrival | _StoredArrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget | _PagesRead
 )
 
 
