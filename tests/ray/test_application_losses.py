@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.helpers.e2e import until
-from tests.helpers.seconds import WAIT_S
+from tests.helpers.seconds import WAIT_S, patiently
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
@@ -36,7 +36,7 @@ def test_what_is_killed_takes_no_stream_with_it(two: RayCluster) -> None:
         for what in PARTS:
             victim = two.part(what)
             victim.kill()
-            until(replaced(two, victim), f"the {what} is not replaced", 120)
+            until(replaced(two, victim), f"the {what} is not replaced", patiently(120.0))
             two.until_running("echo", 2)
 
     assert two.under_load(kill) >= 64
@@ -49,7 +49,7 @@ def test_what_hangs_is_replaced(two: RayCluster) -> None:
         for what in ("engine", "server"):
             victim = two.part(what)
             victim.send_signal(signal.SIGSTOP)
-            until(replaced(two, victim), f"the {what} that hangs is not replaced", 120)
+            until(replaced(two, victim), f"the {what} that hangs is not replaced", patiently(120.0))
             two.until_running("echo", 2)
 
     assert two.under_load(stop, num_streams=32) >= 32
@@ -63,7 +63,7 @@ def test_all_replicas_at_once(two: RayCluster) -> None:
         for victim in victims:
             victim.kill()
         for victim in victims:
-            until(replaced(two, victim), "not replaced", 120)
+            until(replaced(two, victim), "not replaced", patiently(120.0))
 
     assert two.under_load(kill, num_streams=16) >= 16
 

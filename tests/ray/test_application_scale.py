@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.e2e import until
-from tests.helpers.seconds import WAIT_S
+from tests.helpers.seconds import WAIT_S, patiently
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
@@ -46,7 +46,7 @@ def test_a_rolling_update(cluster: RayCluster) -> None:
 
     def update() -> None:
         cluster.deploy(name="echo", flags=f"{ECHO} --max-running-requests 128", replicas=2, drain_s=60)
-        until(lambda: not any(one.is_running() for one in before), "the replicas of before stay", 120)
+        until(lambda: not any(one.is_running() for one in before), "the replicas of before stay", patiently(120.0))
 
     assert cluster.under_load(update, num_streams=32) >= 32
     assert all("--max-running-requests" in one.cmdline() for one in cluster.servers())
