@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -51,7 +52,8 @@ def ann(server: ServerProcess) -> Iterator[openai.OpenAI]:
             api.files.delete(file.id)
 
 
-def test_a_batch_from_its_file_to_its_answers(ann: openai.OpenAI) -> None:
+def test_a_batch_from_its_file_to_its_answers(server: ServerProcess, ann: openai.OpenAI) -> None:
+    before = lines_of(server)
     given = batches.prompts(150)
     lines = batches.requests(given)
     lines[7]["body"]["temperature"] = 9
@@ -65,12 +67,22 @@ def test_a_batch_from_its_file_to_its_answers(ann: openai.OpenAI) -> None:
     assert (made.status, made.metadata, made.input_file_id) == ("in_progress", {"for": "test"}, file.id)
     found = batches.ended(ann, made.id)
     assert found.status == "completed" and found.completed_at is not None and found.errors is None
+    after = lines_of(server)
+    assert after["answered_total"] - before["answered_total"] == 149
+    assert after["failed_total"] - before["failed_total"] == 1
+    until(lambda: lines_of(server)["waiting"] == lines_of(server)["running"] == 0, "what has ended is counted")
     counts = found.request_counts
     assert counts is not None and (counts.total, counts.completed, counts.failed) == (150, 149, 1)
     texts = batches.texts(batches.content(ann, found.output_file_id))
     want = batches.wanted(given)
     del want["line 7"]
     assert texts == want and list(texts) == list(want)
+    said = [line["response"]["body"]["usage"] for line in batches.content(ann, found.output_file_id)]
+    assert found.usage is not None and found.usage.input_tokens == sum(one["prompt_tokens"] for one in said) > 1000
+    assert found.usage.output_tokens == sum(one["completion_tokens"] for one in said) > 100
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in said)
+    assert found.usage.input_tokens_details.cached_tokens == cached > 0
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
     [error] = batches.content(ann, found.error_file_id)
     assert error["custom_id"] == "line 7" and error["response"]["status_code"] == 400
     assert error["response"]["body"]["error"]["param"] == "temperature"
@@ -174,6 +186,12 @@ def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI) -> None:
     assert texts == {name: want[name] for name in texts} and texts
     with pytest.raises(openai.ConflictError, match="it is cancelled"):
         ann.batches.cancel(batch_id)
+
+
+def lines_of(server: ServerProcess) -> dict[str, float]:
+    text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer sk-ann"}, timeout=WAIT_S).text
+    found = re.findall(r"^minisgl:batch_lines_(\w+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def counts(api: openai.OpenAI, batch_id: str) -> tuple[int, int]:

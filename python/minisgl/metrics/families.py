@@ -251,6 +251,23 @@ def _of_the_pool(pool: Readings | None) -> Iterable[Metric]:
     yield waiting
 
 
+BATCH_LINES: tuple[tuple[str, str, type[GaugeMetricFamily | CounterMetricFamily]], ...] = (
+    ("waiting", "lines of batches that are not asked now", GaugeMetricFamily),
+    ("running", "lines of batches that are being answered", GaugeMetricFamily),
+    ("answered", "lines of batches that got what they asked for", CounterMetricFamily),
+    ("failed", "lines of batches that got an error", CounterMetricFamily),
+)
+
+
+def of_batches(lines: Readings | None) -> Iterable[Metric]:
+    """`lines`: how many wait and run now, and were answered and failed since the start."""
+    for name, text, kind in BATCH_LINES:
+        family = kind(f"minisgl:batch_lines_{name}", text)
+        if lines is not None:
+            family.add_metric((), float(lines[name]))
+        yield family
+
+
 VLLM: dict[str, tuple[str, ...]] = {
     "minisgl:requests_running": ("vllm:num_requests_running",),
     "minisgl:requests_waiting": ("vllm:num_requests_waiting",),

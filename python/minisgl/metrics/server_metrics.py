@@ -24,10 +24,11 @@ from minisgl.metrics.families import (
     AliasCollector,
     EngineCollector,
     by_engine,
+    of_batches,
     process_families,
     text_families,
 )
-from minisgl.metrics.families import Readings as PoolReadings
+from minisgl.metrics.families import Readings as OtherReadings
 from minisgl.metrics.gateway import Readings, both, families, higher, shown
 from minisgl.metrics.histogram import Histogram
 from minisgl.metrics.keys import KeyCounts
@@ -62,13 +63,15 @@ class Metrics(Collector):
         aliases_for: str | None = None,
         trace: ChromeTrace | None = None,
         engines: Callable[[], Sequence[EngineView]] = tuple,
-        pool: Callable[[], PoolReadings] | None = None,
+        pool: Callable[[], OtherReadings] | None = None,
         keys: Sequence[KeyCounts] = (),
+        batches: Callable[[], OtherReadings | None] = lambda: None,
     ) -> None:
         self._stats = stats
         self._engines = engines
-        self._pool: Callable[[], PoolReadings | None] = pool or (lambda: None)
+        self._pool: Callable[[], OtherReadings | None] = pool or (lambda: None)
         self._keys = keys
+        self._batches = batches
         self._registry = CollectorRegistry(auto_describe=False)
         engine = EngineCollector(stats, info, up)
         self._registry.register(engine)
@@ -230,6 +233,7 @@ class Metrics(Collector):
             "minisgl:requests_shortened", "requests with less than their default length", value=shortened
         )
         yield from key_families(self._all_keys())
+        yield from of_batches(self._batches())
         there = self._there
         for name, one in self._histograms.items():
             yield one.collect(**there["histograms"][name]) if there is not None else one.collect()

@@ -150,6 +150,7 @@ def build_app(
         pool=pool,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
         keys=keys.counts,
+        batches=lambda: None if batches is None else batches.runner.lines(),
     )
     client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
     client.codec = metrics.codec(measured=config.engine.debug.transport_stats)

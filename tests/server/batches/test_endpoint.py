@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.server.batches import upload as uploads
 from minisgl.server.batches.endpoint import num_in_flight
+from minisgl.server.batches.store import FileInfo
 from tests.helpers import batches
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import CONFIG, Frontend, check_error, frontend
 
 
@@ -111,6 +115,7 @@ def test_a_bad_upload_is_named_and_leaves_nothing(server: Frontend, http: httpx.
         ({"data": {"purpose": "batch"}, "files": [("file", line), ("file", line)]}, 400, "it has two files"),
         ({"data": {"purpose": "b" * 5000}, "files": {"file": line}}, 400, "more than 4096 bytes"),
         ({"data": {"purpose": "batch", "expires_after[seconds]": "1"}, "files": {"file": line}}, 400, "3600"),
+        ({"data": {"purpose": "batch", "expires_after[seconds]": "00000360099"}, "files": {"file": line}}, 400, "3600"),
         ({"json": {}}, 415, "multipart/form-data"),
         ({"content": b"--x", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "last boundary"),
         ({"data": {"purpose": "batch"}, "files": {"file": line * (1 + (1 << 20) // len(line))}}, 413, "--state-quota"),
@@ -135,13 +140,69 @@ def test_a_hostile_upload_is_a_400(http: httpx.Client, data: bytes, is_form: boo
     assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
 
 
+def test_a_file_is_not_too_large(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused while it comes, whatever was announced."""
+    monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 1000)
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    answer = http.post("/v1/files", content=iter([begin, b"\n" * 2000]), headers=head)  # and no end
+    assert "the limit is 1000" in check_error(answer, 413)["message"]
+
+
+def test_half_a_character_in_a_name(http: httpx.Client) -> None:
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    fields = [b'name="purpose"\r\n\r\nbatch', b"name=file; filename*=unicode_escape''%5Cud800.jsonl\r\n\r\n"]
+    fields[1] += batches.jsonl([batches.request(0, "say:a")])
+    body = b"".join(b"--x\r\nContent-Disposition: form-data; " + one + b"\r\n" for one in fields) + b"--x--\r\n"
+    answer = http.post("/v1/files", content=body, headers=head)
+    assert answer.status_code == 200 and answer.json()["filename"] == "?.jsonl", answer.text
+
+
+def test_a_client_that_leaves_while_its_file_is_added(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is listed is there."""
+    assert server.app.batches is not None
+    store, found, may = server.app.batches.state.store, threading.Event(), threading.Event()
+    add = store.add_file
+
+    def slowly(info: FileInfo) -> None:
+        found.set()
+        assert may.wait(WAIT_S)
+        add(info)
+
+    monkeypatch.setattr(store, "add_file", slowly)
+    before = server.app.batches._num_uploads
+    with server.http() as http, pytest.raises(httpx.ReadTimeout):
+        http.timeout = httpx.Timeout(WAIT_S, read=0.01)
+        upload(http, batches.jsonl([batches.request(0, "say:a")]))
+    assert found.wait(WAIT_S)
+    server.wait_until(lambda: server.app.batches is not None and server.app.batches._num_uploads == before)
+    may.set()
+    with server.http() as http:
+        for file in http.get("/v1/files").json()["data"]:
+            assert http.get(f"/v1/files/{file['id']}/content").status_code == 200
+
+
+def test_a_key_without_room_begins_no_batch(server: Frontend, http: httpx.Client) -> None:
+    assert server.app.batches is not None
+    file = upload(http, batches.jsonl([batches.request(0, "say:a")])).json()["id"]
+    runner = server.app.batches.runner
+    quota, runner.quota = runner.quota, 10
+    try:
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        error = check_error(http.post("/v1/batches", json=asked), 413)
+    finally:
+        runner.quota = quota
+    assert error["code"] == "quota_exceeded" and "--state-quota" in error["message"]
+
+
 def test_lists_come_in_pages(http: httpx.Client) -> None:
     names = [upload(http, batches.jsonl([batches.request(0, "say:a")])).json()["id"] for _ in range(3)]
     page = http.get("/v1/files", params={"limit": 2}).json()
     assert [one["id"] for one in page["data"]] == names[:0:-1] and page["has_more"]
     after = http.get("/v1/files", params={"limit": 1, "after": page["last_id"]}).json()
     assert [one["id"] for one in after["data"]] == names[:1]
-    check_error(http.get("/v1/files", params={"limit": 0}), 400)
+    for limit in ("0", "00000110001"):
+        check_error(http.get("/v1/files", params={"limit": limit}), 400)
     check_error(http.get("/v1/files", params={"purpose": "vision"}), 400)
     check_error(http.get("/v1/batches", params={"limit": 101}), 400)
     for path in ("/v1/files/none", "/v1/files/none/content", "/v1/batches/none", "/v1/files/..%2flock/content"):

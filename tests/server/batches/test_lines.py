@@ -80,6 +80,12 @@ def test_what_is_no_line(data: bytes, said: str) -> None:
         check(data)
 
 
+def test_empty_lines_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_ROWS", 3)
+    with pytest.raises(BadLine, match="line 4: a file has at most 3 lines, empty ones too"):
+        check_file(io.BytesIO(b"\n" * 1000), 999)
+
+
 def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_LINES", 2)
     with pytest.raises(BadLine, match="line 3: a file has at most 2 requests"):

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from minisgl.server.batches.runner import Asked, Runner, Said, State
-from minisgl.server.batches.store import BatchInfo, FileInfo, Store
+from minisgl.server.batches import runner as runners
+from minisgl.server.batches.runner import Asked, Runner, Said, State, usage_of
+from minisgl.server.batches.store import BatchInfo, FileInfo, Store, Usage
+from minisgl.server.errors import ApiError
 from tests.helpers import batches
 from tests.helpers.batch_runner import text_of
 from tests.helpers.seconds import WAIT_S
@@ -237,6 +239,90 @@ def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
     assert (found.completed, found.failed) == (20, 0) and set(asked.values()) == {3}
 
 
+def test_a_key_that_has_to_wait_keeps_no_other_waiting(tmp_path: Path) -> None:
+    async def endpoint(asked: Asked) -> Said:
+        return Said(429, b"{}", 3600.0) if asked.owner == "ann" else await echo(asked)
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint, room=lambda: 1) as runner:
+            add(runner.state.store, "a", 5, "ann")
+            add(runner.state.store, "b", 5, "bob")
+            runner.start()
+            found = await ended(runner, "b", "bob")
+            assert runner.lines() == {"waiting": 5, "running": 0, "answered": 5, "failed": 0}
+            return found
+
+    assert asyncio.run(run()).completed == 5
+
+
+def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "ROOM_S", 0.01)
+    room, taken = [1], asyncio.Event()
+
+    async def endpoint(asked: Asked) -> Said:
+        if asked.owner == "ann":
+            taken.set()
+            await asyncio.Event().wait()
+        return await echo(asked)
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint, room=lambda: room[0]) as runner:
+            add(runner.state.store, "a", 5, "ann")
+            runner.start()
+            await taken.wait()
+            add(runner.state.store, "b", 5, "bob")
+            runner.wake()
+            async with asyncio.timeout(WAIT_S):
+                while runner.lines() != {"waiting": 9, "running": 1, "answered": 0, "failed": 0}:
+                    await asyncio.sleep(0)
+            room[0] = 2
+            return await ended(runner, "b", "bob")
+
+    assert asyncio.run(run()).completed == 5
+
+
+def test_what_comes_when_it_is_over_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, echo) as runner:
+            state = runner.state
+        state.later(Store.open_batches)
+        with pytest.raises(ApiError, match="shutting down") as caught:
+            await state.run(Store.open_batches)
+        assert caught.value.status == 503
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("usage", "want"),
+    [
+        (
+            {
+                "prompt_tokens": 5,
+                "completion_tokens": 3,
+                "total_tokens": 8,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(5, 4, 3, 2),
+        ),
+        (
+            {
+                "input_tokens": 5,
+                "input_tokens_details": {"cached_tokens": 4},
+                "output_tokens": 3,
+                "output_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(5, 4, 3, 2),
+        ),
+        ({"prompt_tokens": 5, "total_tokens": 5}, Usage(5)),
+        (None, Usage()),
+    ],
+)
+def test_the_usage_of_each_endpoint(usage: object, want: Usage) -> None:
+    assert usage_of(json.dumps({"id": "a", "choices": [], "usage": usage}).encode()) == want
+
+
 # ------------------------------------------------------------------------------------------------ ends before the end
 
 
@@ -274,6 +360,18 @@ def test_a_key_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
 
     found = asyncio.run(run())
     assert (found.status, found.reason) == ("failed", "the API key ann is not there")
+
+
+def test_a_file_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
+    async def run() -> BatchInfo:
+        async with running(tmp_path, echo) as runner:
+            add(runner.state.store, "a", 5)
+            runner.state.store.path("file-a").unlink()
+            runner.start()
+            return await ended(runner, "a")
+
+    found = asyncio.run(run())
+    assert (found.status, found.reason) == ("failed", "FileNotFoundError: No such file or directory")
 
 
 def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.server.batches import store as stores
-from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store
+from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage
 
 NOW = 1_000_000
 
@@ -58,10 +58,11 @@ def answers(*lines: int, ok: bool = True) -> list[Answer]:
 
 
 def test_an_answer_counts_once(store: Store) -> None:
-    batch = batch_in(store)
-    assert store.record(batch, answers(3, 1)).completed == 2
-    found = store.record(batch, [*answers(2, 3, ok=False), Answer(1, True, b"other\n")])
-    assert (found.completed, found.failed, found.answer_bytes) == (2, 1, 6)
+    batch = batch_in(store, usage=Usage())
+    both = [Answer(line, True, b"%d\n" % line, Usage(line, 1, 10, 0)) for line in (3, 1)]
+    assert store.record(batch, both).completed == 2
+    found = store.record(batch, [*answers(2, 3, ok=False), Answer(1, True, b"other\n", Usage(100))])
+    assert (found.completed, found.failed, found.answer_bytes) == (2, 1, 6) and found.usage == Usage(4, 2, 20, 0)
     assert store.answered(batch.id) == {1, 2, 3}
     ended = store.finish(batch, "cancelled", "", [Answer(4, False, b"left\n"), Answer(5, False, b"left 5\n")], NOW)
     output, errors = store.file(str(ended.output_file_id), "ann"), store.file(str(ended.error_file_id), "ann")
@@ -169,6 +170,15 @@ def test_there_are_not_too_many(store: Store, monkeypatch: pytest.MonkeyPatch) -
         batch_in(store, "batch-b")
     store.finish(batch, "completed", "", (), NOW)
     batch_in(store, "batch-b")
+
+
+def test_of_what_has_ended_the_last_are_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MAX_ENDED_BATCHES", 2)
+    batch_in(store, "of-bob", "bob", status="completed", ended_at=NOW)
+    for name in "abcd":
+        store.finish(batch_in(store, name), "completed", "", (), NOW)
+    batch_in(store, "e")
+    assert [one.id for one in store.batches("ann")] == ["c", "d", "e"] and len(store.batches("bob")) == 1
 
 
 def test_what_has_ended_cannot_be_cancelled(store: Store) -> None:

@@ -79,6 +79,22 @@ class RequestCounts(_Shown):
     failed: int
 
 
+class InputDetails(_Shown):
+    cached_tokens: int
+
+
+class OutputDetails(_Shown):
+    reasoning_tokens: int
+
+
+class BatchUsage(_Shown):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
 class BatchAnswer(_Shown):
     id: str
     object: Literal["batch"]
@@ -99,6 +115,7 @@ class BatchAnswer(_Shown):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: BatchUsage | None  # of the answers so far
     metadata: dict[str, str] | None
 
 

@@ -25,7 +25,18 @@ from minisgl.server.api_keys import names
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchRequest
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
-from minisgl.server.batches.store import KEEP_S, OUTPUT_PURPOSE, PURPOSE, BatchInfo, FileInfo, Refused, Store, new_id
+from minisgl.server.batches.store import (
+    KEEP_S,
+    OUTPUT_PURPOSE,
+    PURPOSE,
+    BatchInfo,
+    FileInfo,
+    Refused,
+    Store,
+    Usage,
+    new_id,
+    said_of,
+)
 from minisgl.server.batches.upload import Upload
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, queue_full
@@ -137,13 +148,16 @@ class Batches:
         if self._num_uploads >= MAX_UPLOADS:
             raise queue_full(f"{self._num_uploads} files are being uploaded already")
         used = await self.state.run(lambda store: store.used_bytes(owner))
-        path = self.state.store.path(name)
-        upload = Upload(path, lambda count: self._count(owner, used, count), self._limits.slow_client_timeout)
+        path, timeout_s = self.state.store.path(name), self._limits.slow_client_timeout
+        upload = Upload(path, lambda count: self._count(owner, used, count), timeout_s)
         self._num_uploads += 1
+
+        def add(store: Store) -> None:
+            self._check_quota(store.used_bytes(owner) + info.bytes)  # others may have come since then
+            store.add_file(info)
+
         try:
             await upload.receive(request)
-            if upload.num_bytes > MAX_FILE_BYTES:
-                raise too_large(upload.num_bytes, MAX_FILE_BYTES)
             expires_at = _expires_at(upload.fields)
             checked = await self._checked(name)
             info = FileInfo(
@@ -156,9 +170,9 @@ class Batches:
                 url=checked.url,
                 num_lines=checked.num_lines,
             )
-            await self.state.run(lambda store: store.add_file(info))
-        except BaseException:
-            path.unlink(missing_ok=True)
+            await self.state.run(add)
+        except BaseException:  # its client may go while it is added
+            self.state.later(lambda store: store.drop_stray(name))
             raise
         finally:
             self._num_uploads -= 1
@@ -172,7 +186,11 @@ class Batches:
     def _count(self, owner: str, used: int, count: int) -> None:
         """Raises `ApiError` 413: beyond the quota."""
         self._arriving[owner] += count
-        if (total := used + self._arriving[owner]) > self.runner.quota:
+        self._check_quota(used + self._arriving[owner])
+
+    def _check_quota(self, total: int) -> None:
+        """Raises `ApiError` 413."""
+        if total > self.runner.quota:
             text = (
                 f"file: the files of this API key would have {total} bytes or more: the limit is {self.runner.quota} "
                 "(--state-quota): delete some"
@@ -204,27 +222,35 @@ class Batches:
         finally:
             said.body_done()
         owner, now = self.owner(request), int(time.time())
-        file = await self.state.run(lambda store: store.file(asked.input_file_id, owner))
-        if file is None:
-            raise bad_value("input_file_id", asked.input_file_id, "there is no such file")
-        if file.purpose != PURPOSE:
-            raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
-        if asked.endpoint != file.url:
-            raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
-        expires = asked.output_expires_after
-        info = BatchInfo(
-            id=new_id("batch_"),
-            owner=owner,
-            endpoint=file.url,
-            input_file_id=file.id,
-            completion_window=asked.completion_window,
-            created_at=now,
-            expires_at=now + _window_s(asked.completion_window),
-            total=file.num_lines,
-            metadata=asked.metadata,
-            output_keep_s=KEEP_S if expires is None else expires.seconds,
-        )
-        await self.state.run(lambda store: store.add_batch(info))
+        expires, window_s = asked.output_expires_after, _window_s(asked.completion_window)
+
+        def add(store: Store) -> BatchInfo:
+            file = store.file(asked.input_file_id, owner)
+            if file is None:
+                raise bad_value("input_file_id", asked.input_file_id, "there is no such file")
+            if file.purpose != PURPOSE:
+                raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
+            if asked.endpoint != file.url:
+                raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
+            self._check_quota(store.used_bytes(owner))  # whatever becomes of it, it makes files
+            store.check_num_files(owner)
+            info = BatchInfo(
+                id=new_id("batch_"),
+                owner=owner,
+                endpoint=file.url,
+                input_file_id=file.id,
+                completion_window=asked.completion_window,
+                created_at=now,
+                expires_at=now + window_s,
+                total=file.num_lines,
+                metadata=asked.metadata,
+                output_keep_s=KEEP_S if expires is None else expires.seconds,
+                usage=Usage(),
+            )
+            store.add_batch(info)
+            return info
+
+        info = await self.state.run(add)
         self.runner.wake()
         return info
 
@@ -259,8 +285,19 @@ class Batches:
             **{f"{end}_at": info.ended_at if end == info.status else None for end in ends},
             "cancelling_at": info.cancelling_at,
             "request_counts": {"total": info.total, "completed": info.completed, "failed": info.failed},
+            "usage": _shown_usage(info.usage),
             "metadata": info.metadata,
         }
+
+
+def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
+    return usage and {
+        "input_tokens": usage.input,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.input + usage.output,
+    }
 
 
 def _expires_at(fields: dict[str, str]) -> int | None:
@@ -273,7 +310,7 @@ def _expires_at(fields: dict[str, str]) -> int | None:
         return None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise bad_value("expires_after[anchor]", fields["expires_after[anchor]"], "must be created_at")
-    if not (text.isascii() and text.isdigit() and MIN_KEEP_S <= int(text[:9]) <= MAX_KEEP_S):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and MIN_KEEP_S <= int(text) <= MAX_KEEP_S):
         raise bad_value("expires_after[seconds]", text, f"must be between {MIN_KEEP_S} and {MAX_KEEP_S}")
     return int(time.time()) + int(text)
 
@@ -313,8 +350,7 @@ def _told() -> Iterator[None]:
     except Refused as error:
         raise ApiError(409, str(error), code=error.code) from error
     except (OSError, sqlite3.Error) as error:
-        reason = f"--state-dir: {type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-        raise ApiError(500, reason, kind=SERVER, code="storage_failed") from error
+        raise ApiError(500, f"--state-dir: {said_of(error)}", kind=SERVER, code="storage_failed") from error
 
 
 def _none(what: str, name: str) -> ApiError:

@@ -18,6 +18,8 @@ from minisgl.sampling_params import ParamError
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_FILE_BYTES = 200 << 20
 MAX_LINES = 50_000
+MAX_ROWS = 2 * MAX_LINES
+"""With those that are empty, of which 200 MiB would take two minutes to read."""
 MAX_ID_CHARS = 512
 WINDOW_LINES = 1024
 WINDOW_BYTES = 16 << 20
@@ -85,6 +87,8 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
     number = 0
     while raw := file.readline(max_line_bytes + 2):
         number += 1
+        if number > MAX_ROWS:
+            raise BadLine(number, "", f"a file has at most {MAX_ROWS} lines, empty ones too")
         if len(raw.rstrip(b"\r\n")) > max_line_bytes:
             raise BadLine(number, "", f"more than {max_line_bytes} bytes (--max-body-bytes)")
         if raw.strip():

@@ -120,5 +120,6 @@ def _part(head: bytes) -> Part:
             except (ValueError, LookupError) as error:
                 raise ValueError(f"the headers of a part: {error}") from error
             if said.get_content_disposition() == "form-data" and isinstance(field, str):
-                return Part(field, filename)
+                # a charset of RFC 2231 may make half a character, which no text in UTF-8 has
+                return Part(field, filename and filename.encode(errors="replace").decode())
     raise ValueError("a part has no Content-Disposition with a name")

@@ -24,10 +24,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from minisgl.server.batches.lines import BadLine, Line, read_lines, windows
-from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, new_id
+from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, Usage, new_id, said_of
+from minisgl.server.errors import draining
 
 LOOK_S = 30.0
 """How often the time of files and batches is looked at."""
+ROOM_S = 1.0
+"""How often it is looked whether there is more room, of which nobody tells."""
 AGAIN = frozenset({429, 503})
 """There is no room for a line now."""
 _LEFT: dict[Status, tuple[str, str]] = {
@@ -65,35 +68,37 @@ class Endpoint(Protocol):
 
 
 class Slots:
-    """Lines that may be asked at once: `room()`, which may change, and one in any case. First come, first served."""
+    """Lines that may be asked at once: `room()`, which may change, and one in any case. First come, first served. Use
+    `async with`."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         self._room = room
-        self._num_taken = 0
+        self.num_taken = 0
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
 
-    def _is_free(self) -> bool:
-        return self._num_taken < max(1, self._room())
-
-    async def acquire(self) -> None:
-        if not self._waiting and self._is_free():
-            self._num_taken += 1
-            return
+    async def __aenter__(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        self._go_on()
         try:
-            await turn
+            while not turn.done():
+                await asyncio.wait({turn}, timeout=ROOM_S)
+                self._go_on()
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()
+            if turn.done():
+                await self.__aexit__()
+            turn.cancel()
             raise
 
-    def release(self) -> None:
-        self._num_taken -= 1
-        while self._waiting and (self._waiting[0].done() or self._is_free()):
+    async def __aexit__(self, *_: object) -> None:
+        self.num_taken -= 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and (self._waiting[0].done() or self.num_taken < max(1, self._room())):
             turn = self._waiting.popleft()
             if not turn.done():  # else cancelled
-                self._num_taken += 1
+                self.num_taken += 1
                 turn.set_result(None)
 
 
@@ -103,12 +108,22 @@ class State:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._thread = ThreadPoolExecutor(1, "batches")
+        self._is_closed = False
 
     async def run(self, work: Callable[[Store], T]) -> T:
+        """Raises `ApiError` 503: it is closed."""
+        if self._is_closed:
+            raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self.store)
+
+    def later(self, work: Callable[[Store], object]) -> None:
+        """After all that was begun. Nobody waits for it; of one that is closed it is left to the next server."""
+        if not self._is_closed:
+            self._thread.submit(work, self.store)
 
     def close(self) -> None:
         """When what was begun is done."""
+        self._is_closed = True
         self._thread.shutdown()
         self.store.close()
 
@@ -134,6 +149,8 @@ class Runner:
         self.max_line_bytes = max_line_bytes
         self.clock = clock
         self.broken: dict[str, str] = {}  # batches that failed, and nothing could be written about it; why
+        self.num_answered = self.num_failed = 0  # lines, since it began
+        self._open: dict[str, BatchInfo] = {}  # as of the last look
         self._running: dict[str, _Batch] = {}  # by owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -158,6 +175,18 @@ class Runner:
             if one.info.id == batch_id:
                 one.end("cancelled")
 
+    def lines(self) -> dict[str, int]:
+        """How many there are now, and since it began."""
+        now = self._open | {one.info.id: one.info for one in self._running.values()}
+        left = sum(one.total - one.completed - one.failed for one in now.values() if one.id not in self.broken)
+        running = self.slots.num_taken
+        return {
+            "waiting": max(0, left - running),
+            "running": running,
+            "answered": self.num_answered,
+            "failed": self.num_failed,
+        }
+
     async def _look_forever(self) -> None:
         while True:
             self._wake.clear()
@@ -173,7 +202,8 @@ class Runner:
     async def _begin(self) -> None:
         """One batch of each key that runs none."""
         now = self.clock()
-        for info in await self.state.run(Store.open_batches):
+        self._open = {one.id: one for one in await self.state.run(Store.open_batches)}
+        for info in self._open.values():
             if info.owner not in self._running and info.id not in self.broken:
                 one = self._running[info.owner] = _Batch(self, info)
                 task = asyncio.create_task(self._run(one, now))
@@ -185,13 +215,14 @@ class Runner:
         try:
             await one.run(now)
         except (OSError, sqlite3.Error) as error:
-            self.broken[info.id] = f"{type(error).__name__}: {error}"
+            self.broken[info.id] = said_of(error)
             _log.warning("%s: failed, and nothing can be written about it: %s", info.id, self.broken[info.id])
         except Exception:
             self.broken[info.id] = "internal error"
             _log.exception("%s: a bug", info.id)
         finally:
             del self._running[info.owner]
+            self._open.pop(info.id, None)
             self.wake()
 
 
@@ -237,7 +268,6 @@ class _Batch:
         async with asyncio.TaskGroup() as group, _windows(path, self._runner.max_line_bytes, done) as each:
             while window := await each():
                 for line in window:
-                    await self._runner.slots.acquire()
                     asked = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
                     group.create_task(self._ask(asked))
                     # texts are encoded one after the other: who waits for an answer waits for one of them at most
@@ -245,14 +275,24 @@ class _Batch:
 
     async def _ask(self, asked: Asked) -> None:
         try:
-            while (said := await self._runner.endpoint(asked)).status in AGAIN:
-                await asyncio.sleep(said.retry_after_s)
-            asked.submitted.set()
-            response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
-            await self._keep(Answer(asked.line.number, said.status == 200, _shown(asked.line, response, None)))
+            while not await self._has_said(asked):
+                pass
         finally:
             asked.submitted.set()
-            self._runner.slots.release()
+
+    async def _has_said(self, asked: Asked) -> bool:
+        """Whether its answer is kept; else there was no room. Others have its turn while it waits for more."""
+        async with self._runner.slots:
+            said = await self._runner.endpoint(asked)
+            if said.status not in AGAIN:
+                asked.submitted.set()
+                is_ok = said.status == 200
+                response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
+                text = _shown(asked.line, response, None)
+                await self._keep(Answer(asked.line.number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
+                return True
+        await asyncio.sleep(said.retry_after_s)
+        return False
 
     async def _keep(self, answer: Answer) -> None:
         """Return when it is on the disk."""
@@ -266,12 +306,15 @@ class _Batch:
         """All that comes meanwhile is written at once."""
         while self._pending:
             pending, self._pending = self._pending, []
+            before = self.info
             try:
                 used = await self._state.run(partial(self._record, answers=[one for one, _ in pending]))
             except BaseException as error:  # whoever waits for one of these raises it
                 for kept in _waiting(pending):
                     kept.set_exception(error)
                 return
+            self._runner.num_answered += self.info.completed - before.completed
+            self._runner.num_failed += self.info.failed - before.failed
             for kept in _waiting(pending):
                 kept.set_result(None)
             if used > self._runner.quota:
@@ -308,8 +351,44 @@ def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
     if isinstance(error, BadLine | LookupError):
         return "failed", str(error)
     if isinstance(error, OSError | sqlite3.Error):
-        return "failed", f"{type(error).__name__}: {error}"
+        return "failed", said_of(error)
     raise error
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    """As each endpoint calls it."""
+
+    prompt_tokens: int = 0
+    input_tokens: int = 0
+    completion_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _Details = _Details()
+    input_tokens_details: _Details = _Details()
+    completion_tokens_details: _Details = _Details()
+    output_tokens_details: _Details = _Details()
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage = _Usage()
+
+
+def usage_of(body: bytes) -> Usage:
+    """What an answer says; nothing, if it says nothing."""
+    try:
+        found = msgspec.json.decode(body, type=_Body).usage
+    except msgspec.MsgspecError:
+        return Usage()
+    return Usage(
+        found.prompt_tokens + found.input_tokens,
+        found.prompt_tokens_details.cached_tokens + found.input_tokens_details.cached_tokens,
+        found.completion_tokens + found.output_tokens,
+        found.completion_tokens_details.reasoning_tokens + found.output_tokens_details.reasoning_tokens,
+    )
 
 
 def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:

@@ -33,6 +33,8 @@ MAX_FILES = 10_000
 """Of one key."""
 MAX_OPEN_BATCHES = 100
 """Of one key."""
+MAX_ENDED_BATCHES = 10_000
+"""Of one key; of more the oldest are forgotten."""
 LOCK_S = 0.05
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -68,9 +70,21 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_lines: int = 0
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of answers; `cached` are of the input, `reasoning` of the output."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*map(sum, zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))
+
+
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of OpenAI's object, and beside them `owner`, `reason` (why it failed) and `answer_bytes` (of the answers
-    that are not in a file yet). Times are Unix seconds."""
+    that are not in a file yet). Times are Unix seconds. `usage`: None for one that an older version made."""
 
     id: str
     owner: str
@@ -86,6 +100,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     answer_bytes: int = 0
+    usage: Usage | None = None
     reason: str = ""
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -100,6 +115,7 @@ class Answer(msgspec.Struct, frozen=True):
     line: int
     ok: bool
     text: bytes
+    usage: Usage = Usage()
 
 
 def new_id(kind: str) -> str:
@@ -186,11 +202,20 @@ class Store:
     def add_file(self, info: FileInfo) -> None:
         """Its content is there, synced. Raises `Refused`: its key has too many."""
         sync(self._folder / "files")
+        self.check_num_files(info.owner)
         with self._writing() as db:
-            (count,) = db.execute("SELECT count(*) FROM files WHERE owner = ?", (info.owner,)).fetchone()
-            if count >= MAX_FILES:
-                raise Refused(f"file: there are {count} files of this API key: delete some", "too_many_files")
             _put_file(db, info)
+
+    def check_num_files(self, owner: str) -> None:
+        """Whether a key may have one more. Raises `Refused`."""
+        (count,) = self._db.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
+        if count >= MAX_FILES:
+            raise Refused(f"file: there are {count} files of this API key: delete some", "too_many_files")
+
+    def drop_stray(self, file_id: str) -> None:
+        """Unless it became a file."""
+        if self._db.execute("SELECT 1 FROM files WHERE id = ?", (file_id,)).fetchone() is None:
+            self.path(file_id).unlink(missing_ok=True)
 
     def file(self, file_id: str, owner: str) -> FileInfo | None:
         row = self._db.execute("SELECT doc FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
@@ -231,7 +256,9 @@ class Store:
         if count >= MAX_OPEN_BATCHES:
             text = f"{count} batches of this API key are not finished, the limit: wait for one, or cancel it"
             raise Refused(text, "too_many_batches")
+        ended = "SELECT id FROM batches WHERE owner = ? AND NOT open ORDER BY rowid DESC LIMIT -1 OFFSET ?"
         with self._writing() as db:
+            db.execute(f"DELETE FROM batches WHERE id IN ({ended})", (info.owner, MAX_ENDED_BATCHES))
             db.execute("INSERT INTO batches VALUES (?, ?, 1, ?)", (info.id, info.owner, msgspec.json.encode(info)))
 
     def batch(self, batch_id: str, owner: str) -> BatchInfo | None:
@@ -271,12 +298,13 @@ class Store:
         """All of these answers, or none; of a line that has one nothing changes. Returns the batch as it is now."""
         with self._writing() as db:
             now = self.batch(batch.id, batch.owner) or batch
-            completed, failed, size = now.completed, now.failed, now.answer_bytes
+            completed, failed, size, usage = now.completed, now.failed, now.answer_bytes, now.usage
             for one in answers:
                 row = (batch.id, one.line, one.ok, one.text)
                 if db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", row).rowcount:
                     completed, failed, size = completed + one.ok, failed + (not one.ok), size + len(one.text)
-            now = msgspec.structs.replace(now, completed=completed, failed=failed, answer_bytes=size)
+                    usage = None if usage is None else usage + one.usage
+            now = msgspec.structs.replace(now, completed=completed, failed=failed, answer_bytes=size, usage=usage)
             _put_batch(db, now)
         return now
 
@@ -352,6 +380,11 @@ def _put_file(db: sqlite3.Connection, info: FileInfo) -> None:
 def _put_batch(db: sqlite3.Connection, info: BatchInfo) -> None:
     row = (info.status in OPEN, msgspec.json.encode(info), info.id)
     db.execute("UPDATE batches SET open = ?, doc = ? WHERE id = ?", row)
+
+
+def said_of(error: OSError | sqlite3.Error) -> str:
+    """Without the names of folders, which are nobody's but the server's."""
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 
 def _merged(rows: Iterator[tuple[int, bytes]], others: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:

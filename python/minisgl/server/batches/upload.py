@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 from starlette.requests import ClientDisconnect, Request
 
+from minisgl.server.batches.lines import MAX_FILE_BYTES
 from minisgl.server.batches.multipart import Part, Parts, boundary_of
 from minisgl.server.batches.store import written
 from minisgl.server.errors import ApiError
-from minisgl.server.request import too_slow
+from minisgl.server.request import too_large, too_slow
 
 FILE = "file"
 MAX_FIELD_BYTES = 4096
@@ -79,6 +80,8 @@ class Upload:
         elif self._part is not None and self._part.name == FILE:
             self.num_bytes += len(found)
             self._count(len(found))
+            if self.num_bytes > MAX_FILE_BYTES:
+                raise too_large(self.num_bytes, MAX_FILE_BYTES)
             self._unwritten += found
         else:
             self._field += found

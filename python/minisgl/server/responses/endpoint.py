@@ -664,7 +664,7 @@ def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int
     `after`. Raises `ApiError` 400."""
     asked = request.query_params
     limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= most):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):
         raise bad_value("limit", limit, f"must be between 1 and {most}")
     if order not in ("asc", "desc"):
         raise bad_value("order", order, "must be asc or desc")
