@@ -291,7 +291,9 @@ class Batches:
 
 
 def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
-    return usage and {
+    if usage is None:
+        return None
+    return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.output,
