@@ -1,11 +1,12 @@
 """POST /v1/rerank and /v1/score of real servers: the scores of a tiny cross encoder are those of transformers for each
-pair, those of an encoder the cosines of its vectors."""
+pair, those of a tiny Qwen3-Reranker what its model card computes, those of an encoder the cosines of its vectors."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -14,9 +15,18 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.helpers.e2e import ServerProcess, serving
-from tests.helpers.encoders import hidden_states, tiny_cross_encoder, tiny_encoder
-from tests.helpers.models import save
+from tests.helpers.encoders import (
+    CARD_INSTRUCTION,
+    CARD_PREFIX,
+    CARD_SUFFIX,
+    hidden_states,
+    judging,
+    tiny_cross_encoder,
+    tiny_encoder,
+)
+from tests.helpers.models import reference_logits, save, tiny_model
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.text import data_folder, library
 
 pytestmark = pytest.mark.any_cpu
 
@@ -131,6 +141,7 @@ def test_a_long_document_is_cut_or_refused(crossed: tuple[ServerProcess, Any, An
         ("/v1/rerank", {"query": "a", "documents": ["a", 3]}, "documents.1"),
         ("/v1/rerank", {"query": "a", "documents": [{"title": "a"}]}, "documents.0.text"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": "find"}, "instruction"),
         ("/v1/score", {"text_1": ["a", "a"], "text_2": ["a"] * 3}, "text_1"),
         ("/v1/completions", {"prompt": "a"}, "model"),
         ("/v1/embeddings", {"input": "a"}, "pooling"),
@@ -142,6 +153,68 @@ def test_what_cannot_be_scored_is_named(
     refused = ask(crossed[0], path, **body)
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == named, refused.text
+
+
+class Judge(NamedTuple):
+    """A tiny Qwen3-Reranker, served, and what its model card makes of two texts."""
+
+    server: ServerProcess
+    model: Any
+    tokenizer: Tokenizer
+
+    def score(self, query: str, document: str, instruction: str = CARD_INSTRUCTION, room: int | None = None) -> float:
+        """`room`: of the texts so many tokens are read."""
+
+        def ids(text: str) -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+        texts = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        prompt = [*ids(CARD_PREFIX), *ids(texts)[:room], *ids(CARD_SUFFIX)]
+        both = [self.tokenizer.token_to_id(word) for word in ("no", "yes")]
+        return float(torch.softmax(reference_logits(self.model, prompt)[-1][both], 0)[1])
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    tokenizer = library("qwen3")
+    model = tiny_model("qwen3-tied", vocab_size=tokenizer.get_vocab_size(), hidden_size=32)
+    folder = save(model, tmp_path_factory.mktemp("judge"))
+    yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+    judging(folder, true_token_id=yes, false_token_id=no)
+    shutil.copy(data_folder("qwen3") / "tokenizer.json", folder)
+    with served(folder) as server:
+        yield Judge(server, model, tokenizer)
+
+
+def test_a_judges_scores_are_those_of_its_model_card(judge: Judge) -> None:
+    wanted = [judge.score(QUERY, one) for one in DOCUMENTS]
+    assert max(wanted) - min(wanted) > 100 * WITHIN
+    answer = ask(judge.server, "/v1/rerank", query=QUERY, documents=DOCUMENTS).json()
+    found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+    assert [found[i] for i in range(len(DOCUMENTS))] == pytest.approx(wanted, abs=WITHIN)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    alone = ask(judge.server, "/v1/rerank", query=QUERY, documents=DOCUMENTS[:1]).json()["results"]
+    assert alone[0]["relevance_score"] == found[0]
+    other = "Find {what} sleeps."
+    scored = ask(judge.server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS, instruction=other).json()["data"]
+    wanted = [judge.score(QUERY, one, other) for one in DOCUMENTS]
+    assert [one["score"] for one in scored] == pytest.approx(wanted, abs=WITHIN)
+
+
+def test_a_judge_reads_the_beginning_of_a_long_document_and_its_question(judge: Judge) -> None:
+    long, most = "the cat sleeps on the sofa. " * 100, judge.model.config.max_position_embeddings
+    room = most - 1 - sum(len(judge.tokenizer.encode(one).ids) for one in (CARD_PREFIX, CARD_SUFFIX))
+    (found,) = ask(judge.server, "/v1/rerank", query=QUERY, documents=[long]).json()["results"]
+    assert found["relevance_score"] == pytest.approx(judge.score(QUERY, long, room=room), abs=WITHIN)
+    (found,) = ask(judge.server, "/v1/rerank", query=QUERY, documents=[long], max_tokens_per_doc=3).json()["results"]
+    assert found["relevance_score"] == pytest.approx(judge.score(QUERY, "the cat sleeps"), abs=WITHIN)
+    for field, body in (
+        ("documents", {"documents": [long], "truncate": False}),
+        ("query", {"query": long}),
+        ("instruction", {"instruction": long}),
+    ):
+        refused = ask(judge.server, "/v1/rerank", **{"query": QUERY, "documents": ["a"], **body})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field, refused.text
 
 
 def test_scores_of_an_encoder_are_cosines(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SCORE, SamplingParams
-from tests.helpers.encoders import CROSS_ENCODERS, hidden_states, tiny_cross_encoder, tiny_encoder
+from tests.helpers.encoders import CROSS_ENCODERS, hidden_states, judging, tiny_cross_encoder, tiny_encoder
 from tests.helpers.engines import Collector, load
-from tests.helpers.models import save
+from tests.helpers.models import reference_logits, save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 
@@ -49,7 +49,7 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = tiny_cross_encoder(name)
     folder, prompts = save(model, tmp_path), pairs()
     engine, _ = load("cpu", folder, num_pages=10, num_threads=1)
-    assert engine.info.kind == "cross_encoder"
+    assert engine.info.kind == ("judge" if name == "qwen3-classes" else "cross_encoder")
     engine.close()
     scores = given(folder, prompts, SCORE)
     assert all(
@@ -63,6 +63,21 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             theirs = model(torch.tensor([prompt]), **more).logits[0]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-untied"])
+def test_the_score_of_two_tokens_is_the_difference_of_their_logits(name: str, tmp_path: Path) -> None:
+    model, (yes, no), prompts = tiny_model(name), (57, 21), pairs()
+    folder = judging(save(model, tmp_path), true_token_id=yes, false_token_id=no)
+    for prompt, (ours,) in zip(prompts, given(folder, prompts, SCORE), strict=True):
+        logits = reference_logits(model, prompt)[-1]
+        torch.testing.assert_close(ours, logits[yes] - logits[no], rtol=0, atol=WITHIN)
+    judging(folder, true_token_id=yes, false_token_id=131)
+    with pytest.raises(ConfigError, match=r"1_LogitScore/config.json: token ids \[57, 131\]: the model has 131"):
+        load("cpu", folder)
+    engine, _ = load("cpu", judging(folder, true_token_id=yes, false_token_id=None), num_pages=10)
+    assert engine.info.kind == "decoder"  # a single token's logit is no probability
+    engine.close()
 
 
 def with_dense(folder: Path, activations: tuple[str, ...], sizes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,14 @@ from torch import Tensor
 
 from tests.helpers.models import randomised
 
+SCORED = "1_LogitScore"
+CARD_PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+CARD_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+CARD_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""As the model card of Qwen3-Reranker has them."""
 _TINY = {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -56,6 +66,10 @@ CROSS_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertForSequenceClassification",
         {"num_labels": 1, "local_attention": 10, "classifier_pooling": "mean", **_IDS},
     ),
+    "qwen3-classes": (
+        "Qwen3ForSequenceClassification",
+        {"num_labels": 3, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
+    ),
     "modernbert-cls": (
         "ModernBertForSequenceClassification",
         {"num_labels": 1, "classifier_bias": True, "norm_bias": True, **_IDS},
@@ -78,6 +92,16 @@ def _tiny(architecture: str, extra: Mapping[str, Any], **changes: Any) -> Any:
     model_class = getattr(transformers, architecture)
     torch.manual_seed(7)
     return randomised(model_class(model_class.config_class(**{**_TINY, **extra, **changes})))
+
+
+def judging(folder: Path, **ids: int | None) -> Path:
+    """With the files by which sentence-transformers knows a language model that answers one of two tokens."""
+    names = {"": "base.modules.transformer.Transformer", SCORED: "cross_encoder.modules.logit_score.LogitScore"}
+    modules = [{"path": path, "type": f"sentence_transformers.{name}"} for path, name in names.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / SCORED).mkdir(exist_ok=True)
+    (folder / SCORED / "config.json").write_text(json.dumps(ids))
+    return folder
 
 
 def hidden_states(model: Any, ids: Sequence[int]) -> Tensor:

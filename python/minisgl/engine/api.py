@@ -21,8 +21,9 @@ from minisgl.step import Int32Array, StepBuffers, StepPlan
 Float32Array = npt.NDArray[np.float32]
 
 
-ModelKind = Literal["decoder", "encoder", "cross_encoder"]
-"""What a model computes: text and embeddings; embeddings alone; scores of two texts, too."""
+ModelKind = Literal["decoder", "encoder", "cross_encoder", "judge"]
+"""What a model computes: text and embeddings; embeddings alone; scores of texts, as an encoder; the same as a decoder,
+which reads two texts as a chat."""
 
 
 @dataclass(frozen=True, slots=True)

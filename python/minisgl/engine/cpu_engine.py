@@ -31,6 +31,7 @@ from minisgl.engine.api import (
     Embedding,
     EngineInfo,
     EngineStepError,
+    ModelKind,
     PromptLogprobs,
     SlotAssignment,
     StepHandle,
@@ -193,6 +194,13 @@ HOW = {
     "bf16": "activations rounded to bfloat16",
     "int8": "activations rounded to int8 in blocks of 32",
 }
+KINDS: dict[tuple[bool, bool], ModelKind] = {
+    (False, False): "decoder",
+    (False, True): "encoder",
+    (True, True): "cross_encoder",
+    (True, False): "judge",
+}
+"""By whether it gives scores, and whether tokens attend to those behind them, too."""
 FLUSH_S = 2.0  # for pages on their way to a disk, at the end
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
@@ -206,7 +214,10 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     )
     folder, gguf = (found, None) if found.is_dir() else (_folder_of(found, config.tokenizer is None), found)
     model = load_config(folder)
-    if model.both_ways and config.kv_dtype == "f16":
+    dummy = config.load_format == "dummy"
+    heads = NO_HEADS if dummy else read_heads(folder, model.architecture, read_config(folder)[0])
+    kind = KINDS[heads.score is not None, model.both_ways]
+    if kind != "decoder" and config.kv_dtype == "f16":
         config = msgspec.structs.replace(config, kv_dtype="f32")  # they last for a step: nothing is gained by rounding
     if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
@@ -230,12 +241,9 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         why = "an encoder reads none" if model.both_ways else "the model's layers keep states, which are not stored"
         why += ": leave it out"
         raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
-    if config.load_format != "dummy":
+    if not dummy:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
-    heads = (
-        NO_HEADS if config.load_format == "dummy" else read_heads(folder, model.architecture, read_config(folder)[0])
-    )
     _refused(lambda: rust.set_heads(*heads))
     about = rust.about()
     kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
@@ -261,7 +269,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         dtype=about["kinds"][0][0],
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=checkpoints,
-        kind="cross_encoder" if heads.score is not None else "encoder" if model.both_ways else "decoder",
+        kind=kind,
     )
     store = None
     if config.cache_dir is not None:

@@ -1,5 +1,5 @@
 """What is behind pooled hidden numbers: the dense layers that sentence-transformers keeps in folders of their own, and
-the heads of cross encoders, which make a score of two texts.
+the heads of cross encoders and of language models that judge, which make a score of two texts, or of one by label.
 
 Invariants: a layer that is not computed is refused by the name of its file or tensor; torch is not imported.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ Step = tuple[str, bytes, bytes, float]
 """Kind, weight, bias and epsilon, as `CpuEngine.set_heads` of the extension takes them; numbers are float32."""
 Raw = Mapping[str, Any]
 CLASSIFIES = "ForSequenceClassification"
+JUDGES = "Qwen3ForCausalLM"
+"""What may answer yes or no: whoever asks knows the form of Qwen3-Reranker alone."""
 _ACTIVATIONS: dict[str, list[Step]] = {
     "identity": [],
     "tanh": [("tanh", b"", b"", 0.0)],
@@ -57,38 +60,64 @@ class _Tensors:
             return missing
         return bytes(np.ascontiguousarray(found.read(), "<f4").tobytes())
 
+    def rows(self, *names: str) -> Stored:
+        """The first of `names` that is there, [rows, inputs]."""
+        if found := next((self._known[name] for name in names if name in self._known), None):
+            return found
+        raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is not whole")
+
 
 def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
     """`raw`: config.json. Raises `ConfigError`."""
     make = next((make for name, make in _SCORES.items() if architecture == f"{name}{CLASSIFIES}"), None)
-    return Heads(_dense_layers(folder), None if make is None else make(_Tensors(folder), raw))
+    if make is not None:
+        return Heads(_dense_layers(folder), make(_Tensors(folder), raw))
+    return Heads(_dense_layers(folder), _yes_or_no(folder, raw) if architecture == JUDGES else None)
 
 
 def _dense_layers(folder: Path) -> list[Step]:
     """Those that modules.json names behind the pooling."""
-    file = folder / "modules.json"
-    if not file.is_file():
-        return []
     steps: list[Step] = []
-    for path in _dense_folders(file):
-        place = folder / path / "config.json"
-        try:
-            raw = json.loads(place.read_text(encoding="utf-8"))
-            name = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
-        except (OSError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{path}/config.json: {error!r}") from error
+    for path, raw in _modules(folder, "Dense"):
+        name = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
         if (then := _ACTIVATIONS.get(name.rpartition(".")[2].lower())) is None:
             raise ConfigError(f"{path}/config.json: activation_function: {name} is not supported")
         steps += [_Tensors(folder / path).linear("linear"), *then]
     return steps
 
 
-def _dense_folders(file: Path) -> list[str]:
+def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
+    """Paths and configs of the modules of a kind that modules.json names."""
+    file, found = folder / "modules.json", list[tuple[str, Raw]]()
+    if not file.is_file():
+        return found
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
-        return [str(one["path"]) for one in modules if str(one["type"]).rpartition(".")[2] == "Dense"]
+        paths = [str(one["path"]) for one in modules if str(one["type"]).rpartition(".")[2] == kind]
+        for path in paths:
+            file = folder / path / "config.json"
+            found.append((path, dict(json.loads(file.read_text(encoding="utf-8")))))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file.name}: {error!r}") from error
+        raise ConfigError(f"{file.relative_to(folder)}: {error!r}") from error
+    return found
+
+
+def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
+    """Of a language model that answers one of two tokens, as the `LogitScore` of sentence-transformers' cross encoders
+    names them: the difference of their logits, whose sigmoid is what a softmax over both gives the first. None where
+    there is no such module, or one that names a single token, which is no probability."""
+    for path, raw in _modules(folder, "LogitScore"):
+        ids: list[Any] = [raw.get(name) for name in ("true_token_id", "false_token_id")]
+        if None in ids:
+            continue
+        tied = ["model.embed_tokens.weight"] if config.get("tie_word_embeddings") else []
+        table = _Tensors(folder).rows("lm_head.weight", *tied)
+        if not all(isinstance(token, int) and 0 <= token < table.shape[0] for token in ids):
+            raise ConfigError(f"{path}/config.json: token ids {ids}: the model has {table.shape[0]}")
+        row = table.nbytes // table.shape[0]
+        yes, no = (replace(table, shape=table.shape[1:], start=table.start + row * token).read() for token in ids)
+        return "last", [("linear", (yes - no).astype("<f4").tobytes(), b"", 0.0)]
+    return None
 
 
 def _bert(tensors: _Tensors, raw: Raw) -> tuple[str, list[Step]]:
@@ -98,6 +127,10 @@ def _bert(tensors: _Tensors, raw: Raw) -> tuple[str, list[Step]]:
 def _roberta(tensors: _Tensors, raw: Raw) -> tuple[str, list[Step]]:
     first, last = tensors.linear("classifier.dense"), tensors.linear("classifier.out_proj")
     return "cls", [first, *_ACTIVATIONS["tanh"], last]
+
+
+def _qwen3(tensors: _Tensors, raw: Raw) -> tuple[str, list[Step]]:
+    return "last", [tensors.linear("score")]
 
 
 def _modern_bert(tensors: _Tensors, raw: Raw) -> tuple[str, list[Step]]:
@@ -116,5 +149,6 @@ _SCORES: dict[str, Callable[[_Tensors, Raw], tuple[str, list[Step]]]] = {
     "XLMRoberta": _roberta,
     "MPNet": _roberta,
     "ModernBert": _modern_bert,
+    "Qwen3": _qwen3,
 }
 """By the architecture before `CLASSIFIES`."""

@@ -136,7 +136,11 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     cpu_backend_fallback: str = ""  # why it is not the one that was asked for
     simulated: str = ""
     engine_details: str = ""
-    kind: str = "decoder"  # else "encoder" or "cross_encoder": it gives no text
+    kind: str = "decoder"  # else "encoder", "cross_encoder" or "judge": it gives no text
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.kind in ("cross_encoder", "judge")
 
 
 class MeterReading(msgspec.Struct, frozen=True, array_like=True):

@@ -358,6 +358,11 @@ def _qwen3(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "head", "windows": _windows(raw, "layers")}
 
 
+def _qwen3_classes(raw: Raw) -> dict[str, Any]:
+    """Files have no head for text; whoever wants the one of labels reads it (`engine/heads.py`)."""
+    return {**_qwen3(raw), "tie_word_embeddings": True, "left_out": ("score.",)}
+
+
 def _qwen3_moe(raw: Raw) -> dict[str, Any]:
     return {"qk_norm": "head", "windows": _windows(raw, "switched"), "moe": _moe(raw)}
 
@@ -1843,11 +1848,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **ENCODERS,
 }
+CLASSIFIERS: dict[str, Architecture] = {"Qwen3ForSequenceClassification": Architecture(_qwen3_classes)}
+"""Decoders with a head of labels in place of the one that gives text."""
 
 
 def find_architecture(architecture: str) -> Architecture:
     """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
-    found = ARCHITECTURES.get(architecture)
+    found = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise Unsupported(

@@ -99,8 +99,8 @@ class ServerContext:
     @cached_property
     def pooling(self) -> Pooling:
         """Of embeddings whose requests leave it out."""
-        if self.info.kind == "cross_encoder":
-            return Pooling(None, "it is a cross encoder, which gives scores of two texts")
+        if self.info.gives_scores:
+            return Pooling(None, "it is a reranker or a classifier, which gives scores")
         return own_pooling(self.info.model_dir, has_dense=self.info.engine == "cpu")
 
     @cached_property

@@ -17,7 +17,7 @@ import numpy as np
 
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import with_bad_words
-from minisgl.frontend.pairs import SCORING, Pairs
+from minisgl.frontend.pairs import JUDGED, SCORING, Pairs, judged, judging
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
@@ -93,6 +93,11 @@ class Prompts:
     def _encodes(self) -> bool:
         return self.info.kind != "decoder"
 
+    @property
+    def judges(self) -> bool:
+        """Whether the model reads two texts with an instruction what to look for."""
+        return self.info.kind == "judge"
+
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """What is being encoded counts as waiting."""
@@ -125,7 +130,7 @@ class Prompts:
 
     def _most(self, keep: int | None) -> int:
         """How many tokens a prompt may have before it is cut."""
-        contexts = OF_AN_ENCODER if self._encodes else CONTEXTS_BEFORE_CUT
+        contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
 
     async def encode(
@@ -191,17 +196,35 @@ class Prompts:
     @functools.cached_property
     def _pairs(self) -> Pairs:
         try:
-            return Pairs(self.tokenizer)
+            return Pairs.of(self.tokenizer)
         except ValueError as error:
             raise ApiError(400, f"model: {error}", param="model", code="unsupported_value") from error
 
+    @functools.cached_property
+    def _behind_judged(self) -> Int32Array:
+        return self.tokenizer.encode(JUDGED, add_special_tokens=False)
+
     async def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], fields: tuple[str, str], *, cut: bool, most: int | None = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        fields: tuple[str, str],
+        *,
+        cut: bool,
+        most: int | None = None,
+        instruction: str | None = None,
     ) -> list[Int32Array]:
-        """Prompts of two texts each, for a cross encoder. `cut`: the second one loses its end where both are too long
-        together; `most`: of it no more tokens are read. Raises `ApiError` for what does not fit the model."""
+        """Prompts of two texts each, for a model that gives scores of them. `cut`: the second one loses its end where
+        both are too long together; `most`: of it no more tokens are read; `instruction`: for one that judges. Raises
+        `ApiError` for what does not fit the model."""
         self._check_vocabulary(SCORING, {})
-        longest, num_special = self.info.max_seq_len - 1, self._pairs.num_special
+        if self.judges:
+            form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
+            pairs = [judged(*pair) for pair in pairs]
+        else:
+            form = self._pairs
+        longest, num_special = self.info.max_seq_len - 1, form.num_special
+        if num_special >= longest:
+            raise self._too_long(num_special, "instruction" if self.judges else fields[0])
         texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
         ids = await asyncio.gather(*(self._plain(text, fields[at]) for at, text in texts))
         known = dict(zip(texts, ids, strict=True))
@@ -210,7 +233,7 @@ class Prompts:
             first, second = known[0, one], known[1, other][:most]
             if len(first) + num_special >= longest:
                 raise self._too_long(len(first) + num_special, fields[0])
-            prompt = self._pairs.prompt(first, second, longest if cut else None)
+            prompt = form.prompt(first, second, longest if cut else None)
             self._check_length(prompt, fields[1])
             found.append(prompt)
         return found
@@ -302,8 +325,8 @@ class Prompts:
         if self._encodes and sampling.embedding is None:
             text = "model: it is an encoder, which gives embeddings (POST /v1/embeddings) and no text"
             raise ApiError(400, text, param="model", code="unsupported_value")
-        if sampling.embedding == SCORE and self.info.kind != "cross_encoder":
-            text = "model: it gives no scores of two texts: a cross encoder does"
+        if sampling.embedding == SCORE and not self.info.gives_scores:
+            text = "model: it gives no scores: a cross encoder or a classifier does"
             raise ApiError(400, text, param="model", code="unsupported_value")
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:

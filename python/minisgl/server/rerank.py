@@ -1,8 +1,8 @@
 """How well texts answer a query: POST /v1/rerank (also /rerank and /v2/rerank) as Cohere and Jina have it, and POST
 /v1/score as vLLM has it.
 
-A cross encoder reads both texts at once: its score goes through a sigmoid. Of any other model that gives embeddings it
-is the cosine of both vectors.
+A cross encoder, or a language model that judges, reads both texts at once: its score goes through a sigmoid. Of any
+other model that gives embeddings it is the cosine of both vectors.
 
 Invariants: each pair, or each text, goes the way of any request; equal scores stay in the order of the documents.
 """
@@ -30,6 +30,7 @@ from minisgl.server.generation import Generation
 from minisgl.step import Int32Array
 
 _CUT = "with false, what is too long is refused; by default it is cut at its end."
+_INSTRUCTION = "What to look for, where the model reads that (Qwen3-Reranker). Default: its model card's."
 _TEXTS = Field(min_length=1, max_length=BOUNDS.max_inputs, fail_fast=True)
 
 
@@ -63,6 +64,7 @@ class RerankRequest(Body):
     return_documents: StrictBool | None = described("Answer with the texts, too; false by default.")
     max_tokens_per_doc: Int64 | None = described("Cohere's: read so many tokens of each document.", minimum=1)
     truncate: StrictBool | None = described(f"A document beside its query: {_CUT}")
+    instruction: StrictStr | None = described(_INSTRUCTION)
     priority: Int64 | None = described(
         "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )
@@ -77,6 +79,7 @@ class ScoreRequest(Body):
     text_1: _OneOrMore = Field(description="A text, or as many as `text_2` has.")
     text_2: _OneOrMore = Field(description="A text, or several; one `text_1` is compared with each.")
     truncate: StrictBool | None = described(f"The second text beside the first: {_CUT}")
+    instruction: StrictStr | None = described(_INSTRUCTION)
     priority: Int64 | None = described(
         "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
     )
@@ -135,13 +138,13 @@ async def rerank_endpoint(context: ServerContext, asked: RerankRequest) -> Forma
         raise bad_value("max_tokens_per_doc", asked.max_tokens_per_doc, "must be at least 1")
     pairs = [(asked.query, text) for text in asked.texts()]
     name = context.served.check(asked.model)
-    scores = await _Scores.of(context, pairs, ("query", "documents"), asked.truncate, asked.max_tokens_per_doc)
+    scores = await _Scores.of(context, pairs, ("query", "documents"), asked, asked.max_tokens_per_doc)
     return _Ranked(name, scores, asked)
 
 
 async def score_endpoint(context: ServerContext, asked: ScoreRequest) -> Formatter:
     name = context.served.check(asked.model)
-    scores = await _Scores.of(context, asked.pairs(), ("text_1", "text_2"), asked.truncate, None)
+    scores = await _Scores.of(context, asked.pairs(), ("text_1", "text_2"), asked, None)
     return _Scored(name, scores, asked)
 
 
@@ -160,13 +163,15 @@ class _Scores:
         context: ServerContext,
         pairs: Sequence[tuple[str, str]],
         fields: tuple[str, str],
-        truncate: bool | None,
+        asked: RerankRequest | ScoreRequest,
         most: int | None,
     ) -> _Scores:
         """`fields`: where the texts come from; `most`: tokens of a second text that are read."""
-        cut = truncate is not False
-        if context.info.kind == "cross_encoder":
-            prompts = await context.prompts.encode_pairs(pairs, fields, cut=cut, most=most)
+        cut, instruction = asked.truncate is not False, asked.instruction
+        if instruction is not None and not context.prompts.judges:
+            raise bad_value("instruction", instruction, "this model reads none: leave it out")
+        if context.info.gives_scores:
+            prompts = await context.prompts.encode_pairs(pairs, fields, cut=cut, most=most, instruction=instruction)
             return cls(prompts, SCORING, None)
         sampling = embedding_sampling(context, None)
         begins = context.own_prompts.of_a_search()

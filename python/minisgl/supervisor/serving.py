@@ -349,7 +349,10 @@ def _greet(
     decoding = {"temperature": 0, "max_tokens": 30}
     asks: dict[str, object] = {"prompt": "The capital of France is", **decoding}
     route = "completions"
-    if ready.kind != "decoder":
+    if ready.gives_scores:
+        say("this model gives scores of texts and no text")
+        route, asks = "score", {"text_1": "What is the capital of France?", "text_2": "Paris."}
+    elif ready.kind != "decoder":
         say("this model is an encoder: it gives embeddings and no text")
         route, asks = "embeddings", {"input": "The capital of France"}
     elif chats:
