@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies, rerank, sampling_fields
+from minisgl.server import answers, bodies, classify, rerank, sampling_fields
 from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
@@ -36,6 +36,7 @@ MODULES = (
     llama_cpp,
     ollama,
     rerank,
+    classify,
     bodies,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

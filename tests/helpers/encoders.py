@@ -82,8 +82,8 @@ def tiny_encoder(name: str, **changes: Any) -> Any:
     return _tiny(*ENCODERS[name], **changes)
 
 
-def tiny_cross_encoder(name: str) -> Any:
-    return _tiny(*CROSS_ENCODERS[name])
+def tiny_cross_encoder(name: str, **changes: Any) -> Any:
+    return _tiny(*CROSS_ENCODERS[name], **changes)
 
 
 def _tiny(architecture: str, extra: Mapping[str, Any], **changes: Any) -> Any:

@@ -24,7 +24,8 @@ from minisgl.server.errors import STREAMS
 
 FRESH_S = 0.25
 ANSWERED = STREAMS | {
-    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score", "/completion", "/infill"),
+    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/v1/score", "/v1/classify"),
+    *("/completion", "/infill"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
 }
 """Where a request takes a place in an engine."""

@@ -43,6 +43,7 @@ from minisgl.server.bodies import (
     UnloadAdapterRequest,
 )
 from minisgl.server.chat import chat_endpoint
+from minisgl.server.classify import ClassifyRequest, classify_endpoint
 from minisgl.server.completions import completion_endpoint
 from minisgl.server.context import Served, ServerContext
 from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
@@ -84,6 +85,7 @@ GENERATING: dict[str, tuple[type[Any], PlainEndpoint]] = {
     "/v1/rerank": (RerankRequest, rerank_endpoint),
     "/v2/rerank": (RerankRequest, rerank_endpoint),
     "/v1/score": (ScoreRequest, score_endpoint),
+    "/v1/classify": (ClassifyRequest, classify_endpoint),
     "/generate": (GenerateRequest, generate_endpoint),
 }
 TOLD: dict[str, tuple[type[Any], Endpoint]] = {

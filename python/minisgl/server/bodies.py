@@ -438,12 +438,12 @@ class EmbeddingRequest(Body):
     )
     user: StrictStr | None = described("Accepted, without effect.")
 
-    def inputs(self) -> list[Any]:
-        """Texts and lists of token ids."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        return [given] if given and isinstance(given[0], int) else list(given)
+
+def inputs_of(given: EmbeddingInput) -> list[Any]:
+    """Texts and lists of token ids."""
+    if isinstance(given, str):
+        return [given]
+    return [given] if given and isinstance(given[0], int) else list(given)
 
 
 class _Answer(BaseModel):

@@ -16,7 +16,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pooling import Name as Pooled
 from minisgl.message import EngineReady
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest, inputs_of
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, no_embedding, too_many_dimensions
 from minisgl.server.formatter import Formatter, json_response, token_text
@@ -62,7 +62,7 @@ def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
     except KeyError:
         known = ", ".join(own.texts) or "none"
         raise bad_value("prompt_name", asked.prompt_name, f"the model's prompts are: {known}") from None
-    return [begin + one if isinstance(one, str) and one else one for one in asked.inputs()]
+    return [begin + one if isinstance(one, str) and one else one for one in inputs_of(asked.input)]
 
 
 class EmbeddingFormatter(Formatter):

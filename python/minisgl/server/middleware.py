@@ -37,7 +37,7 @@ from minisgl.server.resume import Resumable, lost
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 WITHOUT_V1 = frozenset(
-    {"/chat/completions", "/completions", "/models", "/embeddings", "/rerank", "/score"}
+    {"/chat/completions", "/completions", "/models", "/embeddings", "/rerank", "/score", "/classify"}
 )  # as some base URLs have it
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]

@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies, rerank
+from minisgl.server import answers, bodies, classify, rerank
 from minisgl.server.batches import body as batches
 from minisgl.server.errors import is_anthropic, is_ollama
 from minisgl.server.llama_cpp import body as llama_cpp
@@ -167,6 +167,7 @@ ROUTES: tuple[Route, ...] = (
         for path in ("/v1/rerank", "/v2/rerank")
     ),
     Route("/v1/score", "post", "Score pairs of texts.", rerank.ScoreAnswer, rerank.ScoreRequest, _GENERATE),
+    Route("/v1/classify", "post", "Label texts.", classify.ClassifyAnswer, classify.ClassifyRequest, _GENERATE),
     Route(
         "/v1/files",
         "post",

@@ -94,22 +94,22 @@ class ScoreRequest(Body):
         return list(zip(one, other, strict=True))
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class ScoreUsage(_Answer):
+class ScoreUsage(Answer):
     prompt_tokens: int
     total_tokens: int
 
 
-class RerankResult(_Answer):
+class RerankResult(Answer):
     index: int
     relevance_score: float
     document: Document | None = None
 
 
-class RerankAnswer(_Answer):
+class RerankAnswer(Answer):
     id: str
     model: str
     results: list[RerankResult]
@@ -117,13 +117,13 @@ class RerankAnswer(_Answer):
     usage: ScoreUsage
 
 
-class ScoreObject(_Answer):
+class ScoreObject(Answer):
     object: str
     index: int
     score: float
 
 
-class ScoreAnswer(_Answer):
+class ScoreAnswer(Answer):
     id: str
     object: str
     model: str
@@ -189,31 +189,39 @@ class _Scores:
 
     def read(self, generation: Generation, count: int) -> list[float]:
         """Of `count` prompts."""
-        pooled = [generation.embedding(i) for i in range(count)]
-        numbers = [one for one in pooled if one is not None]
-        if len(numbers) < count:
-            raise no_embedding()
+        numbers = pooled(generation, count)
         if self._pairs is None:
             labels = [score(one) for one in numbers]
             if len(labels[0]) != 1:
                 text = f"model: its head has {len(labels[0])} labels: a score needs one with a single one"
                 raise ApiError(400, text, param="model", code="unsupported_value")
-            return [_sigmoid(one[0]) for one in labels]
+            return [sigmoid(one[0]) for one in labels]
         vectors = [np.frombuffer(one, np.float32).astype(np.float64) for one in numbers]
         vectors = [one / (math.sqrt(float(one @ one)) or 1.0) for one in vectors]
         return [float(vectors[one] @ vectors[other]) for one, other in self._pairs]
 
 
-def _sigmoid(x: float) -> float:
+def pooled(generation: Generation, count: int) -> list[bytes]:
+    """What came of `count` prompts."""
+    found = [generation.embedding(i) for i in range(count)]
+    numbers = [one for one in found if one is not None]
+    if len(numbers) < count:
+        raise no_embedding()
+    return numbers
+
+
+def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-class _OfScores(Formatter):
-    def __init__(self, model: str, scores: _Scores, priority: int | None) -> None:
-        super().__init__(scores.prompts, scores.sampling, stream=False, priority=priority, names_length=True)
-        self._model, self._scores = model, scores
+class OfScores(Formatter):
+    def __init__(
+        self, model: str, prompts: Sequence[Int32Array], sampling: SamplingParams, priority: int | None
+    ) -> None:
+        super().__init__(prompts, sampling, stream=False, priority=priority, names_length=True)
+        self._model = model
 
-    def _whole(self, **more: Any) -> dict[str, Any]:
+    def answer(self, **more: Any) -> dict[str, Any]:
         num_tokens = sum(map(len, self.prompts))
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"model": self._model, **more, "usage": usage}
@@ -225,10 +233,10 @@ class _OfScores(Formatter):
         raise NotImplementedError("scores come whole")
 
 
-class _Ranked(_OfScores):
+class _Ranked(OfScores):
     def __init__(self, model: str, scores: _Scores, asked: RerankRequest) -> None:
-        super().__init__(model, scores, asked.priority)
-        self._texts, self._top_n = asked.texts(), asked.top_n
+        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
+        self._scores, self._texts, self._top_n = scores, asked.texts(), asked.top_n
         self._shows = bool(asked.return_documents)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
@@ -239,14 +247,15 @@ class _Ranked(_OfScores):
             for i in order
         ]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-        return self._whole(id=f"rerank-{uuid.uuid4().hex}", results=results, meta=meta)
+        return self.answer(id=f"rerank-{uuid.uuid4().hex}", results=results, meta=meta)
 
 
-class _Scored(_OfScores):
+class _Scored(OfScores):
     def __init__(self, model: str, scores: _Scores, asked: ScoreRequest) -> None:
-        super().__init__(model, scores, asked.priority)
+        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
+        self._scores = scores
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         scores = self._scores.read(generation, len(choices))
         data = [{"object": "score", "index": i, "score": one} for i, one in enumerate(scores)]
-        return self._whole(id=f"score-{uuid.uuid4().hex}", object="list", data=data)
+        return self.answer(id=f"score-{uuid.uuid4().hex}", object="list", data=data)
