@@ -201,7 +201,7 @@ def test_a_judges_scores_are_those_of_its_model_card(judge: Judge) -> None:
     assert [one["score"] for one in scored] == pytest.approx(wanted, abs=WITHIN)
 
 
-def test_a_judge_reads_the_beginning_of_a_long_document_and_its_question(judge: Judge) -> None:
+def test_a_judge_reads_the_beginning_of_a_long_document_and_refuses_what_is_none(judge: Judge) -> None:
     long, most = "the cat sleeps on the sofa. " * 100, judge.model.config.max_position_embeddings
     room = most - 1 - sum(len(judge.tokenizer.encode(one).ids) for one in (CARD_PREFIX, CARD_SUFFIX))
     (found,) = ask(judge.server, "/v1/rerank", query=QUERY, documents=[long]).json()["results"]
@@ -215,6 +215,10 @@ def test_a_judge_reads_the_beginning_of_a_long_document_and_its_question(judge: 
     ):
         refused = ask(judge.server, "/v1/rerank", **{"query": QUERY, "documents": ["a"], **body})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == field, refused.text
+    refused = ask(judge.server, "/v1/completions", prompt="a")
+    assert refused.status_code == 400 and "scores" in refused.json()["error"]["message"]
+    refused = ask(judge.server, "/v1/classify", input="a")
+    assert refused.status_code == 400 and "no labels" in refused.json()["error"]["message"]
 
 
 def test_scores_of_an_encoder_are_cosines(tmp_path: Path) -> None:

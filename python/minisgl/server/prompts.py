@@ -324,6 +324,8 @@ class Prompts:
         """What only the model knows."""
         if self._encodes and sampling.embedding is None:
             text = "model: it is an encoder, which gives embeddings (POST /v1/embeddings) and no text"
+            if self.info.gives_scores:
+                text = "model: it gives scores (POST /v1/rerank, /v1/score, /v1/classify) and no text"
             raise ApiError(400, text, param="model", code="unsupported_value")
         if sampling.embedding == SCORE and not self.info.gives_scores:
             text = "model: it gives no scores: a cross encoder or a classifier does"
