@@ -195,6 +195,9 @@ def test_a_judges_scores_are_those_of_its_model_card(judge: Judge) -> None:
     assert list(found.values()) == sorted(found.values(), reverse=True)
     alone = ask(judge.server, "/v1/rerank", query=QUERY, documents=DOCUMENTS[:1]).json()["results"]
     assert alone[0]["relevance_score"] == found[0]
+    lines = httpx.get(judge.server.url + "/metrics", timeout=WAIT_S).text.splitlines()
+    (cached,) = (float(line.split()[-1]) for line in lines if line.startswith("minisgl:cached_tokens_total"))
+    assert cached >= 48 * len(DOCUMENTS), "all begin with the same form and question"
     other = "Find {what} sleeps."
     scored = ask(judge.server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS, instruction=other).json()["data"]
     wanted = [judge.score(QUERY, one, other) for one in DOCUMENTS]

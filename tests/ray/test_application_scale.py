@@ -17,8 +17,8 @@ ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 
 
 def test_a_burst_brings_replicas_and_its_end_takes_them(cluster: RayCluster) -> None:
-    """Slow steps: what the streams hold of the KV pool is then there whenever Serve looks, on any machine, which has time
-    for replicas that start beside them."""
+    """Slow steps: what the streams hold of the KV pool is then there whenever Serve looks, on any machine, and replicas
+    have time to start beside them."""
     cluster.delete()
     cluster.deploy(
         name="echo",

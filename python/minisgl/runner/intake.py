@@ -75,7 +75,7 @@ class Intake:
         self._vocab_size = engine.info.vocab_size
         self._send = send
         self.step = 0
-        self.requests = RequestTracker()
+        self.requests = RequestTracker(judges=engine.info.kind == "judge")
         limits = control_plane.buffers.limits
         self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
         self.compiling = Compiling(beside.compiler)

@@ -22,7 +22,7 @@ from minisgl.engine.api import SlotAssignment, StepLogprobs, StepResult, StoredP
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import LATE, Matcher
 from minisgl.message import AddRequest, Embedding, PromptLogprobs, StepTokens, TokenLogprobs
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import SCORE, SamplingParams
 from minisgl.step import (
     NOT_FINITE,
     Arrival,
@@ -55,6 +55,7 @@ class TrackedRequest:
     namespace: int = 0  # of the prefix cache
     number: int = 0  # of arrivals before it
     stored: StoredPages | None = None  # until it gets a slot: what was read of its pages
+    is_judged: bool = False  # its score is of its last token, which sees those before it alone
 
     @property
     def keeps(self) -> bool:
@@ -64,7 +65,8 @@ class TrackedRequest:
     @property
     def no_match(self) -> bool:
         """Whether all of its prompt is computed, whatever is cached."""
-        return self.sampling.prompt_logprobs is not None or self.sampling.embedding is not None
+        pools_all = self.sampling.embedding is not None and not self.is_judged
+        return self.sampling.prompt_logprobs is not None or pools_all
 
     def stored_len(self, page_size: int) -> int:
         """Up to where its pages can be loaded: the last token is computed."""
@@ -103,7 +105,10 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    def __init__(self) -> None:
+    """`judges`: the score of a prompt is made of its last token."""
+
+    def __init__(self, *, judges: bool = False) -> None:
+        self._judges = judges
         self._live: dict[int, TrackedRequest] = {}
         self._pending: list[StepOutput] = []  # not flushed
         self._num_pending = 0
@@ -125,6 +130,7 @@ class RequestTracker:
         """`tokens`: the prompt, and what was generated elsewhere."""
         request = TrackedRequest(req_id, sampling, tokens, num_prompt, priority, background, pin)
         request.namespace = sampling.adapter
+        request.is_judged = self._judges and sampling.embedding == SCORE
         self._live[req_id] = request
         return request
 
