@@ -144,6 +144,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "weights.hub_cache",
         "weights.sources",
+        "metrics.families",
         "metrics.keys",
     },
     "cli.doctor": {

@@ -356,6 +356,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     demo_load: bool = False  # it sends requests to itself, for people who watch
     managed: bool = False  # started by a program: see supervisor/serving.py
     tells_use: bool = False  # and tells it what the keys use: see registry/keys.py
+    takes_lines: bool = False  # and answers lines of batches for it: see registry/batches.py
 
     def check(self) -> ServerConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""

@@ -22,7 +22,6 @@ import httpx
 import openai
 import pytest
 
-from minisgl import cli
 from tests.helpers import batches
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
@@ -266,11 +265,6 @@ def test_a_folder_that_cannot_be_used_is_named_at_the_start(tmp_path: Path) -> N
     (tmp_path / "state.sqlite").write_text("this is no database, and long enough to be seen to be none" * 20)
     said = refused((*batches.FLAGS, "--state-dir", str(tmp_path)))
     assert f"--state-dir {tmp_path}: {tmp_path}/state.sqlite: file is not a database" in said
-
-
-def test_several_models_have_no_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--engine", "echo", "--model", "a", "--model", "b", "--state-dir", str(tmp_path)]) == 2
-    assert f"--state-dir {tmp_path}: not with several models" in capsys.readouterr().err
 
 
 def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl.registry import registry as module
-from minisgl.registry.registry import Registry
+from minisgl.registry.registry import Lease, Registry
 from minisgl.server.errors import ApiError
 from tests.helpers.several import MIB, NEED, Fleet, entry, registry, states, until, use
 
@@ -330,6 +330,80 @@ def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int)
         await asyncio.gather(*(client(found, random.Random(seed * 100 + i), held, 40 * times) for i in range(8)))
         assert found.num_waiting == 0 and sum(held.values()) == 0
         assert sum(found.num_unloads.values()) > 10
+        await found.close()
+
+    run(work())
+
+
+# ------------------------------------------------------------------------------------------------- lines of batches
+
+
+async def line(found: Registry, name: str) -> Lease:
+    """A lease in the background, once there is one."""
+    async with asyncio.timeout(60):
+        while (lease := found.lease_in_background(found.models[name])) is None:
+            await asyncio.sleep(0)
+    return lease
+
+
+def test_a_line_has_its_model_loaded_where_there_is_room() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b", memory=10 * NEED), entry("c"), room_for=1)
+        fleet.refuse["c"] = "it is broken"
+        with await line(found, "a") as lease:
+            assert lease.ready.result() is fleet.servers["a"] and fleet.started == ["a"]
+            with pytest.raises(ApiError, match="used by 1 requests"):
+                await found.unload(found.models["a"])
+        with pytest.raises(ApiError, match="all models may take"):
+            await line(found, "b")
+        with pytest.raises(ApiError, match="it is broken") as caught:
+            await line(found, "c")
+        assert caught.value.status == 503 and found.num_waiting == 0
+        await found.close()
+
+    run(work())
+
+
+def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, *map(entry, "abc"), room_for=1)
+
+        async def is_refused(name: str) -> None:
+            for _ in range(20):
+                assert found.lease_in_background(found.models[name]) is None
+                await asyncio.sleep(0)
+            assert states(found)[name] == "unloaded"
+
+        with found.lease(found.models["a"]) as lease:
+            await lease.ready
+            await is_refused("b")
+        await is_refused("b")  # it was asked just now
+        monkeypatch.setattr(module, "QUIET_S", 0.0)
+        with await line(found, "b"), await line(found, "b"):
+            assert states(found) == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
+            await is_refused("c")  # lines do not push each other out
+        (await line(found, "c")).__exit__(None, None, None)
+        assert fleet.started == ["a", "b", "c"]
+        await found.close()
+
+    run(work())
+
+
+def test_who_waits_for_a_model_takes_the_room_of_lines_at_once() -> None:
+    async def work() -> None:
+        fleet = Fleet()
+        found = registry(fleet, entry("a"), entry("b", ttl_s=0.001), room_for=1)
+        with await line(found, "a"):
+            await use(found, "b")
+            assert states(found) == {"a": "unloaded", "b": "loaded"} and fleet.servers["a"].stopped.is_set()
+        await until(lambda: states(found)["b"] == "unloaded")
+        with await line(found, "b"):
+            for _ in range(20):
+                found._turn()
+            assert states(found)["b"] == "loaded"  # what answers a line is not idle
+        assert found.models["a"].num_lines == found.models["b"].num_lines == 0
         await found.close()
 
     run(work())

@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from prometheus_client.core import GaugeMetricFamily
 from starlette.responses import Response
 
 from minisgl.config import ConfigError
+from minisgl.metrics.families import BATCH_LINES
 from minisgl.registry import passing
 from minisgl.registry.keys import KeyLimits
 from minisgl.registry.registry import Model, Registry
@@ -135,10 +138,10 @@ async def stats(asks: Asks) -> Response:
     return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
 
 
-async def metrics(asks: Asks, limits: KeyLimits) -> Response:
+async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None) -> Response:
     """GET /metrics: the families of all servers, each family once, and this one's own."""
     families = dict[bytes, tuple[list[bytes], list[bytes]]]()
-    for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits)}).items():
+    for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits, lines)}).items():
         heads, samples = list[bytes](), list[bytes]()
         for line in body.splitlines():
             if (found := _FAMILY.match(line)) is not None:
@@ -161,7 +164,7 @@ def _named(sample: bytes, model: str) -> bytes:
     return b'%b{model_name="%b"%b} %b' % (name, model.encode(), b"," + labels if labels else b"", value)
 
 
-def _own(registry: Registry, limits: KeyLimits) -> bytes:
+def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | None) -> bytes:
     models = registry.models
     by_model: list[tuple[str, str, str, dict[str, float]]] = [
         ("model_loaded", "gauge", "1: the model is loaded", {n: m.state == "loaded" for n, m in models.items()}),
@@ -182,6 +185,10 @@ def _own(registry: Registry, limits: KeyLimits) -> bytes:
     }
     rows.append(("key_requests_waiting", "gauge", "of an API key, over all models", waiting))
     rows.append(("key_refused_total", "counter", "HTTP requests that a limit of their API key refused", refused))
+    if of_batches is not None:
+        for name, meaning, family in BATCH_LINES:
+            kind, end = ("gauge", "") if family is GaugeMetricFamily else ("counter", "_total")
+            rows.append((f"batch_lines_{name}{end}", kind, meaning, {"": of_batches[name]}))
     lines = list[str]()
     for name, kind, meaning, values in rows:
         lines += [f"# HELP minisgl:{name} {meaning}", f"# TYPE minisgl:{name} {kind}"]

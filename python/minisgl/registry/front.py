@@ -24,10 +24,13 @@ from starlette.types import Receive, Scope, Send
 from minisgl.config import ServerConfig
 from minisgl.registry import adapters, passing
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
+from minisgl.registry.batches import BatchesOfSeveral
 from minisgl.registry.keys import Asked, KeyLimits
 from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.registry.server import ModelServer
+from minisgl.server.batches.endpoint import not_kept
+from minisgl.server.batches.store import Store
 from minisgl.server.errors import (
     BATCHES,
     FILES,
@@ -71,11 +74,13 @@ Own = Callable[[], Awaitable[Response]]
 class Front:
     """An ASGI application, to be put behind `Middleware`."""
 
-    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+    def __init__(self, registry: Registry, config: ServerConfig, store: Store | None = None) -> None:
+        """`store`: of files and batches."""
         self._registry = registry
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
-        self._limits = KeyLimits(config.api_keys, registry)
+        limits = self._limits = KeyLimits(config.api_keys, registry)
+        self.batches = None if store is None else BatchesOfSeveral(registry, limits, config, store)
         self.draining = False
         asks = self._asks = Asks(registry, config.any_key)
         self._own: dict[str, Own] = {
@@ -89,7 +94,9 @@ class Front:
             "/api/ps": lambda: _now(tags(registry, are_loaded=True)),
             "/api/version": lambda: _now(version()),
             "/stats": lambda: stats(asks),
-            "/metrics": lambda: metrics(asks, self._limits),
+            "/metrics": lambda: metrics(
+                asks, limits, None if self.batches is None else self.batches.all.runner.lines()
+            ),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,12 +120,13 @@ class Front:
                 return await own()
             if path.startswith(f"{MODELS}/"):
                 name = path.removeprefix(f"{MODELS}/")
-                first, *others = card(self._named(name))
+                first, *others = card(self._registry.named(name))
                 return json_response(next((one for one in others if one["id"] == name), first))
         if path.startswith((FILES, BATCHES)):
-            raise ApiError(
-                501, f"{path}: not with several models: a server of one model has them", code="not_supported"
-            )
+            if self.batches is None:
+                raise not_kept(path)
+            await self.batches.app(scope, receive, send)
+            return None
         if self.draining:
             raise draining()
         if method == "POST" and path.startswith(f"{MODELS}/") and path.endswith(("/load", "/unload")):
@@ -150,7 +158,7 @@ class Front:
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
         header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
         name = body.model or query or header
-        model = self._named(name) if isinstance(name, str) and name else self._registry.first
+        model = self._registry.named(name) if isinstance(name, str) and name else self._registry.first
         return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
@@ -159,13 +167,6 @@ class Front:
         headers = [one for one in scope["headers"] if one[0] in passing.WHO]
         found = await self._asks.all(kept, headers)
         return self._registry.models[next(iter(found))] if found else otherwise
-
-    def _named(self, name: str) -> Model:
-        if (model := self._registry.find(name)) is not None:
-            return model
-        known = ", ".join(self._registry.models)
-        text = f"model: {name[:80]!r} does not exist here: there are {known}"
-        raise ApiError(404, text, param="model", code="model_not_found")
 
     async def _alive(self) -> Response:
         return json_response({"status": "ok"})
@@ -183,7 +184,7 @@ class Front:
         if request.key and not keys[request.key - 1].models:
             reason = f"API key {keys[request.key - 1].name}: not without `models: true` in its entry of the key file"
             raise ApiError(403, f"{path}: {reason}", code="not_allowed")
-        model = self._named(unquote(name))
+        model = self._registry.named(unquote(name))
         if what == "unload":
             await self._registry.unload(model)
         else:

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from minisgl.server.log import say, warn
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 MEASURE_S = 1.0
 PATIENCE_S = 1.0  # at least: else as long as it took to load the model that is to go
+QUIET_S = 60.0  # so long a model was not asked for before a batch has it unloaded
 FIRST_WAIT_S = 1.0  # after a load that failed; then twice as long each time
 LONGEST_WAIT_S = 60.0
 
@@ -49,6 +50,8 @@ class Model:
         self.server: ModelServer | None = None
         self.waiting: list[Lease] = []
         self.num_serving = 0  # leases
+        self.num_lines = 0  # of batches, that it answers in the background
+        self.asked_at = -math.inf  # when the last lease of somebody who waits ended
         self.used = 0  # its last lease's place among all
         self.idle_since = 0.0
         self.queued_since = 0.0
@@ -77,16 +80,18 @@ class Model:
         use = () if self.server is None else self.server.use
         return use[number] if number < len(use) else (0, 0)
 
-    def tenant(self, need: int) -> Tenant:
-        busy = self.state != "loaded" or bool(self.num_serving)
+    def tenant(self, need: int, *, is_in_use: bool = False) -> Tenant:
+        """Lines of batches keep it from nobody who waits."""
+        busy = self.state != "loaded" or bool(self.num_serving) or is_in_use
         return Tenant(self.name, need, self.used, self.entry.pin, busy)
 
 
 class Lease:
     """Use `with`; `server` may be used once `ready` is done."""
 
-    def __init__(self, registry: Registry, model: Model) -> None:
+    def __init__(self, registry: Registry, model: Model, *, in_background: bool = False) -> None:
         self.model = model
+        self.in_background = in_background
         self.ready: asyncio.Future[ModelServer] = asyncio.get_running_loop().create_future()
         self._registry = registry
 
@@ -140,6 +145,13 @@ class Registry:
 
     def find(self, name: str) -> Model | None:
         return self._names.get(name) or self._names.get(name.removesuffix(LATEST))
+
+    def named(self, name: str) -> Model:
+        """Raises `ApiError` 404."""
+        if (model := self.find(name)) is not None:
+            return model
+        text = f"model: {name[:80]!r} does not exist here: there are {', '.join(self.models)}"
+        raise ApiError(404, text, param="model", code="model_not_found")
 
     def find_exactly(self, name: str) -> Model | None:
         return self._names.get(name)
@@ -195,9 +207,32 @@ class Registry:
         self._turn_soon()
         return lease
 
+    def lease_in_background(self, model: Model) -> Lease | None:
+        """For a line of a batch; None: not now. Who waits for a model goes first: it takes the room of one that only
+        has such leases. Raises `ApiError`: it never fits, it failed just now."""
+        if self._is_closed:
+            raise draining()
+        if model.state == "loaded" and model.name not in self._leaving:
+            assert model.server is not None
+            lease = Lease(self, model, in_background=True)
+            model.num_lines += 1
+            lease.ready.set_result(model.server)
+            return lease
+        self._check_can_be(model)
+        if model.state == "unloaded" and not self._queue and not self._is_fetched_first(model):
+            quiet = time.monotonic() - QUIET_S
+            in_use = [one.name for one in self.models.values() if one.num_lines or one.asked_at > quiet]
+            self._take_room(model, self._tenants(in_use))
+        return None
+
     def end(self, lease: Lease) -> None:
         model = lease.model
-        model.used, model.idle_since = next(self._count), time.monotonic()
+        model.idle_since = time.monotonic()
+        if lease.in_background:
+            model.num_lines -= 1
+            self._turn_soon()
+            return
+        model.used, model.asked_at = next(self._count), model.idle_since
         if lease in model.waiting:
             model.waiting.remove(lease)
         elif lease.ready.done() and not lease.ready.cancelled() and lease.ready.exception() is None:
@@ -207,8 +242,9 @@ class Registry:
 
     async def unload(self, model: Model) -> None:
         """Raises `ApiError` 409: it is in use."""
-        if model.num_serving or model.waiting or model.state == "loading":
-            what = "being loaded" if model.state == "loading" else f"used by {model.num_serving} requests"
+        num_serving = model.num_serving + model.num_lines
+        if num_serving or model.waiting or model.state == "loading":
+            what = "being loaded" if model.state == "loading" else f"used by {num_serving} requests"
             raise ApiError(409, f"{model.name}: not unloaded: it is {what}", code="model_busy")
         if model.state == "loaded":
             self._unload(model, "as asked")
@@ -301,28 +337,16 @@ class Registry:
                 break
             if not self._check_now(head):
                 continue
-            if (need := head.need()) is None and not head.was_fetched:
+            if self._is_fetched_first(head):
                 self._queue.pop(0)
-                head.state = "loading"
-                self._spawn(self._get(head))
                 continue
-            if need is None:  # as much as there can be
-                need = self.budget - sum(one.need() or 0 for one in self._pinned())
             tenants = self._tenants()
-            going = victims(self.budget, tenants, need)
-            if going == [] and self.set_aside + need > self.budget:
-                break  # until those that are being unloaded are gone
-            if going == []:
+            if self._take_room(head, tenants):
+                if head.state == "unloaded":
+                    break  # until those that are being unloaded are gone
                 self._queue.pop(0)
-                self._needs[head.name] = need
-                head.state = "loading"
-                self._spawn(self._load(head, need, head.entry.need() or need))
                 continue
-            if going is not None:
-                for name in going:
-                    self._unload(self.models[name], f"{head.name} needs its room")
-                break
-            wanted = victims(self.budget, tenants, need, even_busy=True) or []
+            wanted = victims(self.budget, tenants, self._need(head), even_busy=True) or []
             patience_s = max(PATIENCE_S, *(self.models[name].load_s for name in wanted), 0.0)
             if (left_s := head.queued_since + patience_s - now) > 0:
                 return left_s
@@ -330,6 +354,32 @@ class Registry:
             break
         self._make_room_for_growth()
         return math.inf
+
+    def _is_fetched_first(self, model: Model) -> bool:
+        """Then it is known what it needs."""
+        if model.need() is not None or model.was_fetched:
+            return False
+        model.state = "loading"
+        self._spawn(self._get(model))
+        return True
+
+    def _need(self, model: Model) -> int:
+        """If nobody knows, as much as there can be."""
+        need = model.need()
+        return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
+
+    def _take_room(self, model: Model, tenants: list[Tenant]) -> bool:
+        """Load it, or unload those in its place. False: they are busy."""
+        need = self._need(model)
+        if (going := victims(self.budget, tenants, need)) is None:
+            return False
+        for name in going:
+            self._unload(self.models[name], f"{model.name} needs its room")
+        if not going and self.set_aside + need <= self.budget:
+            self._needs[model.name] = need
+            model.state = "loading"
+            self._spawn(self._load(model, need, model.entry.need() or need))
+        return True
 
     def _check_now(self, head: Model) -> bool:
         """Whether it can be loaded, now that it is its turn; else those who wait for it know."""
@@ -340,10 +390,10 @@ class Registry:
             return False
         return True
 
-    def _tenants(self) -> list[Tenant]:
+    def _tenants(self, in_use: Collection[str] = ()) -> list[Tenant]:
         """Those that stay, as far as is known now."""
         staying = [name for name in self._needs if self.models[name].state != "unloading"]
-        return [self.models[name].tenant(self._needs[name]) for name in staying]
+        return [self.models[name].tenant(self._needs[name], is_in_use=name in in_use) for name in staying]
 
     def _make_room_for_growth(self) -> None:
         """Of what takes more than was thought."""
@@ -354,7 +404,7 @@ class Registry:
         wait_s = math.inf
         for model in self.models.values():
             ttl_s = model.entry.ttl_s
-            if ttl_s is None or model.state != "loaded" or model.num_serving or model.waiting:
+            if ttl_s is None or model.state != "loaded" or model.num_serving or model.num_lines or model.waiting:
                 continue
             if (left_s := model.idle_since + ttl_s - now) <= 0:
                 self._unload(model, f"no request for {ttl_s:g} s")

@@ -12,6 +12,7 @@ import gc
 import json
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import uvloop
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from minisgl.registry.entries import Entry, check_names
 from minisgl.registry.front import Front
 from minisgl.registry.needs import Needs
 from minisgl.registry.registry import Registry
+from minisgl.server.batches.store import Store
 from minisgl.server.callers import ANY, Callers
 from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up, warn
@@ -36,21 +38,22 @@ NEEDS = "needs.json"
 
 def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
     """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
-    if config.state_dir is not None:
-        raise ConfigError(f"--state-dir {config.state_dir}: not with several models: a server of one model has batches")
+    store = None if config.state_dir is None else Store.open(config.state_dir)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     for line in warnings:
         warn(f"minisgl: {line}")
     budget = _budget(config, entries)
     hosts = tuple(Callers.of(config).hosts or (ANY,))  # the front has asked; its servers know the same names
     tells = any(one.max_queued_requests or one.tokens_per_minute for one in config.api_keys)
-    behind = [replace(one, config=replace(one.config, allowed_hosts=hosts, tells_use=tells)) for one in entries]
+    more: dict[str, Any] = {"allowed_hosts": hosts, "tells_use": tells, "state_dir": None}
+    more["takes_lines"] = store is not None
+    behind = [replace(one, config=replace(one.config, **more)) for one in entries]
     with listen(config) as listener:
         raise_descriptors()
         keep_little()
         signals = EarlySignals()
         try:
-            return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, signals.came))
+            return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, signals.came, store))
         finally:
             signals.restore()
 
@@ -90,13 +93,15 @@ async def _serve(
     load_timeout_s: float,
     listener: socket.socket,
     came: Sequence[int],
+    store: Store | None,
 ) -> int:
     signals = Signals(came)
     if is_exposed(config):
         warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
     needs = Needs(envs.cache_dir() / NEEDS)
     registry = Registry(entries, budget, config.limits, load_timeout_s, needs=needs)
-    front = Front(registry, config)
+    front = Front(registry, config, store)
+    batches = None if front.batches is None else front.batches.all
     middleware = Middleware(front, config)
     url = url_of(listener.getsockname()[:2])
     http = HttpServer(middleware, listener, config.limits)
@@ -111,8 +116,12 @@ async def _serve(
                 said = {"url": url, "model": entries[0].name, "key": config.any_key}
                 print(json.dumps(said), flush=True)
             registry.preload()
+            if batches is not None:
+                batches.start()
             await signals.drain.wait()
             front.draining = True
+            if batches is not None:
+                await batches.stop()
             await _drain(middleware, config.limits.drain_timeout, signals.stop)
     finally:
         measuring.cancel()

@@ -28,7 +28,8 @@ from minisgl.server.admin import (
     unload_adapter_endpoint,
 )
 from minisgl.server.api_keys import KeyUse
-from minisgl.server.batches.endpoint import Batches, add_batches, add_files, not_kept
+from minisgl.server.batches.background import Background
+from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
 from minisgl.server.batches.store import Store
 from minisgl.server.bodies import (
     AbortGenerate,
@@ -161,8 +162,10 @@ def build_app(
     prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
     context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
     posts = Posts(context, POSTS, app)
-    batches = None if config.state_dir is None else Batches(context, posts, Store.open(config.state_dir))
-    found = not_kept if batches is None else batches.here
+    batches = None
+    if config.state_dir is not None:
+        batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
+    found = no_batches if batches is None else batches.here
     add_files(app, found)
     add_batches(app, found)
     add_cache(app, context)
@@ -179,7 +182,8 @@ def build_app(
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
-    return Application(context, Middleware(posts, config), batches)
+    inner = Background(posts, room_of(context)) if config.takes_lines else posts
+    return Application(context, Middleware(inner, config), batches)
 
 
 async def _for_the_page() -> None:

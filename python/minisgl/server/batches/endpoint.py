@@ -12,9 +12,10 @@ import contextlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse
 from starlette.responses import Response
@@ -41,8 +42,9 @@ from minisgl.server.batches.upload import Upload
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, queue_full
 from minisgl.server.formatter import json_response
-from minisgl.server.request import REQUEST, HttpRequest, too_large
+from minisgl.server.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
 from minisgl.server.responses.endpoint import page_of
+from minisgl.server.waiting import Turns
 
 FREE = 16
 MAX_UPLOADS = 16
@@ -68,26 +70,64 @@ def num_in_flight(config: ServerConfig, device: str) -> int:
     return max(1, min(limits))
 
 
-class Batches:
-    """`app` answers a request of an endpoint, below the keys and the access log."""
+def room_of(context: ServerContext) -> Callable[[], int]:
+    """How many lines may be asked now."""
+    most = num_in_flight(context.config, context.info.device)
+    return lambda: most - context.queue.num_in_flight()
 
-    def __init__(self, context: ServerContext, app: ASGIApp, store: Store) -> None:
-        config = context.config
-        most = num_in_flight(config, context.info.device)
+
+Ask = Callable[[Asked, int], Awaitable[Said]]
+"""Answers a line, of the key with this number."""
+
+
+def asks(app: ASGIApp, config: ServerConfig) -> Ask:
+    """A line as a request of its endpoint, which `app` answers, below the keys and the access log."""
+    shown = names(config.api_keys)
+
+    async def ask(asked: Asked, key: int) -> Said:
+        path, body = asked.line.url, asked.line.body
+        request = HttpRequest("POST", path, asked.request_id, len(body), submitted=asked.submitted)
+        request.key, request.key_name = key, shown[key] if key else None
+        said: list[bytes] = []
+        headers: dict[bytes, bytes] = {}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.status = message["status"]
+                headers.update(message["headers"])
+            else:
+                said.append(message.get("body", b""))
+
+        await app({"type": "http", "method": "POST", "path": path, "headers": [], REQUEST: request}, receive, send)
+        request.log()
+        return Said.of(request.status, b"".join(said), headers.get(b"retry-after"))
+
+    return ask
+
+
+class Batches:
+    """`room`: how many lines may be asked now; `ask` asks them."""
+
+    def __init__(self, config: ServerConfig, store: Store, room: Callable[[], int], ask: Ask) -> None:
         self.state = State(store)
         self.runner = Runner(
             self.state,
             self._ask,
-            room=lambda: most - context.queue.num_in_flight(),
+            room=room,
             quota=config.state_quota,
             max_line_bytes=config.limits.max_body_bytes,
         )
-        self._context = context
-        self._app = app
+        self._ask_as = ask
+        self._timeout_s = config.limits.slow_client_timeout
+        self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # of what begins a batch
         self._names = ["", *names(config.api_keys)[1:]]
         self._arriving: collections.Counter[str] = collections.Counter()  # bytes, by owner
         self._num_uploads = 0
         self._checking = asyncio.Lock()
+        self._turns = Turns(SMALL_BYTES, lambda _: None)  # for which nobody waits
         self._is_stopped = False
 
     def start(self) -> None:
@@ -111,31 +151,10 @@ class Batches:
         return self._names[found.key]
 
     async def _ask(self, asked: Asked) -> Said:
-        """The line as a request of its endpoint. Raises `LookupError`."""
+        """Raises `LookupError`."""
         if asked.owner not in self._names:
             raise LookupError(f"the API key {asked.owner} is not in the key file any more")
-        path, body = asked.line.url, asked.line.body
-        request = HttpRequest("POST", path, asked.request_id, len(body), submitted=asked.submitted)
-        request.key, request.key_name = self._names.index(asked.owner), asked.owner or None
-        said: list[bytes] = []
-        headers: dict[bytes, bytes] = {}
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                request.status = message["status"]
-                headers.update(message["headers"])
-            else:
-                said.append(message.get("body", b""))
-
-        await self._app(
-            {"type": "http", "method": "POST", "path": path, "headers": [], REQUEST: request}, receive, send
-        )
-        request.log()
-        wait = headers.get(b"retry-after", b"1")
-        return Said(request.status, b"".join(said), float(wait) if wait.isdigit() else 1.0)
+        return await self._ask_as(asked, self._names.index(asked.owner))
 
     # ------------------------------------------------------------------------------------------------------- files
 
@@ -148,8 +167,7 @@ class Batches:
         if self._num_uploads >= MAX_UPLOADS:
             raise queue_full(f"{self._num_uploads} files are being uploaded already")
         used = await self.state.run(lambda store: store.used_bytes(owner))
-        path, timeout_s = self.state.store.path(name), self._limits.slow_client_timeout
-        upload = Upload(path, lambda count: self._count(owner, used, count), timeout_s)
+        upload = Upload(self.state.store.path(name), lambda count: self._count(owner, used, count), self._timeout_s)
         self._num_uploads += 1
 
         def add(store: Store) -> None:
@@ -178,10 +196,6 @@ class Batches:
             self._num_uploads -= 1
             self._arriving[owner] -= upload.num_bytes
         return info
-
-    @property
-    def _limits(self) -> Any:
-        return self._context.limits
 
     def _count(self, owner: str, used: int, count: int) -> None:
         """Raises `ApiError` 413: beyond the quota."""
@@ -218,7 +232,8 @@ class Batches:
         """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
         said: HttpRequest = request.scope[REQUEST]
         try:
-            asked = await said.read(request.receive, BatchRequest, self._context)
+            await said.receive(request.receive, self._turns, self._limits)
+            asked = parse(said.body, BatchRequest)
         finally:
             said.body_done()
         owner, now = self.owner(request), int(time.time())
@@ -441,7 +456,12 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
         return json_response(batches.shown(info))
 
 
-def not_kept(request: Request) -> Batches:
-    """There is no folder. Raises `ApiError` 501."""
-    text = f"{request.url.path}: files and batches are kept in a folder: start the server with --state-dir DIR"
-    raise ApiError(501, text, code="not_supported")
+def not_kept(path: str) -> ApiError:
+    """There is no folder."""
+    text = f"{path}: files and batches are kept in a folder: start the server with --state-dir DIR"
+    return ApiError(501, text, code="not_supported")
+
+
+def no_batches(request: Request) -> Batches:
+    """Raises `ApiError` 501."""
+    raise not_kept(request.url.path)

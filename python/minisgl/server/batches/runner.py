@@ -61,6 +61,11 @@ class Said:
     body: bytes
     retry_after_s: float = 1.0
 
+    @classmethod
+    def of(cls, status: int, body: bytes, retry_after: bytes | None) -> Said:
+        """`retry_after`: as a header has it."""
+        return cls(status, body, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
+
 
 class Endpoint(Protocol):
     async def __call__(self, asked: Asked) -> Said:

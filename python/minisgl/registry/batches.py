@@ -1,0 +1,85 @@
+"""Files and batches at the port of several models: they are kept here, and a line is asked at the server of its model.
+
+Invariants: a line is in nobody's way: it has a model loaded only where nobody's has to go, and who needs the room of
+the model that answers it takes it at once: then it is asked again. A server takes lines in the background, as one
+that has batches of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from minisgl.config import ServerConfig
+from minisgl.registry import passing
+from minisgl.registry.entries import Entry
+from minisgl.registry.keys import KeyLimits
+from minisgl.registry.passing import Lost
+from minisgl.registry.registry import Registry
+from minisgl.server.batches.background import LINES
+from minisgl.server.batches.endpoint import Batches, add_batches, add_files
+from minisgl.server.batches.runner import Asked, Said
+from minisgl.server.batches.store import Store
+from minisgl.server.errors import ApiError, install_handlers
+
+
+class _Body(msgspec.Struct):
+    model: object = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class BatchesOfSeveral:
+    """`app` answers what is asked about files and batches; `all` is to be started, and stopped."""
+
+    def __init__(self, registry: Registry, limits: KeyLimits, config: ServerConfig, store: Store) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._config = config
+        most = most_in_flight([model.entry for model in registry.models.values()])
+        self.all = Batches(config, store, lambda: most, self._ask)
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        install_handlers(app)
+        add_files(app, self.all.here)
+        add_batches(app, self.all.here)
+        self.app: ASGIApp = app
+
+    async def _ask(self, asked: Asked, key: int) -> Said:
+        try:
+            self._limits.use.check(key)
+            name, models = _decode(asked.line.body).model, self._registry.models
+            model = self._registry.named(name) if isinstance(name, str) and name else next(iter(models.values()))
+            lease = self._registry.lease_in_background(model)
+        except ApiError as error:
+            return Said.of(error.status, bytes(error.response().body), error.headers.get("retry-after", "").encode())
+        if lease is None:
+            return Said(503, b"")
+        with lease:
+            asked.submitted.set()  # its server encodes one text after the other
+            try:
+                return await self._at(lease.ready.result().address, asked, key)
+            except Lost:  # others had its room, or it died
+                return Said(503, b"")
+
+    async def _at(self, address: tuple[str, int], asked: Asked, key: int) -> Said:
+        """Raises `Lost`."""
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        headers.append((b"x-request-id", asked.request_id.encode()))
+        given = self._config.api_keys[key - 1].key if key else self._config.api_key
+        if given is not None:
+            headers.append((b"authorization", b"Bearer " + given.encode()))
+        path = (LINES + asked.line.url).encode()
+        answer = await passing.ask(address, passing.request_bytes("POST", path, headers, asked.line.body))
+        try:
+            return Said.of(answer.status, await answer.whole(), dict(answer.headers).get(b"retry-after"))
+        finally:
+            answer.close()
+
+
+def most_in_flight(entries: Sequence[Entry]) -> int:
+    """As many as the largest engine has rows; each server takes of them what it has room for."""
+    return max(one.config.engine.rows_on(one.config.engine.device) for one in entries)

@@ -1,0 +1,175 @@
+"""Batches behind several models: whole servers of echo engines, whose texts are known beforehand."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.helpers import batches
+from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import echo, expected, write_models
+
+KEYS = """keys:
+- {name: ann, key: sk-ann, models: true}
+- {name: bob, key: sk-bob}
+"""
+ANN = {"authorization": "Bearer sk-ann"}
+
+
+def flags(folder: Path, *more: str) -> list[str]:
+    """Room for one of two models."""
+    (folder / "keys.yaml").write_text(KEYS)
+    (folder / "delay").write_text("0")
+    file = write_models(folder / "models.yaml", [echo("a", aliases=["also-a"]), echo("b"), echo("c", memory="400MB")])
+    state = ("--state-dir", str(folder / "state"), "--api-key-file", str(folder / "keys.yaml"))
+    return ["--models", file, "--memory", "170MB", *state, *more]
+
+
+def env(folder: Path) -> dict[str, str]:
+    return {"MINISGL_STEP_DELAY_FILE": str(folder / "delay")}
+
+
+def lines_for(models: Sequence[str], num_lines: int) -> list[dict[str, Any]]:
+    return [batches.request(i, f"text {i}", model=models[i % len(models)]) for i in range(num_lines)]
+
+
+def check_answers(lines: Sequence[dict[str, Any]], models: Sequence[str]) -> None:
+    """Each line once, from its model."""
+    texts = batches.texts(lines)
+    assert texts == {f"line {i}": batches.answer(i, f"text {i}") for i in range(len(texts))}
+    told = {one["custom_id"]: one["response"]["body"]["model"] for one in lines}
+    assert told == {f"line {i}": models[i % len(models)] for i in range(len(texts))}
+
+
+def figures(server: ServerProcess) -> dict[str, float]:
+    text = httpx.get(f"{server.url}/metrics", headers=ANN, timeout=WAIT_S).text
+    found = re.findall(r"^minisgl:(\S+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, front_end: str) -> None:
+    with serving(*flags(tmp_path, "--frontend", front_end)) as server, batches.client(server, "sk-ann") as ann:
+        lines = lines_for(["a", "b"], 200)
+        wrong = [("nobody", 404, "model_not_found"), ("c", 400, "model_too_large"), ("a", 400, "invalid_value")]
+        lines += [batches.request(200 + i, "x", model=name) for i, (name, _, _) in enumerate(wrong)]
+        lines[-1]["body"]["temperature"] = 9
+        batch = batches.ended(ann, batches.begin(ann, lines))
+        answers = batches.content(ann, batch.output_file_id)
+        assert batch.status == "completed" and len(answers) == 200
+        check_answers(answers, ["a", "b"])
+        errors = batches.content(ann, batch.error_file_id)
+        said = [(one["response"]["status_code"], one["response"]["body"]["error"]["code"]) for one in errors]
+        assert said == [(status, code) for _, status, code in wrong]
+        usages = [one["response"]["body"]["usage"] for one in answers]
+        assert batch.usage is not None and batch.usage.total_tokens == sum(one["total_tokens"] for one in usages)
+        now = figures(server)
+        assert [now[f'model_loads_total{{model_name="{name}"}}'] for name in "ab"] == [1, 1]
+        assert now["batch_lines_answered_total{}"] == 200 and now["batch_lines_failed_total{}"] == 3
+        assert now['key_requests_total{model_name="b",key="ann"}'] == 100
+        assert now['ttft_seconds_count{model_name="b"}'] == 0  # it is in the background there
+        with batches.client(server, "sk-bob") as bob:
+            assert list(bob.files.list()) == [] and list(bob.batches.list()) == []
+            with pytest.raises(openai.NotFoundError):
+                bob.batches.retrieve(batch.id)
+
+
+def test_a_line_without_a_model_is_for_the_first(tmp_path: Path) -> None:
+    with serving(*flags(tmp_path)) as server, batches.client(server, "sk-ann") as ann:
+        load = httpx.post(f"{server.url}/v1/models/b/load", json={}, headers=ANN, timeout=WAIT_S)
+        assert load.status_code == 200
+        batch_id = batches.begin(ann, [batches.request(0, "text 0"), batches.request(1, "text 1", model="also-a")])
+        unload(server, "b")
+        check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
+
+
+def unload(server: ServerProcess, name: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/models/{name}/unload", json={}, headers=ANN, timeout=WAIT_S)
+    assert answer.status_code == 200, answer.text
+
+
+def test_who_asks_for_another_model_does_not_wait_for_lines(tmp_path: Path) -> None:
+    """Lines that take for ever give their room up, are asked again when there is some, and each is answered once."""
+    with serving(*flags(tmp_path), env=env(tmp_path)) as server, batches.client(server, "sk-ann") as ann:
+        batch_id = batches.begin(ann, lines_for(["a"], 100))
+        until(lambda: count(ann, batch_id) > 0, "no line is answered")
+        (tmp_path / "delay").write_text("600000")
+        until(lambda: figures(server)["batch_lines_running{}"] > 0, "no line runs")
+        (tmp_path / "delay").write_text("0")  # of servers that begin now: a step that waits goes on waiting
+        body = {"model": "b", "prompt": "hello", "max_tokens": 12, "seed": 0}
+        asked = httpx.post(f"{server.url}/v1/completions", json=body, headers=ANN, timeout=WAIT_S)
+        assert asked.status_code == 200 and asked.json()["choices"][0]["text"] == expected("hello", 12)
+        assert count(ann, batch_id) < 100
+        assert figures(server)['model_loaded{model_name="b"}'] == 1  # somebody asked for it just now
+        unload(server, "b")
+        check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
+
+
+def has(api: openai.OpenAI, batch_id: str, num_answers: int) -> bool:
+    return count(api, batch_id) >= num_answers
+
+
+def count(api: openai.OpenAI, batch_id: str) -> int:
+    found = api.batches.retrieve(batch_id).request_counts
+    assert found is not None
+    return found.completed + found.failed
+
+
+def goes_on(folder: Path, num_kills: int, num_lines: int, chance: random.Random) -> None:
+    """The process at the port is killed so often, and in between each model's server, whichever is there."""
+    batch_id = ""
+    for _ in range(num_kills):
+        server = ServerProcess(flags(folder))
+        try:
+            with batches.client(server, "sk-ann") as api:
+                batch_id = batch_id or batches.begin(api, lines_for(["a", "b"], num_lines))
+                for kill in (kill_a_model, ServerProcess.kill):
+                    now = count(api, batch_id)
+                    enough = min(num_lines, now + 1 + chance.randrange(num_lines // (2 * num_kills)))
+                    until(partial(has, api, batch_id, enough), "it stands still")
+                    kill(server)
+        finally:
+            server.kill()
+            shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
+    with serving(*flags(folder)) as server, batches.client(server, "sk-ann") as api:
+        batch = batches.ended(api, batch_id)
+        assert batch.status == "completed" and batch.error_file_id is None
+        answers = batches.content(api, batch.output_file_id)
+        assert len(answers) == num_lines
+        check_answers(answers, ["a", "b"])
+        assert {path.name for path in (folder / "state" / "files").iterdir()} == {
+            batch.input_file_id,
+            batch.output_file_id,
+        }
+
+
+def kill_a_model(server: ServerProcess) -> None:
+    for child in psutil.Process(server.process.pid).children():
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def test_killed_in_the_middle_each_line_is_there_once(tmp_path: Path) -> None:
+    goes_on(tmp_path, 1, 200, random.Random(1))
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    goes_on(tmp_path, 4, 2000, random.Random(2))
+
+
+def test_without_a_folder_there_are_none(tmp_path: Path) -> None:
+    with serving("--models", write_models(tmp_path / "models.yaml", [echo("a"), echo("b")])) as server:
+        answer = httpx.get(f"{server.url}/v1/files", timeout=WAIT_S)
+        assert answer.status_code == 501 and "--state-dir DIR" in answer.json()["error"]["message"]
