@@ -60,8 +60,9 @@ def figures(server: ServerProcess) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, front_end: str) -> None:
-    with serving(*flags(tmp_path, "--frontend", front_end)) as server, batches.client(server, "sk-ann") as ann:
+@pytest.mark.parametrize("frontend", ["rust", pytest.param("python", marks=pytest.mark.slow)])
+def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, frontend: str) -> None:
+    with serving(*flags(tmp_path, "--frontend", frontend)) as server, batches.client(server, "sk-ann") as ann:
         lines = lines_for(["a", "b"], 200)
         wrong = [("nobody", 404, "model_not_found"), ("c", 400, "model_too_large"), ("a", 400, "invalid_value")]
         lines += [batches.request(200 + i, "x", model=name) for i, (name, _, _) in enumerate(wrong)]
@@ -84,22 +85,12 @@ def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, front_e
             assert list(bob.files.list()) == [] and list(bob.batches.list()) == []
             with pytest.raises(openai.NotFoundError):
                 bob.batches.retrieve(batch.id)
-
-
-def test_a_line_without_a_model_is_for_the_first(tmp_path: Path) -> None:
-    with serving(*flags(tmp_path)) as server, batches.client(server, "sk-ann") as ann:
-        load = httpx.post(f"{server.url}/v1/models/b/load", json={}, headers=ANN, timeout=WAIT_S)
-        assert load.status_code == 200
+        # b is loaded, and who says no model means the first all the same
         batch_id = batches.begin(ann, [batches.request(0, "text 0"), batches.request(1, "text 1", model="also-a")])
-        unload(server, "b")
         check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
 
 
-def unload(server: ServerProcess, name: str) -> None:
-    answer = httpx.post(f"{server.url}/v1/models/{name}/unload", json={}, headers=ANN, timeout=WAIT_S)
-    assert answer.status_code == 200, answer.text
-
-
+@pytest.mark.slow
 def test_who_asks_for_another_model_does_not_wait_for_lines(tmp_path: Path) -> None:
     """Lines that take for ever give their room up, are asked again when there is some, and each is answered once."""
     with serving(*flags(tmp_path), env=env(tmp_path)) as server, batches.client(server, "sk-ann") as ann:
@@ -113,7 +104,8 @@ def test_who_asks_for_another_model_does_not_wait_for_lines(tmp_path: Path) -> N
         assert asked.status_code == 200 and asked.json()["choices"][0]["text"] == expected("hello", 12)
         assert count(ann, batch_id) < 100
         assert figures(server)['model_loaded{model_name="b"}'] == 1  # somebody asked for it just now
-        unload(server, "b")
+        freed = httpx.post(f"{server.url}/v1/models/b/unload", json={}, headers=ANN, timeout=WAIT_S)
+        assert freed.status_code == 200, freed.text
         check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
 
 
@@ -127,46 +119,34 @@ def count(api: openai.OpenAI, batch_id: str) -> int:
     return found.completed + found.failed
 
 
-def goes_on(folder: Path, num_kills: int, num_lines: int, chance: random.Random) -> None:
-    """The process at the port is killed so often, and in between each model's server, whichever is there."""
-    batch_id = ""
-    for _ in range(num_kills):
-        server = ServerProcess(flags(folder))
-        try:
-            with batches.client(server, "sk-ann") as api:
-                batch_id = batch_id or batches.begin(api, lines_for(["a", "b"], num_lines))
-                for kill in (kill_a_model, ServerProcess.kill):
-                    now = count(api, batch_id)
-                    enough = min(num_lines, now + 1 + chance.randrange(num_lines // (2 * num_kills)))
-                    until(partial(has, api, batch_id, enough), "it stands still")
-                    kill(server)
-        finally:
-            server.kill()
-            shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
-    with serving(*flags(folder)) as server, batches.client(server, "sk-ann") as api:
+@pytest.mark.slow
+def test_killed_in_the_middle_each_line_is_there_once(tmp_path: Path) -> None:
+    """First a model's server, whichever is there, then the process at the port."""
+    num_lines, chance, batch_id = 300, random.Random(1), ""
+    server = ServerProcess(flags(tmp_path))
+    try:
+        with batches.client(server, "sk-ann") as api:
+            batch_id = batches.begin(api, lines_for(["a", "b"], num_lines))
+            for kill in (kill_a_model, ServerProcess.kill):
+                enough = min(num_lines, count(api, batch_id) + 1 + chance.randrange(num_lines // 2))
+                until(partial(has, api, batch_id, enough), "it stands still")
+                kill(server)
+    finally:
+        server.kill()
+        shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
+    with serving(*flags(tmp_path)) as server, batches.client(server, "sk-ann") as api:
         batch = batches.ended(api, batch_id)
         assert batch.status == "completed" and batch.error_file_id is None
         answers = batches.content(api, batch.output_file_id)
         assert len(answers) == num_lines
         check_answers(answers, ["a", "b"])
-        assert {path.name for path in (folder / "state" / "files").iterdir()} == {
-            batch.input_file_id,
-            batch.output_file_id,
-        }
+        files = {path.name for path in (tmp_path / "state" / "files").iterdir()}
+        assert files == {batch.input_file_id, batch.output_file_id}
 
 
 def kill_a_model(server: ServerProcess) -> None:
     for child in psutil.Process(server.process.pid).children():
         os.kill(child.pid, signal.SIGKILL)
-
-
-def test_killed_in_the_middle_each_line_is_there_once(tmp_path: Path) -> None:
-    goes_on(tmp_path, 1, 200, random.Random(1))
-
-
-@pytest.mark.slow
-def test_killed_again_and_again(tmp_path: Path) -> None:
-    goes_on(tmp_path, 4, 2000, random.Random(2))
 
 
 def test_without_a_folder_there_are_none(tmp_path: Path) -> None:
