@@ -33,7 +33,7 @@ def flags(folder: Path, *more: str) -> list[str]:
     """Room for one of two models."""
     (folder / "keys.yaml").write_text(KEYS)
     (folder / "delay").write_text("0")
-    file = write_models(folder / "models.yaml", [echo("a", aliases=["also-a"]), echo("b"), echo("c", memory="400MB")])
+    file = write_models(folder / "models.yaml", [echo("a"), echo("b"), echo("c", memory="400MB")])
     state = ("--state-dir", str(folder / "state"), "--api-key-file", str(folder / "keys.yaml"))
     return ["--models", file, "--memory", "170MB", *state, *more]
 
@@ -86,7 +86,7 @@ def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, fronten
             with pytest.raises(openai.NotFoundError):
                 bob.batches.retrieve(batch.id)
         # b is loaded, and who says no model means the first all the same
-        batch_id = batches.begin(ann, [batches.request(0, "text 0"), batches.request(1, "text 1", model="also-a")])
+        batch_id = batches.begin(ann, [batches.request(0, "text 0")])
         check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
 
 

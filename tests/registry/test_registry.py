@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -391,7 +392,9 @@ def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pytest.Mon
     run(work())
 
 
-def test_who_waits_for_a_model_takes_the_room_of_lines_at_once() -> None:
+def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+
     async def work() -> None:
         fleet = Fleet()
         found = registry(fleet, entry("a"), entry("b", ttl_s=0.001), room_for=1)
@@ -400,8 +403,8 @@ def test_who_waits_for_a_model_takes_the_room_of_lines_at_once() -> None:
             assert states(found) == {"a": "unloaded", "b": "loaded"} and fleet.servers["a"].stopped.is_set()
         await until(lambda: states(found)["b"] == "unloaded")
         with await line(found, "b"):
-            for _ in range(20):
-                found._turn()
+            await until(lambda: time.monotonic() > found.models["b"].idle_since + 0.001)
+            found._turn()
             assert states(found)["b"] == "loaded"  # what answers a line is not idle
         assert found.models["a"].num_lines == found.models["b"].num_lines == 0
         await found.close()
