@@ -147,9 +147,3 @@ def test_killed_in_the_middle_each_line_is_there_once(tmp_path: Path) -> None:
 def kill_a_model(server: ServerProcess) -> None:
     for child in psutil.Process(server.process.pid).children():
         os.kill(child.pid, signal.SIGKILL)
-
-
-def test_without_a_folder_there_are_none(tmp_path: Path) -> None:
-    with serving("--models", write_models(tmp_path / "models.yaml", [echo("a"), echo("b")])) as server:
-        answer = httpx.get(f"{server.url}/v1/files", timeout=WAIT_S)
-        assert answer.status_code == 501 and "--state-dir DIR" in answer.json()["error"]["message"]

@@ -133,6 +133,8 @@ def test_what_cannot_be_is_said(http: httpx.Client) -> None:
     broken = ask(http, "broken")
     assert broken.status_code == 503 and "broken.gguf" in broken.json()["error"]["message"], broken.text
     assert broken.json()["error"]["code"] == "model_not_loaded" and broken.headers["retry-after"]
+    batches = http.get("/v1/batches")
+    assert batches.status_code == 501 and "--state-dir DIR" in batches.json()["error"]["message"]
     anthropic = http.post("/v1/messages", json={"model": "nobody", "messages": []})
     assert anthropic.json()["error"]["type"] == "not_found_error"
 
