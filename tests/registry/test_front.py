@@ -133,8 +133,6 @@ def test_what_cannot_be_is_said(http: httpx.Client) -> None:
     broken = ask(http, "broken")
     assert broken.status_code == 503 and "broken.gguf" in broken.json()["error"]["message"], broken.text
     assert broken.json()["error"]["code"] == "model_not_loaded" and broken.headers["retry-after"]
-    batches = http.get("/v1/batches")
-    assert batches.status_code == 501 and "--state-dir DIR" in batches.json()["error"]["message"]
     anthropic = http.post("/v1/messages", json={"model": "nobody", "messages": []})
     assert anthropic.json()["error"]["type"] == "not_found_error"
 
@@ -315,8 +313,8 @@ def test_servers_end_with_the_process_at_the_port(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_batches_are_of_a_server_of_one_model(http: httpx.Client) -> None:
+def test_without_a_folder_there_are_no_batches(http: httpx.Client) -> None:
     before = states(http)
     for answer in (http.get("/v1/batches"), http.post("/v1/files", files={"file": b"{}"}), http.get("/v1/files/a")):
-        assert answer.status_code == 501 and "not with several models" in answer.json()["error"]["message"]
+        assert answer.status_code == 501 and "--state-dir DIR" in answer.json()["error"]["message"]
     assert states(http) == before  # none is loaded for it
