@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -17,10 +18,14 @@ import openai
 import psutil
 import pytest
 
+from minisgl.config import EngineConfig, ServerConfig
+from minisgl.registry.batches import BatchesOfSeveral
+from minisgl.registry.keys import KeyLimits
+from minisgl.server.batches.store import Store
 from tests.helpers import batches
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.several import echo, expected, write_models
+from tests.helpers.several import Fleet, echo, entry, expected, registry, write_models
 
 KEYS = """keys:
 - {name: ann, key: sk-ann, models: true}
@@ -88,6 +93,20 @@ def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, fronten
         # b is loaded, and who says no model means the first all the same
         batch_id = batches.begin(ann, [batches.request(0, "text 0")])
         check_answers(batches.content(ann, batches.ended(ann, batch_id).output_file_id), ["a"])
+
+
+@pytest.mark.parametrize("name", ["1e999", "[[1]]", "null", '""'])
+def test_what_is_no_name_is_for_the_first_to_refuse(tmp_path: Path, name: str) -> None:
+    async def work() -> None:
+        found, config = (
+            registry(Fleet(), entry("a"), entry("b"), room_for=1),
+            ServerConfig(engine=EngineConfig(model="a")),
+        )
+        one = BatchesOfSeveral(found, KeyLimits((), found), config, Store.open(str(tmp_path)))
+        assert one._model(f'{{"model": {name}}}'.encode()).name == "a"
+        one.all.state.close()
+
+    asyncio.run(work())
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from minisgl.registry import passing
 from minisgl.registry.entries import Entry
 from minisgl.registry.keys import KeyLimits
 from minisgl.registry.passing import Lost
-from minisgl.registry.registry import Registry
+from minisgl.registry.registry import Model, Registry
 from minisgl.server.batches.background import LINES
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said
@@ -51,9 +51,7 @@ class BatchesOfSeveral:
     async def _ask(self, asked: Asked, key: int) -> Said:
         try:
             self._limits.use.check(key)
-            name, models = _decode(asked.line.body).model, self._registry.models
-            model = self._registry.named(name) if isinstance(name, str) and name else next(iter(models.values()))
-            lease = self._registry.lease_in_background(model)
+            lease = self._registry.lease_in_background(self._model(asked.line.body))
         except ApiError as error:
             return Said.of(error.status, bytes(error.response().body), error.headers.get("retry-after", "").encode())
         if lease is None:
@@ -64,6 +62,16 @@ class BatchesOfSeveral:
                 return await self._at(lease.ready.result().address, asked, key)
             except Lost:  # others had its room, or it died
                 return Said(503, b"")
+
+    def _model(self, body: bytes) -> Model:
+        """Raises `ApiError` 404."""
+        try:
+            name = _decode(body).model
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            name = None  # a server has the words for what is wrong with it
+        if isinstance(name, str) and name:
+            return self._registry.named(name)
+        return next(iter(self._registry.models.values()))
 
     async def _at(self, address: tuple[str, int], asked: Asked, key: int) -> Said:
         """Raises `Lost`."""
