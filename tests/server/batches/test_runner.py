@@ -428,3 +428,27 @@ def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
 
     assert asyncio.run(run()) == {"a": "internal error"}
     assert "a: a bug" in caplog.text
+
+
+def test_a_bug_of_a_look_ends_no_other_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> BatchInfo:
+        async with running(tmp_path, echo) as runner:
+            add(runner.state.store, "a", 5)
+            sweep, failed = runner.state.store.sweep, asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def broken(now: int) -> None:
+                runner.state.store.sweep = sweep  # type: ignore[method-assign]
+                loop.call_soon_threadsafe(failed.set)
+                raise ZeroDivisionError
+
+            runner.state.store.sweep = broken  # type: ignore[method-assign]
+            runner.start()
+            async with asyncio.timeout(WAIT_S):
+                await failed.wait()
+            while "a bug" not in caplog.text:
+                await asyncio.sleep(0)
+            runner.wake()
+            return await ended(runner, "a")
+
+    assert asyncio.run(run()).completed == 5

@@ -200,6 +200,8 @@ class Runner:
                 await self._begin()
             except (OSError, sqlite3.Error) as error:
                 _log.warning("batches: %s: %s", type(error).__name__, error)
+            except Exception:
+                _log.exception("batches: a bug; they go on")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation that comes with its result
                     await self._wake.wait()
