@@ -41,6 +41,7 @@ from minisgl.step import (
     StepPlan,
 )
 
+FREED_WITHIN = 3  # steps: the slot of a request that is sent back to wait
 DEFAULTS = LoopSettings()
 NOBODY = Beside()
 
@@ -132,7 +133,7 @@ class StepLoop:
         self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
         self._failed_ids: set[int] = set()  # with a row in the failed step
         self._replay: list[Event] = []  # for the next schedule
-        self._num_sent_back = 0  # whose slots are not free yet
+        self._last_sent_back = -FREED_WITHIN  # the step that sent somebody back to wait
         self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
@@ -272,14 +273,14 @@ class StepLoop:
     def _read_again(self, plan: StepPlan) -> None:
         """Of those that had to go back to wait. They are known by their slots, which are free once no step in flight
         holds a row of theirs."""
-        self._num_sent_back += plan.num_retracted
-        if not self._num_sent_back:
+        if plan.num_retracted:
+            self._last_sent_back = plan.step
+        if plan.step - self._last_sent_back >= FREED_WITHIN or not plan.num_freed:
             return
         self._requests.flush()
         for slot in self._entry(plan).freed[: plan.num_freed].tolist():
             request = self._requests.peek(self._owners[slot])
             if request is not None and request.req_id not in self._intake.compiling:
-                self._num_sent_back -= 1
                 self._intake.reading.sent_back(request)
 
     # ----------------------------------------------------------------------------------------------- out of a step
