@@ -35,7 +35,9 @@ pub use inputs::CheckedEvents;
 pub use radix::timed::TimedTree;
 pub use radix::{TreeNode, TreeView};
 pub use scheduler::Scheduler;
-pub use step::{Arrival, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled, TokenBudget};
+pub use step::{
+    Arrival, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled, TokenBudget,
+};
 
 /// What was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
