@@ -40,6 +40,7 @@ def test_the_command_to_try_is_one_that_works(monkeypatch: pytest.MonkeyPatch, c
     ready: Any = SimpleNamespace(
         engine="cpu",
         kind="decoder",
+        gives_scores=False,
         device="cpu",
         dtype="",
         engine_details="",
