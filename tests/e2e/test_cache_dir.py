@@ -205,7 +205,7 @@ class Storm:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # with `--times 20`, as the bar has it
+@pytest.mark.timeout(3600)  # 300 kills: `--times 20 -o faulthandler_timeout=0`
 def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_path: Path, times: int) -> None:
     """Storms of prompts that share beginnings, each ended by `kill -9`, on one folder. How long it takes to open the
     folder and how old the answers are whose pages are lost is printed, and no matter of right and wrong."""
