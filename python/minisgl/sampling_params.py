@@ -116,7 +116,7 @@ class ParamError(ValueError):
 POOLINGS = ("mean", "last", "cls")
 """What an embedding is made of: the mean of all tokens, the last one, the first one."""
 SCORE = "score"
-"""In place of these: what a cross encoder's head makes of two texts that are one prompt."""
+"""In place of these: what the head of a model that gives scores or labels makes of a prompt."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -217,8 +217,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     dummy = config.load_format == "dummy"
     heads = NO_HEADS if dummy else read_heads(folder, model.architecture, read_config(folder)[0])
     kind = KINDS[heads.score is not None, model.both_ways]
-    if kind != "decoder" and config.kv_dtype == "f16":
-        config = msgspec.structs.replace(config, kv_dtype="f32")  # they last for a step: nothing is gained by rounding
+    if kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores are what is asked for
+        config = msgspec.structs.replace(config, kv_dtype="f32")
     if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
     if model.left_out and not model.both_ways:

@@ -41,7 +41,8 @@ from minisgl.step import (
     StepPlan,
 )
 
-FREED_WITHIN = 3  # steps: the slot of a request that is sent back to wait
+FREED_WITHIN = 3
+"""Steps after which the slot of a request that was sent back to wait is free: no step in flight holds a row of it."""
 DEFAULTS = LoopSettings()
 NOBODY = Beside()
 

@@ -65,12 +65,13 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Find out how many bytes it holds.
+    /// Find out how many bytes it holds; once, after `open`. What is written meanwhile may count twice: then a sweep, which
+    /// counts anew, comes early, and none late.
     ///
     /// # Errors
     /// It cannot be read.
     pub fn count(&self) -> io::Result<()> {
-        self.bytes.store(self.totals()?.bytes, Ordering::Relaxed);
+        self.bytes.fetch_add(self.totals()?.bytes, Ordering::Relaxed);
         Ok(())
     }
 

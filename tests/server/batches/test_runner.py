@@ -430,24 +430,24 @@ def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "a: a bug" in caplog.text
 
 
-def test_a_bug_of_a_look_ends_no_other_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_of_a_look_ends_no_other_look(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> BatchInfo:
         async with running(tmp_path, echo) as runner:
             add(runner.state.store, "a", 5)
-            sweep, failed = runner.state.store.sweep, asyncio.Event()
-            loop = asyncio.get_running_loop()
+            sweep, bugs = runner.state.store.sweep, iter([ZeroDivisionError])
 
-            def broken(now: int) -> None:
-                runner.state.store.sweep = sweep  # type: ignore[method-assign]
-                loop.call_soon_threadsafe(failed.set)
-                raise ZeroDivisionError
+            def one_bug(now: int) -> None:
+                if (bug := next(bugs, None)) is not None:
+                    raise bug
+                sweep(now)
 
-            runner.state.store.sweep = broken  # type: ignore[method-assign]
+            monkeypatch.setattr(runner.state.store, "sweep", one_bug)
             runner.start()
             async with asyncio.timeout(WAIT_S):
-                await failed.wait()
-            while "a bug" not in caplog.text:
-                await asyncio.sleep(0)
+                while "a bug" not in caplog.text:
+                    await asyncio.sleep(0)
             runner.wake()
             return await ended(runner, "a")
 
