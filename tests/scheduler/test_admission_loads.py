@@ -127,10 +127,11 @@ def test_pages_of_who_was_sent_back_are_loaded_when_they_were_read() -> None:
     assert one.plane.stats().num_loaded_pages_total == 2 and other.plane.stats().num_loaded_pages_total == 0
 
 
-@pytest.mark.parametrize("who", [0, 9], ids=["who runs", "nobody"])
-def test_what_was_read_for_who_does_not_wait_is_not_loaded(who: int) -> None:
-    one = sent_back()
-    one.step(PagesRead(who, 0, 2))
+def test_what_was_read_for_who_does_not_wait_is_not_loaded() -> None:
+    """The engine of a request that has a slot has nothing at hand."""
+    one = Driver(max_prefill_length=8)
+    one.step(arrival(1, LONG))
+    one.step(PagesRead(1, 2, 14), PagesRead(9, 0, 2))
     one.run()
     assert one.plane.stats().num_loaded_pages_total == 0
 
