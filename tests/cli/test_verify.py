@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from minisgl import LLM, cli, receipt
-from minisgl.cli.verify_run import differences
+from minisgl.cli.verify_answer import Said, differences
 from minisgl.config import ConfigError
 from minisgl.receipt import Receipt
 from minisgl.weights.sources import find_smollm2
@@ -148,6 +148,10 @@ def test_where_an_answer_first_differs(
         assert verify(tmp_path, choice["receipt"], body, "--answer", str(file)) == expected
     said = capsys.readouterr().out
     assert "from character 4 on" in said and "from token 5 on" in said
+    choice["token_ids"][3] ^= 1  # of the whole answer, which says it by itself
+    assert verify(tmp_path, {"choices": [choice]}, body) == 1
+    assert "from token 3 on" in capsys.readouterr().out
+    choice["token_ids"][3] ^= 1
     assert verify(tmp_path, choice["receipt"], {**CHAT, "messages": [{"role": "user", "content": "?"}]}) == 1
 
 
@@ -204,6 +208,4 @@ def test_answers_served_among_others_are_what_they_are_alone(
     with LLM("smollm2", engine="cpu", max_prefill_length=48, num_pages=64, log_level="error") as llm:
         for choice in found:
             one = receipt.parse(json.dumps(choice["receipt"]).encode())
-            assert (
-                differences(llm, one, choice["prompt_token_ids"], answer=json.dumps(choice["token_ids"]).encode()) == []
-            )
+            assert differences(llm, one, choice["prompt_token_ids"], said=Said(choice["token_ids"])) == []

@@ -18,7 +18,11 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("receipt", metavar="RECEIPT.json", help="the field `receipt` of an answer, or the answer")
     parser.add_argument("--prompt", metavar="FILE", required=True, help="the request's body in JSON, or a text")
-    parser.add_argument("--answer", metavar="FILE", help="the answer's text, or its token ids in JSON")
+    parser.add_argument(
+        "--answer",
+        metavar="FILE",
+        help="the answer's text, or its token ids in JSON: says where it first differs, and by how much",
+    )
     parser.add_argument("--lora", metavar="FOLDER", help="the adapter that answered")
     parser.add_argument("--index", type=int, default=0, metavar="N", help="which choice of an answer")
     parser.add_argument("--signer", metavar="KEY", help="it must be signed by this public key (base64)")

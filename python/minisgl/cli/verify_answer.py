@@ -1,0 +1,189 @@
+"""Where an answer leaves what its model computes, and by how much.
+
+Invariants: a figure is the model's own log probability, before temperature, penalties and masks; what cannot be known
+is not said: a receipt has digests, so places and figures need the answer's ids, its text or its log probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.config import ConfigError
+from minisgl.receipt import LogprobDigest, Receipt, Tokens
+from minisgl.sampling_params import ParamError, SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM, Completion
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is known of an answer beside its receipt. `logprobs`: of the tokens of its text."""
+
+    ids: list[int] | None = None
+    text: str | None = None
+    logprobs: list[float] | None = None
+
+    @classmethod
+    def of_choice(cls, choice: dict[str, Any]) -> Said:
+        """What a choice of a whole answer has: its ids if the request asked for `return_token_ids`, and `logprobs`."""
+        found = choice.get("logprobs") or {}
+        logprobs = found.get("token_logprobs") or [one.get("logprob") for one in found.get("content") or ()]
+        return cls(_list_of(int, choice.get("token_ids")), None, _list_of(float, logprobs) or None)
+
+    def answered(self, data: bytes) -> Said:
+        """With the answer in a file: its text, or its ids in JSON."""
+        try:
+            return replace(self, ids=msgspec.json.decode(data, type=list[int]), text=None)
+        except msgspec.MsgspecError:
+            return replace(self, ids=None, text=data.decode(errors="replace"))
+
+
+def differences(
+    llm: LLM, found: Receipt, prompt: list[int], *, lora: str | None = None, said: Said | None = None
+) -> list[str]:
+    """Between what `llm`, of the receipt's model and numerics, computes alone, the receipt, and what is `said`."""
+    if Tokens.of(prompt) != found.prompt:
+        return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
+    sampling = found.sampling
+    if found.finish_reason == "abort":  # it was ended from outside, at no place that can be computed
+        sampling = msgspec.structs.replace(sampling, max_tokens=max(1, found.answer.count))
+    if found.logprobs is not None:
+        sampling = msgspec.structs.replace(sampling, logprobs=0)
+    llm.clear_cache()
+    (output,) = llm.generate([prompt], sampling, lora=lora, progress=False)
+    computed = output.outputs[0]
+    if computed.error:
+        raise ConfigError(computed.error)
+    return list(_Comparison(llm, found, prompt, computed, lora).lines(said or Said()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    llm: LLM
+    found: Receipt
+    prompt: list[int]
+    computed: Completion
+    lora: str | None
+
+    def lines(self, said: Said) -> list[str]:
+        found, computed = self.found, self.computed
+        differ, is_other = [], Tokens.of(computed.token_ids) != found.answer
+        if is_other:
+            known = said.ids is not None or said.text is not None
+            hint = "" if known else " (where is known with --answer, or of an answer with return_token_ids)"
+            differ.append(
+                f"another answer: {len(computed.token_ids)} tokens, in the receipt {found.answer.count}, with another "
+                f"digest{hint}"
+            )
+        elif found.finish_reason not in (computed.finish_reason, "abort"):
+            differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {found.finish_reason}")
+        elif found.logprobs is not None and _digest(computed.logprobs) != found.logprobs:
+            differ.append(self._other_logprobs(said.logprobs))
+        if said.ids is not None:
+            differ += self._of_ids(said.ids)
+        elif said.text is not None and said.text != computed.text:
+            differ.append(self._of_text(said.text))
+        return differ
+
+    # ----------------------------------------------------------------------------------------------- probabilities
+
+    def _other_logprobs(self, given: list[float] | None) -> str:
+        """A digest alone says no more than that they differ."""
+        text = "the same tokens, with other probabilities: computed by other arithmetic"
+        if given is None:
+            return f"{text} (a receipt has their digest alone: by how much is known of an answer with logprobs)"
+        if _digest(given) != self.found.logprobs:
+            return f"{text} (the answer's logprobs are not those of its receipt)"
+        theirs, ours = np.array(given, np.float32), np.array(self.computed.logprobs, np.float32)
+        if len(theirs) != len(ours):
+            return f"{text}, of {len(theirs)} tokens, computed of {len(ours)}"
+        apart = np.abs(theirs.astype(np.float64) - ours)
+        first, most = int(np.argmax(theirs != ours)), int(np.argmax(apart))
+        return (
+            f"{text}, from token {first} on: {theirs[first]!s}, computed {ours[first]!s}; at most {apart[most]:.3g} apart, "
+            f"at token {most}"
+        )
+
+    def _logprob(self, common: Sequence[int], token: int) -> float | None:
+        """Of `token` behind the prompt and `common`; None: it cannot stand there."""
+        alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
+        try:
+            (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
+        except ParamError:  # no id of the vocabulary, or no room behind so many
+            return None
+        return next(iter(output.outputs[0].logprobs), None)
+
+    # ------------------------------------------------------------------------------------------------------ places
+
+    def _of_ids(self, ids: list[int]) -> list[str]:
+        ours = self.computed.token_ids
+        if ids == ours:
+            return []
+        lines = []
+        if Tokens.of(ids) != self.found.answer:
+            lines.append(f"the answer's {len(ids)} tokens are not those of the receipt")
+        at = next((i for i, (a, b) in enumerate(zip(ids, ours, strict=False)) if a != b), min(len(ids), len(ours)))
+        return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
+
+    def _beside(self, theirs: Sequence[int], at: int) -> str:
+        """Its token at a place and the computed one, or an end, with what the model gives them."""
+        ours = self.computed.token_ids
+        pair = [tuple(theirs), tuple(ours[at : at + 1])]
+        logprobs = [self._logprob(ours[:at], *one) if one else None for one in pair]
+        shown = [
+            f"{one[0]} {self.llm.tokenizer.decode(one, skip_special_tokens=False)!r}" if one else "its end"
+            for one in pair
+        ]
+        told = [
+            f"{text} (log probability {np.float32(given)!s})" if given is not None else text
+            for text, given in zip(shown, logprobs, strict=True)
+        ]
+        first, second = logprobs
+        apart = "" if first is None or second is None else f": {abs(first - second):.6g} apart"
+        return f"{told[0]}, computed {told[1]}{apart}"
+
+    def _of_text(self, text: str) -> str:
+        """In characters; in tokens, too, as the tokenizer writes the text, where that is what the model wrote so
+        far."""
+        ours = self.computed.text
+        at = next((i for i, (a, b) in enumerate(zip(text, ours, strict=False)) if a != b), min(len(text), len(ours)))
+        said = f"the answer from character {at} on: {text[at : at + 20]!r}, computed {ours[at : at + 20]!r}"
+        place, length = self._last_token_before(at)
+        rest, decode = text[length:], self.llm.tokenizer.decode
+        theirs = self.llm.tokenizer.encode(rest, add_special_tokens=False).tolist()[:1] if rest else []
+        common = self.computed.token_ids[:place]
+        if decode([*common, *theirs]) != text[: length + len(decode(theirs))]:
+            return said
+        return f"{said}; token {place}: {self._beside(theirs, place)}"
+
+    def _last_token_before(self, at: int) -> tuple[int, int]:
+        """How many tokens there are before the one with character `at`, and their characters."""
+        decoder, length, found = self.llm.tokenizer.new_decoder(), 0, (0, 0)
+        for place, token in enumerate(self.computed.token_ids, 1):
+            length += len(decoder.push([token]))
+            if length > at:
+                break
+            found = (place, length)
+        return found
+
+
+def _list_of(kind: type[T], given: object) -> list[T] | None:
+    """None: it is none."""
+    try:
+        return msgspec.convert(given, list[kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError:
+        return None
+
+
+def _digest(logprobs: Sequence[float]) -> str:
+    digest = LogprobDigest()
+    digest.add(logprobs)
+    return digest.shown()
