@@ -108,8 +108,8 @@ class _Comparison:
         apart = np.abs(theirs.astype(np.float64) - ours)
         first, most = int(np.argmax(theirs != ours)), int(np.argmax(apart))
         return (
-            f"{text}, from token {first} on: {theirs[first]!s}, computed {ours[first]!s}; at most {apart[most]:.3g} apart, "
-            f"at token {most}"
+            f"{text}, from token {first} on: {theirs[first]!s}, computed {ours[first]!s}; at most {apart[most]:.3g} "
+            f"apart, at token {most}"
         )
 
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
