@@ -162,6 +162,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.batch_run": {"config", "server.batches.lines", "utils"},
     "cli.request_body": {"config", "llm", "server", "tokenizer"},  # a body becomes the same prompt
     "cli.verify_run": {"config", "llm", "receipt", "tokenizer"},
+    "cli.verify_prompt": {"config", "llm", "server"},
     "cli.verify_answer": {"config", "llm", "receipt", "sampling_params"},
     "cli": {
         "scheduler",

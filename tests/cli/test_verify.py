@@ -31,11 +31,12 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the se
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file = tmp_path_factory.mktemp("key") / "key.pem"
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     file.write_bytes(KEY.private_bytes(pem, form, serialization.NoEncryption()))
-    with serving("--engine", "echo", "--max-seq-len", "512", "--receipt-key", str(file)) as running:
+    flags = ("--engine", "echo", "--max-seq-len", "1024", "--receipt-key", str(file), "--frontend", front_end)
+    with serving(*flags) as running:
         yield running
 
 
@@ -53,6 +54,19 @@ def verify(folder: Path, found: Any, prompt: Any, *flags: str) -> int:
     return cli.main(["verify", *files, "--model", "smollm2", *flags])
 
 
+TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}
+TALK = [
+    {"role": "user", "content": [{"type": "text", "text": "What is the sea?"}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Water"}]},
+    {"role": "user", "content": "Where?"},
+]
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Add."}]},
+    {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "5"},
+]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -60,25 +74,71 @@ def verify(folder: Path, found: Any, prompt: Any, *flags: str) -> int:
         ("/v1/chat/completions", {**CHAT, "n": 2, "temperature": 0.3, "stop": ["e"]}),
         ("/v1/completions", {"prompt": "The sea", "max_tokens": 9}),
         ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "logit_bias": {"70": 3}, "ignore_eos": True}),
+        ("/v1/messages", CHAT),
+        ("/v1/messages", {"system": "Be short.", "messages": TALK, "max_tokens": 9, "stop_sequences": ["e"]}),
+        ("/v1/messages", {"messages": TALK[:2], "max_tokens": 9, "thinking": {"type": "disabled"}}),
+        ("/v1/responses", {"input": "What is the sea?", "max_output_tokens": 9, "store": False}),
+        ("/v1/responses", {"instructions": "Add.", "input": ITEMS, "tools": [{"type": "function", **TOOL}], "seed": 5}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 9, "seed": 3}}),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function", "function": TOOL}]},
+        ),
+        ("/api/generate", {"prompt": "Hi", "system": "Be short.", "logprobs": True}),
+        ("/api/generate", {"prompt": "Hi", "raw": True, "format": "json"}),
     ],
 )
 def test_an_answer_is_what_its_receipt_says(
     server: ServerProcess, tmp_path: Path, path: str, body: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if path.startswith("/api/"):
+        body = {**body, "stream": False}
     found = post(server, path, body)
     for index in range(body.get("n", 1)):
         assert verify(tmp_path, found, body, "--index", str(index), "--signer", SIGNER) == 0, capsys.readouterr()
     assert "bit for bit, signed" in capsys.readouterr().out
 
 
-def test_a_stream_ends_with_the_same_receipt(server: ServerProcess) -> None:
-    whole = post(server, "/v1/chat/completions", CHAT)["choices"][0]["receipt"]
-    body = {**CHAT, "receipt": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S) as answer:
-        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
-    found = [choice["receipt"] for line in lines for choice in json.loads(line)["choices"] if "receipt" in choice]
-    assert found == [whole]
-    assert '"receipt"' not in httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=WAIT_S).text
+def receipts_in(value: Any) -> list[Any]:
+    """Wherever an answer, or an event of a stream, has them."""
+    if isinstance(value, list):
+        return [found for one in value for found in receipts_in(one)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["receipt"]] if "receipt" in value else []
+    return own + [found for name, one in value.items() if name != "receipt" for found in receipts_in(one)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/messages", CHAT),
+        ("/v1/responses", {"input": "What is the sea?", "max_output_tokens": 30, "seed": 7}),
+        ("/api/chat", {"messages": CHAT["messages"], "options": {"num_predict": 30, "seed": 7}}),
+        ("/api/generate", {"prompt": "What is the sea?", "options": {"num_predict": 30, "seed": 7}}),
+    ],
+)
+def test_a_stream_ends_with_the_same_receipt(server: ServerProcess, path: str, body: dict[str, Any]) -> None:
+    """Who asks for none gets none, and nobody gets log probabilities that only the receipt needs."""
+    (whole,) = receipts_in(post(server, path, {**body, "stream": False}))
+    asked = {**body, "receipt": True, "stream": True}
+    with httpx.stream("POST", server.url + path, json=asked, timeout=WAIT_S) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines()]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [found for event in events for found in receipts_in(event)] == [whole] == receipts_in(events[-2:])
+    assert '"logprob"' not in json.dumps(events)
+    assert '"receipt"' not in httpx.post(server.url + path, json={**body, "stream": False}, timeout=WAIT_S).text
+
+
+def test_an_answer_that_is_kept_keeps_its_receipt(server: ServerProcess, tmp_path: Path) -> None:
+    body = {"input": "What is the sea?", "max_output_tokens": 9}
+    found = post(server, "/v1/responses", body)
+    kept = httpx.get(f"{server.url}/v1/responses/{found['id']}", timeout=WAIT_S).json()
+    assert kept["receipt"] == found["receipt"]
+    goes_on = {"previous_response_id": found["id"], "input": "And?"}
+    again = post(server, "/v1/responses", goes_on)
+    assert verify(tmp_path, again, goes_on) == 2, "nobody but the server has what was said before"
 
 
 def test_an_answer_of_no_tokens_has_none(server: ServerProcess) -> None:
@@ -167,6 +227,30 @@ def test_what_is_no_receipt(
     found: Any, prompt: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(tmp_path, found, prompt) == 2 and why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.any_cpu
+def test_a_models_answers_to_each_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SmolLM2's: the model's files, its template and its arithmetic."""
+    try:
+        find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with serving("--model", "smollm2", "--engine", "cpu", "--max-seq-len", "512") as server:
+        answers = [
+            (body, post(server, path, {**body, "stream": False}))
+            for path, body in (
+                ("/v1/chat/completions", CHAT),
+                ("/v1/messages", {"system": "Be short.", "messages": TALK, "max_tokens": 20, "temperature": 1}),
+                ("/v1/responses", {"instructions": "Add.", "input": "2 and 3", "max_output_tokens": 20}),
+                ("/api/chat", {"messages": CHAT["messages"], "options": {"num_predict": 20}}),
+                ("/api/generate", {"prompt": "The sea", "raw": True, "options": {"num_predict": 20}}),
+            )
+        ]
+    for body, found in answers:
+        assert verify(tmp_path, found, body) == 0, capsys.readouterr()
+        assert "tokens, bit for bit" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -141,6 +141,7 @@ def test_an_answer_without_ids_has_no_place(llm: LLM, answer: Completion) -> Non
 def test_what_is_said_beside_a_receipt() -> None:
     chat = {"token_ids": [1, 2], "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}}
     assert Said.of_choice(chat) == Said([1, 2], None, [-0.5, -1.0])
+    assert Said.of_choice({"logprobs": chat["logprobs"]["content"]}) == Said(None, None, [-0.5, -1.0])  # type: ignore
     assert Said.of_choice({"logprobs": {"token_logprobs": [-0.5]}}) == Said(None, None, [-0.5])
     for nothing in ({}, {"logprobs": None, "token_ids": "a"}, {"logprobs": {"token_logprobs": [None, -1]}}):
         assert Said.of_choice(nothing) == Said()

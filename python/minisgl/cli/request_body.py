@@ -12,6 +12,7 @@ from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
+    from minisgl.server.bodies import ChatRequest
 
 FIELDS = ("text", "prompt", "messages", "token_ids")
 
@@ -32,35 +33,44 @@ def read(data: bytes, said: str) -> dict[str, Any]:
 def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
     """`is_prefix`: a conversation goes on, and no answer begins. Raises `ConfigError`."""
     from minisgl.server.bodies import ChatRequest, CompletionRequest, PrefixRequest
-    from minisgl.server.chat import of_allowed_tools
     from minisgl.server.errors import ApiError
-    from minisgl.server.prompts import conversation
     from minisgl.server.request import checked
-    from minisgl.server.tools import Parsing
-    from minisgl.tokenizer import ChatTemplateError
 
     try:
         if body.get("messages") is not None:
-            asked = of_allowed_tools(checked(body, ChatRequest))
+            asked = checked(body, ChatRequest)
             if is_prefix and asked.add_generation_prompt is None:
                 asked = asked.model_copy(update={"add_generation_prompt": False})
-            shaped, variables = conversation(Parsing(llm.tokenizer), asked)
-            text = llm.tokenizer.apply_chat_template(shaped(), **variables)
-            return _encoded(llm, text, is_whole=True)
+            return chat_ids(llm, asked)
         given: str | list[int]
         if body.get("prompt") is not None:
             given, *others = checked(body, CompletionRequest).prompts()
             if others:
-                raise ConfigError(f"{said}: prompt: must be one")
+                raise ConfigError("prompt: must be one")
         else:
             found = checked(body, PrefixRequest)
             given = list(found.token_ids or ()) if found.text is None else found.text
-    except (ApiError, ChatTemplateError) as error:
+    except (ApiError, ConfigError) as error:
         raise ConfigError(f"{said}: {error}") from error
-    return _encoded(llm, given, is_whole=False) if isinstance(given, str) else given
+    return encoded(llm, given, is_whole=False) if isinstance(given, str) else given
 
 
-def _encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
+def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
+    """Of a conversation. Raises `ApiError`, `ConfigError`."""
+    from minisgl.server.chat import of_allowed_tools
+    from minisgl.server.prompts import conversation
+    from minisgl.server.tools import Parsing
+    from minisgl.tokenizer import ChatTemplateError
+
+    shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat))
+    try:
+        text = llm.tokenizer.apply_chat_template(shaped(), **variables)
+    except ChatTemplateError as error:
+        raise ConfigError(str(error)) from error
+    return encoded(llm, text, is_whole=True)
+
+
+def encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
     """`is_whole`: it has the special tokens already."""
     ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=not is_whole).tolist()
     return ids

@@ -33,8 +33,10 @@ class Said:
 
     @classmethod
     def of_choice(cls, choice: dict[str, Any]) -> Said:
-        """What a choice of a whole answer has: its ids if the request asked for `return_token_ids`, and `logprobs`."""
+        """What a choice of a whole answer has: its ids if the request asked for `return_token_ids`, and `logprobs`
+        (Ollama's are the list itself)."""
         found = choice.get("logprobs") or {}
+        found = {"content": found} if isinstance(found, list) else found
         logprobs = found.get("token_logprobs") or [one.get("logprob") for one in found.get("content") or ()]
         return cls(_list_of(int, choice.get("token_ids")), None, _list_of(float, logprobs) or None)
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl import receipt
-from minisgl.cli import request_body
 from minisgl.cli.verify_answer import Said, differences
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.receipt import Numerics, Receipt
+from minisgl.receipt import Numerics, Receipt, Tokens
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
@@ -71,8 +70,8 @@ def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
     data, said = _read(file), Said()
     try:
         whole = json.loads(data)
-        if "receipt" not in whole:
-            choice = whole["choices"][index]
+        if not isinstance(whole.get("receipt"), int):  # of a receipt it is the number of its form
+            choice = whole["choices"][index] if "choices" in whole else whole
             data, said = msgspec.json.encode(choice["receipt"]), Said.of_choice(choice)
     except (ValueError, AttributeError, LookupError, TypeError) as error:
         raise ConfigError(f"{file}: no receipt there: {error!r}") from error
@@ -91,11 +90,14 @@ def _computed(llm: LLM, found: Receipt, said: Said, args: argparse.Namespace) ->
     for name in Numerics.__struct_fields__:
         if (mine := getattr(ours, name)) != (theirs := getattr(found.numerics, name)):
             return [f"other arithmetic: {name} is {mine} here, in the receipt {theirs}"]
+    from minisgl.cli.verify_prompt import prompts_of  # imports the server
+
     model = _texts(llm)
     for name in ("tokenizer", "template"):
         if getattr(found.model, name) != model[name]:
             return [f"another {name}: {model[name]}, in the receipt {getattr(found.model, name)}"]
-    ids = _prompt(llm, args.prompt)
+    prompts = prompts_of(llm, _read(Path(args.prompt)), f"--prompt {args.prompt}")
+    ids = next((one for one in prompts if Tokens.of(one) == found.prompt), prompts[0])
     if args.lora is not None:
         llm.load_lora("adapter", args.lora)
     differ = differences(llm, found, ids, lora=None if args.lora is None else "adapter", said=said)
@@ -111,15 +113,3 @@ def _texts(llm: LLM) -> dict[str, str]:
         "tokenizer": receipt.text_digest(tokenizer_json(llm.engine_info.model_dir)),
         "template": receipt.text_digest(llm.tokenizer.template_source()),
     }
-
-
-def _prompt(llm: LLM, file: str) -> list[int]:
-    """The ids of a request's body, of a list of ids, or of a text."""
-    data = _read(Path(file))
-    said = f"--prompt {file}"
-    try:
-        is_body = isinstance(json.loads(data), dict | list)
-    except ValueError:
-        is_body = False
-    body = request_body.read(data, said) if is_body else {"text": data.decode(errors="surrogateescape")}
-    return request_body.ids_of(llm, body, said, is_prefix=False)

@@ -21,7 +21,7 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation
-from minisgl.server.receipts import OfAnswers
+from minisgl.server.receipts import FIELD, OfAnswers
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -44,8 +44,14 @@ def json_response(data: object) -> Response:
 def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
     """Fields of a choice that has ended: SGLang's if one of the request's own stops did it, and its receipt if the
     request asks for one."""
-    fields = {"matched_stop": generation.matched_stop(index), "receipt": generation.receipt(index)}
-    return {name: value for name, value in fields.items() if value is not None}
+    matched = generation.matched_stop(index)
+    return {**({} if matched is None else {"matched_stop": matched}), **receipt_of(generation, index)}
+
+
+def receipt_of(generation: Generation, index: int) -> dict[str, Any]:
+    """The field `receipt` of a choice that has ended, if the request asks for one."""
+    found = generation.receipt(index)
+    return {} if found is None else {FIELD: found}
 
 
 NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}

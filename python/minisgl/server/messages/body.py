@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import _Answer
+from minisgl.server.bodies import Receipted
 from minisgl.server.fields import Body, Int64, TextOrParts, described
 from minisgl.server.sampling_fields import Sampling
 
@@ -126,7 +127,7 @@ class AnthropicConversation(Body):
     chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
 
 
-class MessagesRequest(Sampling, AnthropicConversation):
+class MessagesRequest(Sampling, Receipted, AnthropicConversation):
     """Fields of the chat API that change how tokens are chosen may stand beside Anthropic's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.MESSAGES
@@ -181,6 +182,7 @@ class MessageAnswer(_Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: AnthropicUsage
+    receipt: dict[str, Any] | None = None  # only with receipt; of a stream in `message_delta`
 
 
 class TokenCount(_Answer):

@@ -19,7 +19,7 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, TurnFormatter, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import MESSAGES, ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import json_bytes, json_response
+from minisgl.server.formatter import json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
     AnthropicConversation,
@@ -165,7 +165,8 @@ class MessagesFormatter(TurnFormatter):
         self._sections.take(self._choice.take(choices[0]))
         self._sections.finish()
         content = [_block(section) for section in self._sections.all]
-        return {**self._head, "content": content, **self._stop(generation), "usage": _usage(generation)}
+        end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
+        return {**self._head, "content": content, **end}
 
     def _stop(self, generation: Generation) -> dict[str, Any]:
         matched = generation.matched_stop(0)
@@ -190,7 +191,8 @@ class MessagesFormatter(TurnFormatter):
         return b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
-        delta = _event("message_delta", delta=self._stop(generation), usage=_usage(generation))
+        more = receipt_of(generation, 0)
+        delta = _event("message_delta", delta=self._stop(generation), usage=_usage(generation), **more)
         return delta + _event("message_stop")
 
     def error(self, error: ApiError) -> bytes:

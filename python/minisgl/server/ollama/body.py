@@ -13,7 +13,7 @@ from pydantic import Field, StrictBool, StrictStr
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import ContentLogprob, _Answer
-from minisgl.server.bodies import Texts
+from minisgl.server.bodies import Receipted, Texts
 from minisgl.server.fields import Body, Int64, Items, described, ranged
 from minisgl.server.sampling_fields import Schema
 
@@ -27,7 +27,7 @@ class OllamaRequest(Body):
     keep_alive: float | StrictStr | None = described("Without effect: the model stays. 0 is named in the `warning`.")
 
 
-class OllamaGenerating(OllamaRequest):
+class OllamaGenerating(OllamaRequest, Receipted):
     stream: StrictBool | None = described("Send the answer as it is generated, a JSON object a line; true by default.")
     format: Schema | None = described("`json`, or a JSON schema.")
     think: StrictBool | StrictStr | None = described(
@@ -107,6 +107,7 @@ class OllamaAnswer(_Answer):
     eval_count: int | None = None
     eval_duration: int | None = None
     logprobs: list[ContentLogprob] | None = None
+    receipt: dict[str, Any] | None = None  # only with receipt
     warning: str | None = None
 
 

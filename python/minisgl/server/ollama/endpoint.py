@@ -23,7 +23,7 @@ from minisgl.server.completions import continuation
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response
+from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import TO_THE_END
 from minisgl.server.ollama.body import (
@@ -38,6 +38,7 @@ from minisgl.server.ollama.body import (
 from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.sections import Closed, Grown, Section, Sections
+from minisgl.server.tools import Parsing
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -110,16 +111,26 @@ def _format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given}}
 
 
-def _think(context: ServerContext, think: bool | str | None) -> dict[str, Any]:
+def _think(parsing: Parsing, think: bool | str | None) -> dict[str, Any]:
     if think is None:
         return {}
     if think is not True:
         return {"reasoning_effort": think or "none"}
-    if "enable_thinking" in context.parsing.variables:
+    if "enable_thinking" in parsing.variables:
         return {"enable_thinking": True}
-    if context.parsing.thinking is None:
-        raise bad_value("think", True, f"{context.served.name} does not support thinking", "unsupported_value")
+    if parsing.thinking is None:
+        raise bad_value("think", True, "this model does not support thinking", "unsupported_value")
     return {}
+
+
+def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+    """The fields of the chat API that its prompt depends on. Raises `ApiError`."""
+    if isinstance(asked, OllamaChatRequest):
+        found = {"messages": _messages(asked.messages or ()), "tools": asked.tools or None}
+    else:
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        found = {"messages": [*system, {"role": "user", "content": asked.prompt}]}
+    return {**found, **_think(parsing, asked.think)}
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
@@ -157,8 +168,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
 async def chat_endpoint(context: ServerContext, asked: OllamaChatRequest, request: HttpRequest) -> Formatter | Response:
     if not asked.messages:
         return _loaded(context, asked, as_message(""))
-    messages = await context.prompts.of_body(lambda: _messages(asked.messages or ()), request.is_large)
-    return await _chat(context, asked, request, messages, as_message, tools=asked.tools or None)
+    return await _chat(context, asked, request, as_message)
 
 
 async def generate_endpoint(
@@ -168,10 +178,7 @@ async def generate_endpoint(
         return _loaded(context, asked, as_response(""))
     if asked.raw or asked.suffix:
         return await _continued(context, asked)
-    messages = [{"role": "user", "content": asked.prompt}]
-    if asked.system:
-        messages.insert(0, {"role": "system", "content": asked.system})
-    return await _chat(context, asked, request, messages, as_response)
+    return await _chat(context, asked, request, as_response)
 
 
 def _loaded(context: ServerContext, asked: OllamaGenerating, empty: dict[str, Any]) -> Response:
@@ -194,15 +201,13 @@ def _fields(context: ServerContext, asked: OllamaGenerating) -> tuple[dict[str, 
 
 async def _chat(
     context: ServerContext,
-    asked: OllamaGenerating,
+    asked: OllamaChatRequest | OllamaGenerateRequest,
     request: HttpRequest,
-    messages: list[dict[str, Any]],
     shape: Shape,
-    **more: Any,
 ) -> OllamaFormatter:
     fields, ignored = _fields(context, asked)
-    fields |= {"messages": messages, "logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs, **more}
-    fields |= _think(context, asked.think)
+    fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
+    fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
     given = {name: value for name, value in fields.items() if value is not None}
     with renamed(NAMES):
         chat = await context.prompts.of_body(lambda: checked(given, ChatRequest), request.is_large)
@@ -263,7 +268,7 @@ class OllamaFormatter(TurnFormatter):
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
         """What is new, in parts."""
-        if delta.logprobs:
+        if delta.logprobs and self._with_logprobs:
             self._logprobs += chat_entries(self._tokenizer, delta.logprobs)
         changes = self._sections.take(self._choice.take(delta))
         if delta.finish_reason is not None:
@@ -297,6 +302,7 @@ class OllamaFormatter(TurnFormatter):
             "prompt_eval_duration": prompt_ns,
             "eval_count": usage["completion_tokens"],
             "eval_duration": answer_ns,
+            **receipt_of(generation, 0),
             **_warning(self._turn.ignored),
         }
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Discriminator, Field, StrictBool, StrictStr, Ta
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import ContentLogprob, _Answer
+from minisgl.server.bodies import Receipted
 from minisgl.server.fields import Body, Int64, TextOrParts, described, ranged, text_or_list
 from minisgl.server.sampling_fields import Sampling
 
@@ -284,7 +285,7 @@ class ResponseReasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(Sampling, Receipted):
     """Fields of the chat API that change how tokens are chosen may stand beside OpenAI's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.RESPONSES
@@ -428,6 +429,7 @@ class ResponseAnswer(_Answer):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage
+    receipt: dict[str, Any] | None = None  # only with receipt
 
 
 class ResponseDeleted(_Answer):

@@ -23,7 +23,7 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, TurnFormatter, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import chat_entries, json_bytes, json_response
+from minisgl.server.formatter import chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.log import say
 from minisgl.server.request import REQUEST, HttpRequest, checked
@@ -261,6 +261,7 @@ class ResponsesFormatter(TurnFormatter):
         self._tokenizer = tokenizer
         self._head = head
         self._turn = turn
+        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
         self._choice = turn.choice()
         self._sections = Sections()
         self._items: list[dict[str, Any]] = []  # of each section
@@ -278,7 +279,7 @@ class ResponsesFormatter(TurnFormatter):
     def _finish(self, generation: Generation) -> dict[str, Any]:
         reason = self._choice.finish_reason
         thought = self._turn.num_thought(self._choice, generation.token_ids(0), self._tokenizer)
-        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought)}
+        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_of(generation, 0)}
         if reason == "length":
             more |= {"status": "incomplete", "incomplete_details": {"reason": LENGTH}}
         elif reason == "abort":
@@ -346,7 +347,7 @@ class ResponsesFormatter(TurnFormatter):
 
     def _take(self, delta: Delta) -> list[bytes]:
         """The frames of what is new."""
-        if delta.logprobs:
+        if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
         changes = self._sections.take(self._choice.take(delta))
         if delta.finish_reason is not None:

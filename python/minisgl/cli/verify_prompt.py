@@ -1,0 +1,112 @@
+"""The prompts that a request's body may stand for, whichever API it was written for.
+
+A body does not name its API, and one may fit several: a list of messages alone is OpenAI's, Anthropic's and Ollama's. A
+receipt says which it was, since it has the digest of the prompt.
+
+Invariants: each prompt is the one that the server makes of that body, but for one that it cuts, or that goes on from an
+answer that the server keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from minisgl.cli import request_body
+from minisgl.config import ConfigError
+from minisgl.server.bodies import ChatRequest, CompletionRequest
+from minisgl.server.errors import ApiError
+from minisgl.server.messages.body import MessagesRequest
+from minisgl.server.messages.endpoint import to_chat as chat_of_messages
+from minisgl.server.ollama.body import OllamaChatRequest, OllamaGenerateRequest
+from minisgl.server.ollama.endpoint import conversation_of
+from minisgl.server.request import checked
+from minisgl.server.responses.body import ReferenceItem, ResponsesRequest
+from minisgl.server.responses.endpoint import kept_items, messages_of
+from minisgl.server.responses.endpoint import to_chat as chat_of_responses
+from minisgl.server.responses.tools import GivenTools
+from minisgl.server.tools import Parsing
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM
+
+Read = Callable[["LLM", dict[str, Any]], list[int]]
+
+
+def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
+    """Of a text, a list of ids, or a body: at least one. `said`: what the user calls the file. Raises `ConfigError`."""
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        if not isinstance(body, list):
+            body = {"text": data.decode(errors="surrogateescape")}
+        return [request_body.ids_of(llm, request_body.read(json.dumps(body).encode(), said), said, is_prefix=False)]
+    found, reasons = list[list[int]](), list[str]()
+    for read in _readings(body):
+        try:
+            found.append(read(llm, body))
+        except (ApiError, ConfigError) as error:
+            reasons.append(str(error))
+    if not found:
+        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no body of a request for an answer'}")
+    return found
+
+
+def _readings(body: dict[str, Any]) -> Iterator[Read]:
+    if "input" in body or "previous_response_id" in body:
+        yield _responses
+    if "messages" in body:
+        yield from (_chat, _messages, _ollama_chat)
+    if "prompt" in body:
+        yield from (_chat, _completion, _ollama_generate)
+
+
+def _chat(llm: LLM, body: dict[str, Any]) -> list[int]:
+    asked = checked(body, ChatRequest)
+    if not asked.messages:
+        raise ConfigError("messages: there are none")
+    return request_body.chat_ids(llm, asked)
+
+
+def _messages(llm: LLM, body: dict[str, Any]) -> list[int]:
+    return request_body.chat_ids(llm, chat_of_messages(checked(body, MessagesRequest)))
+
+
+def _responses(llm: LLM, body: dict[str, Any]) -> list[int]:
+    asked = checked(body, ResponsesRequest)
+    items = kept_items(asked.input or ())
+    if asked.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
+        raise ConfigError("input: goes on from an answer that the server keeps: write all of the conversation")
+    messages = messages_of([item for item in items if not isinstance(item, ReferenceItem)])
+    return request_body.chat_ids(llm, chat_of_responses(asked, GivenTools(asked), messages))
+
+
+def _completion(llm: LLM, body: dict[str, Any]) -> list[int]:
+    asked = checked(body, CompletionRequest)
+    if asked.suffix is not None:
+        raise ConfigError("suffix: of a prompt with a gap give the ids")
+    prompt, *others = asked.prompts()
+    if others:
+        raise ConfigError("prompt: must be one")
+    return request_body.encoded(llm, prompt, is_whole=False) if isinstance(prompt, str) else prompt
+
+
+def _ollama_chat(llm: LLM, body: dict[str, Any]) -> list[int]:
+    return _ollama(llm, checked(body, OllamaChatRequest))
+
+
+def _ollama_generate(llm: LLM, body: dict[str, Any]) -> list[int]:
+    asked = checked(body, OllamaGenerateRequest)
+    if asked.suffix:
+        raise ConfigError("suffix: of a prompt with a gap give the ids")
+    if asked.raw:
+        return request_body.encoded(llm, asked.prompt or "", is_whole=False)
+    return _ollama(llm, asked)
+
+
+def _ollama(llm: LLM, asked: OllamaChatRequest | OllamaGenerateRequest) -> list[int]:
+    given = {name: value for name, value in conversation_of(Parsing(llm.tokenizer), asked).items() if value is not None}
+    return request_body.chat_ids(llm, checked(given, ChatRequest))
