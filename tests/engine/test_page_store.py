@@ -19,6 +19,7 @@ from minisgl.engine.page_store import digest_of, identity
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
+from tests.helpers.processor import without_amx
 
 pytestmark = pytest.mark.any_cpu
 
@@ -233,7 +234,14 @@ def llm_of(small: Path, tmp_path: Path) -> Iterator[Any]:
     opened: list[LLM] = []
 
     def open_one(**settings: Any) -> LLM:
-        config = {"page_size": SIZE, "num_pages": PAGES, "max_seq_len": 200, "cache_dir": str(tmp_path), **settings}
+        config = {
+            "engine": "cpu",
+            "page_size": SIZE,
+            "num_pages": PAGES,
+            "max_seq_len": 200,
+            "cache_dir": str(tmp_path),
+            **settings,
+        }
         opened.append(LLM(str(small), log_level="error", **config))
         return opened[-1]
 
@@ -242,6 +250,13 @@ def llm_of(small: Path, tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
+@pytest.fixture
+def exact() -> Iterator[None]:
+    with without_amx():
+        yield
+
+
+@pytest.mark.usefixtures("exact")  # rows that are sent back are computed again
 @pytest.mark.parametrize("cpu_backend", ["python", "rust_hotpath"])
 def test_offline_a_second_process_finds_what_the_first_computed(llm_of: Any, cpu_backend: str) -> None:
     size = 2

@@ -75,7 +75,8 @@ def test_collectives_of_one_rank(dtype: torch.dtype, alone: TorchGroup) -> None:
 def test_collectives_do_not_wait_for_the_device(alone: TorchGroup) -> None:
     mine = torch.ones(1000, device=FIRST)
     for work in (alone.all_reduce, alone.broadcast, alone.gather):
-        work(mine)  # what is loaded or connected at first use
+        work(mine)  # what is loaded or connected at first use: loading a kernel waits for the device
+    mine.add_(0)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # cycles: about a second
     mine.add_(1)
