@@ -4,6 +4,7 @@ every instruction set that this machine has, whole and in chunks, alone and in a
 from __future__ import annotations
 
 import itertools
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,15 @@ def test_text_is_not_what_it_gives(folder: Path) -> None:
     collector.run({0: ([7, 8, 9], greedy(3)), 1: ([7, 8], asks("mean"))})
     collector.close()
     assert "encoder" in collector.errors[0] and set(collector.embeddings) == {1}
+
+
+@pytest.mark.parametrize("field", ["position_embedding_type", "feed_forward_type"])
+def test_other_kinds_of_layers_are_refused(field: str, tmp_path: Path) -> None:
+    folder = save(tiny_encoder("jina-bert"), tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, field: "original"}))
+    with pytest.raises(ConfigError, match=f"{field}: 'original' is not supported"):
+        load("cpu", folder)
 
 
 def test_as_many_tokens_as_positions(reference: Any, folder: Path) -> None:

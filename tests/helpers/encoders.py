@@ -35,6 +35,17 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-masked": ("BertForMaskedLM", {"type_vocab_size": 1, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
     "roberta": ("RobertaModel", {}),
     "xlm-roberta-masked": ("XLMRobertaForMaskedLM", {"pad_token_id": 5}),
+    "jina-bert": ("JinaBertModel", {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}),
+    "jina-bert-12": (
+        "JinaBertModel",
+        {
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+            "num_attention_heads": 12,
+            "hidden_size": 96,
+            "max_position_embeddings": 200,
+        },
+    ),
     "nomic-bert": ("NomicBertModel", {}),
     "modernbert": ("ModernBertModel", {"local_attention": 10, **_IDS}),
     "modernbert-masked": (
@@ -89,7 +100,9 @@ def tiny_cross_encoder(name: str, **changes: Any) -> Any:
 def _tiny(architecture: str, extra: Mapping[str, Any], **changes: Any) -> Any:
     import transformers
 
-    model_class = getattr(transformers, architecture)
+    from tests.helpers.own_encoders import OWN
+
+    model_class = OWN.get(architecture) or getattr(transformers, architecture)
     torch.manual_seed(7)
     return randomised(model_class(model_class.config_class(**{**_TINY, **extra, **changes})))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ AS_NOMIC_WRITES_IT = {
     "rotary_emb_scale_base": None,
     "layer_norm_epsilon": 1e-12,
 }
+LONG = {"max_position_embeddings": 512}
 _LLAMA_CPP = """
 import json, sys
 import xllamacpp
@@ -68,19 +70,24 @@ def copied(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nomic(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny and random, with MiniLM's tokenizer."""
-    folder = save(
-        tiny_encoder("nomic-bert", vocab_size=30522, max_position_embeddings=2048), tmp_path_factory.mktemp("nomic")
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
-        shutil.copy(minilm / name, folder / name)
+    model = tiny_encoder("nomic-bert", vocab_size=30522, max_position_embeddings=2048)
+    folder = as_minilm(save(model, tmp_path_factory.mktemp("nomic")), minilm)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **AS_NOMIC_WRITES_IT}))
     return folder
 
 
+def as_minilm(folder: Path, minilm: Path) -> Path:
+    """With MiniLM's tokenizer and pooling."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "modules.json"):
+        shutil.copy(minilm / name, folder / name)
+    shutil.copytree(minilm / "1_Pooling", folder / "1_Pooling")
+    return folder
+
+
 def ours(file: Path) -> np.ndarray:
-    """[texts, hidden], of length 1, through the file's own tokenizer."""
-    tokenizer = Tokenizer.load(gguf_folder(file))
+    """[texts, hidden], of length 1, through the own tokenizer of a file or folder."""
+    tokenizer = Tokenizer.load(file if file.is_dir() else gguf_folder(file))
     return unit(of_ids(file, [tokenizer.encode(text).tolist() for text in TEXTS]))
 
 
@@ -165,3 +172,23 @@ def test_embedding_gemma(tmp_path: Path) -> None:
 def test_nomic_bert(nomic: Path) -> None:
     wanted, file = theirs(nomic), converted(nomic, "f32")
     assert nearest(ours(file), wanted) >= 0.99999
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_jina_bert(minilm: Path, tmp_path: Path, heads: int) -> None:
+    """transformers has no class for it: llama.cpp's vectors of the same file, the checkpoint's own, and those of files
+    that have gate and up apart, as they were first."""
+    model = tiny_encoder("jina-bert", vocab_size=30522, hidden_size=96, num_attention_heads=heads, **LONG)
+    folder = as_minilm(save(model, tmp_path), minilm)
+    file = converted(folder, "f32")
+    found = ours(file)
+    assert nearest(found, llama_cpp(file)) >= 0.99999
+    assert nearest(found, ours(folder)) >= 0.999999
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "gated_layers" in name]:
+        both = weights.pop(name).chunk(2)
+        weights |= {
+            name.replace("layers", f"layers_{part}"): half.clone() for part, half in zip("wv", both, strict=True)
+        }
+    save_file(weights, folder / "model.safetensors")
+    assert (ours(converted(folder, "f32")) == found).all()

@@ -215,9 +215,29 @@ class Ranges:
     """`count` ranges of distances between tokens, each with a number for each head that is added to scores; those from
     `most` on are one. `positions`: of a text at most."""
 
+    kind: ClassVar[str] = "ranges"
     count: int
     most: int
     positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """Each head adds its slope times the distance of a key from its query, on either side, to scores (ALiBi, arXiv
+    2108.12409). `positions`: of a text at most."""
+
+    kind: ClassVar[str] = "slopes"
+    by_head: tuple[float, ...]
+    positions: int
+
+    @classmethod
+    def of(cls, heads: int, positions: int) -> Slopes:
+        """As the paper has them: powers of one number, and for heads beyond a power of two every other one of twice as
+        many."""
+        whole = 1 << (heads.bit_length() - 1)
+        usual = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+        between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
+        return cls(tuple(-slope for slope in [*usual, *between]), positions)
 
 
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
@@ -1042,6 +1062,24 @@ def _mpnet(raw: Raw) -> dict[str, Any]:
     return {**found, "distances": Ranges(count, 128, found["max_position"])}
 
 
+def _jina_bert(raw: Raw) -> dict[str, Any]:
+    """ALiBi on both sides in place of positions, and a gated MLP whose way out alone has a bias (arXiv 2310.19923)."""
+    for name, wanted in (("position_embedding_type", "alibi"), ("feed_forward_type", "geglu")):
+        if (kind := raw.get(name)) != wanted:
+            raise ConfigError(f"config.json: {name}: {kind!r} is not supported: only {wanted}")
+    positions = int(raw["max_position_embeddings"])
+    return {
+        **_encoder(raw),
+        "mlp_bias": False,
+        "down_bias": True,
+        "activation": "gelu_erf",
+        "gated": True,
+        "token_types": int(raw.get("type_vocab_size", 2)),
+        "max_position": positions,
+        "distances": Slopes.of(int(raw["num_attention_heads"]), positions),
+    }
+
+
 def _nomic_bert(raw: Raw) -> dict[str, Any]:
     """BERT with rotation for positions and a gated MLP (arXiv 2402.01613). Published files have the names of its own
     code."""
@@ -1530,6 +1568,20 @@ _BERT_GGUF: Names = {
 }
 
 
+_JINA_NAMES: Names = {
+    **_with_prefix("bert", {part: name for part, name in _BERT_TABLES.items() if part != "positions"}),
+    **{part: name for part, name in _BERT_NAMES.items() if part != "up"},
+    "gate_up": "mlp.gated_layers",
+    "down": "mlp.wo",
+    "mlp_norm_behind": "mlp.layernorm",
+}
+_JINA_BERT = Architecture(
+    _jina_bert,
+    _JINA_NAMES,
+    {**_BERT_GGUF, "gate_up": "ffn_up", "gate": "ffn_gate", "up": "ffn_up"},  # first files have both apart
+    layers=("encoder.layer.{layer}", "bert.encoder.layer.{layer}"),
+    buffers=_IDS,
+)
 _NOMIC_NAMES: Names = {
     "embedding": "embeddings.word_embeddings",
     "token_types": "embeddings.token_type_embeddings",
@@ -1744,6 +1796,7 @@ ENCODERS: dict[str, Architecture] = {
     ),
     **dict.fromkeys(_with_heads("ModernBert"), _MODERN_BERT),
     **dict.fromkeys(_with_heads("MPNet"), _MPNET),
+    **dict.fromkeys(_with_heads("JinaBert")[:2], _JINA_BERT),
     "Gemma3TextModel": Architecture(_gemma3_text, _GEMMA_NAMES),
 }
 ARCHITECTURES: dict[str, Architecture] = {

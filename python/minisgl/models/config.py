@@ -24,6 +24,7 @@ from minisgl.models.architectures import (
     QueryGrowth,
     Ranges,
     ScaledSilu,
+    Slopes,
     StateKind,
     Streams,
     check_activation,
@@ -88,6 +89,7 @@ class ModelConfig:
     local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False
+    down_bias: bool = False  # of the MLP's way out, where its other matrices have none
     head_bias: bool = False
     learned_positions: int = 0  # that have numbers of their own, added to embeddings
     first_position: int = 0  # the row that the first position has of them
@@ -96,7 +98,7 @@ class ModelConfig:
     embedding_norm: bool = False  # embeddings are normalised
     bare_first: bool = False  # the first layer has no norm before attention
     last_norm: bool = True  # there is one behind the last layer
-    distances: Ranges | None = None  # by which scores have numbers added
+    distances: Ranges | Slopes | None = None  # by which scores have numbers added
     both_ways: bool = False
     """An encoder: tokens attend to those behind them, too: to all of their text, or to as many as before them."""
     moe: MoeConfig | None = None

@@ -594,6 +594,17 @@ def _nomic_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
     return {**_token_types(fields, shapes), "qkv_proj_bias": bias, "mlp_fc1_bias": "blk.0.ffn_up.bias" in shapes}
 
 
+def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """First files have gate and up apart, later ones in one tensor. Slopes are those of a largest bias of 8, which no
+    key says."""
+    if (most := fields.real(key := fields.own("attention.max_alibi_bias"), 8.0)) != 8.0:
+        raise ConfigError(f"{key}: {most:g} is not imported: only 8")
+    inner, hidden = config["intermediate_size"], config["hidden_size"]
+    apart = "blk.0.ffn_gate.weight" in shapes
+    _check_shapes(shapes, {"blk.0.ffn_up.weight": (inner if apart else 2 * inner, hidden)})
+    return {"position_embedding_type": "alibi", "feed_forward_type": "geglu", **_token_types(fields, shapes)}
+
+
 def _modern_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """What no key says is what llama.cpp takes: each third layer attends to all tokens, others rotate by 10,000."""
     own = fields.own
@@ -1067,6 +1078,7 @@ READERS: dict[str, Reader] = {
     "mamba2": Reader("Mamba2ForCausalLM", _mamba2, "mamba2", states=True),
     "bert": Reader("BertModel", _bert, layer_norm=True, encoder=True),
     "nomic-bert": Reader("NomicBertModel", _nomic_bert, "nomic_bert", layer_norm=True, encoder=True),
+    "jina-bert-v2": Reader("JinaBertModel", _jina_bert, layer_norm=True, encoder=True),
     "modern-bert": Reader("ModernBertModel", _modern_bert, "modernbert", encoder=True),
     "gemma-embedding": Reader("Gemma3TextModel", _gemma_embedding, "gemma3_text", encoder=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),

@@ -71,6 +71,8 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Biases of the MLP.
     pub mlp_bias: bool,
+    /// A bias of the MLP's way out, where its other matrices have none.
+    pub down_bias: bool,
     /// A bias of the head.
     pub head_bias: bool,
     /// Positions that have learned numbers, added to embeddings; 0: there are none.
@@ -88,7 +90,7 @@ pub struct ModelConfig {
     /// There is a norm behind the last layer.
     pub last_norm: bool,
     /// Scores have numbers added by head and distance.
-    pub distances: Option<Ranges>,
+    pub distances: Option<ByDistance>,
     /// An encoder: tokens attend to those behind them, too, to all of their row or to as many as before them.
     pub both_ways: bool,
     /// By layer: a token attends to as many tokens, itself included; none: to all before it.
@@ -131,6 +133,27 @@ pub struct ModelConfig {
     pub latent: Option<LatentConfig>,
     /// Routed experts in place of the MLP of some layers.
     pub moe: Option<MoeConfig>,
+}
+
+/// What is added to scores by distance.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+pub enum ByDistance {
+    /// Learned numbers of ranges.
+    Ranges(Ranges),
+    /// By head, in proportion to the distance.
+    Slopes(Slopes),
+}
+
+/// Each head adds its slope, less than 0, times the distance of a key from its query, on either side (ALiBi, arXiv
+/// 2108.12409).
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Slopes {
+    /// By query head.
+    pub by_head: Vec<f32>,
+    /// Positions of a sequence.
+    pub positions: usize,
 }
 
 /// Ranges of distances between tokens that have a number of each head in common: half of them for keys before their
@@ -505,14 +528,8 @@ impl ModelConfig {
                 "config.json: attention both ways, with what no encoder has",
             ));
         }
-        if let Some(ranges) = self.distances
-            && !(ranges.count >= 4 && ranges.most > ranges.count / 4 && (1..=1 << 16).contains(&ranges.positions))
-        {
-            return Err(unsupported(
-                "relative_attention_num_buckets",
-                ranges.count,
-                "out of range",
-            ));
+        if let Some(distances) = &self.distances {
+            distances.check(self.num_heads)?;
         }
         if self.pair_types && self.token_types < 2 {
             return Err(unsupported("type_vocab_size", self.token_types, "must be at least 2"));
@@ -714,6 +731,25 @@ impl ModelConfig {
     /// Whether a layer's MLP is made of experts.
     pub fn experts_of(&self, layer: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(&layer))
+    }
+}
+
+impl ByDistance {
+    fn check(&self, heads: usize) -> Result<()> {
+        let (name, value, fits, positions) = match self {
+            Self::Ranges(Ranges { count, most, positions }) => {
+                let fits = *count >= 4 && *most > count / 4;
+                ("relative_attention_num_buckets", *count, fits, *positions)
+            }
+            Self::Slopes(Slopes { by_head, positions }) => {
+                let fits = by_head.len() == heads && by_head.iter().all(|slope| slope.is_finite());
+                ("num_attention_heads", by_head.len(), fits, *positions)
+            }
+        };
+        if fits && (1..=1 << 16).contains(&positions) {
+            return Ok(());
+        }
+        Err(unsupported(name, value, "out of range"))
     }
 }
 

@@ -12,8 +12,8 @@ use crate::files::TensorView;
 use crate::kernels::mamba::{Gating, Way};
 use crate::kernels::{Kernels, Mode, plain};
 use crate::model::config::{
-    DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, Ranges, ShortConv, StateKind,
-    Streams,
+    ByDistance, DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, Slopes,
+    StateKind, Streams,
 };
 use crate::model::convolution::Convolution;
 use crate::model::delta::{Delta, by_head};
@@ -504,7 +504,8 @@ impl Weights {
         let embedding_norm = of_all(config.embedding_norm, Part::EmbeddingNorm)?;
         let distances = config
             .distances
-            .map(|ranges| load_distances(tensors, config.num_heads, ranges));
+            .as_ref()
+            .map(|kind| load_distances(tensors, config.num_heads, kind));
         let streams = load_streams(tensors, config)?;
         let head_bias = if config.head_bias {
             Some(padded(tensors.part_vector(
@@ -630,18 +631,29 @@ pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tab
     Ok((of(Part::Head, &shape)?, Some(embedding), added, per_layer))
 }
 
-fn load_distances(tensors: &Tensors, heads: usize, ranges: Ranges) -> Result<Distances> {
-    let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
-    let numbers = found.view()?.decode();
-    let most = ranges.positions as i64;
-    let of = |head: usize, behind: i64| numbers[ranges.of(behind) * heads + head] * std::f32::consts::LOG2_E;
-    Ok(Distances {
-        numbers: (0..heads)
-            .flat_map(|head| (1 - most..most).map(move |behind| (head, behind)))
-            .map(|(head, behind)| of(head, behind))
-            .collect(),
-        most: ranges.positions,
-    })
+fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<Distances> {
+    let by_distance = |positions: usize, of: &dyn Fn(usize, i64) -> f32| {
+        let most = positions as i64;
+        let all = (0..heads).flat_map(|head| (1 - most..most).map(move |behind| (head, behind)));
+        Distances {
+            numbers: all
+                .map(|(head, behind)| of(head, behind) * std::f32::consts::LOG2_E)
+                .collect(),
+            most: positions,
+        }
+    };
+    match kind {
+        ByDistance::Ranges(ranges) => {
+            let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
+            let numbers = found.view()?.decode();
+            let of = |head, behind| numbers[ranges.of(behind) * heads + head];
+            Ok(by_distance(ranges.positions, &of))
+        }
+        ByDistance::Slopes(Slopes { by_head, positions }) => {
+            let of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
+            Ok(by_distance(*positions, &of))
+        }
+    }
 }
 
 /// Checkpoints have a tensor of each stream, GGUF has one for all.
@@ -1234,15 +1246,16 @@ impl Loader<'_> {
             Mlp::new(gate.view()?, up.view()?, down_weight, inner)?
         };
         mlp.gate_up.bias = bias;
-        mlp.down.bias = self.bias(config.mlp_bias, down, hidden)?;
+        mlp.down.bias = self.bias(config.mlp_bias || config.down_bias, down, hidden)?;
         Ok(mlp)
     }
 
-    /// The part that is gate and up in one, if files of this kind have it.
+    /// The part that is gate and up in one, if files of this kind have it; some architectures have files of both forms.
     fn fused(&self, gate: Part) -> Option<Part> {
         let both = [(Part::Gate, Part::GateUp), (Part::SharedGate, Part::SharedGateUp)];
         let found = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
-        found.filter(|both| self.tensors.files.knows(*both))
+        let apart = self.tensors.files.knows(gate) && self.tensors.has(gate, self.at(), "weight");
+        found.filter(|both| self.tensors.files.knows(*both) && !apart)
     }
 
     fn experts(&self, moe: &MoeConfig) -> Result<Experts> {
