@@ -59,7 +59,7 @@ def vectors(folder: Path, requests: dict[int, tuple[list[int], SamplingParams]],
 
 def test_every_encoder_is_here_and_on_the_page() -> None:
     """After a change: `python -m tests.helpers.our_encoders`."""
-    assert sorted(name for variant in our_encoders.CALLED for name in our_encoders.names_of(variant)) == sorted(NATIVE)
+    assert {name for variant in our_encoders.CALLED for name in our_encoders.names_of(variant)} == {*NATIVE}
     figures, page = our_encoders.recorded(), PAGE.read_text(encoding="utf-8")
     assert written(page, our_encoders.table(figures), our_encoders.BEGIN) == page
     assert max(figures.values()) < WITHIN

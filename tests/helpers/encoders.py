@@ -29,6 +29,19 @@ _TINY = {
     "max_position_embeddings": 96,
     "initializer_range": 0.15,
 }
+NOMIC_MOE = {
+    "activation_function": "gelu",
+    "moe_every_n_layers": 2,
+    "moe_normalize_expert_weights": False,
+    "moe_top_k": 2,
+    "num_experts": 8,
+    "qkv_proj_bias": True,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "type_vocab_size": 1,
+    "layer_norm_epsilon": 1e-5,
+    "layer_norm_eps": 1e-5,
+}
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
@@ -47,6 +60,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "nomic-bert": ("NomicBertModel", {}),
+    "nomic-moe": ("NomicBertModel", {"num_hidden_layers": 4, **NOMIC_MOE}),
     "modernbert": ("ModernBertModel", {"local_attention": 10, **_IDS}),
     "modernbert-masked": (
         "ModernBertForMaskedLM",
@@ -90,19 +104,19 @@ CROSS_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_encoder(name: str, **changes: Any) -> Any:
     """In float32, eval mode, every parameter random. `changes` are of its config."""
-    return _tiny(*ENCODERS[name], **changes)
+    from tests.helpers.own_encoders import OWN  # transformers' classes are imported late
+
+    return _tiny(*ENCODERS[name], OWN.get(name), **changes)
 
 
 def tiny_cross_encoder(name: str, **changes: Any) -> Any:
     return _tiny(*CROSS_ENCODERS[name], **changes)
 
 
-def _tiny(architecture: str, extra: Mapping[str, Any], **changes: Any) -> Any:
+def _tiny(architecture: str, extra: Mapping[str, Any], own: Any = None, **changes: Any) -> Any:
     import transformers
 
-    from tests.helpers.own_encoders import OWN
-
-    model_class = OWN.get(architecture) or getattr(transformers, architecture)
+    model_class = own or getattr(transformers, architecture)
     torch.manual_seed(7)
     return randomised(model_class(model_class.config_class(**{**_TINY, **extra, **changes})))
 

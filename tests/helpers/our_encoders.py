@@ -31,6 +31,7 @@ CALLED = {
     "roberta": "RoBERTa",
     "xlm-roberta-masked": "XLM-R: bge-m3, multilingual-e5, Arctic Embed L v2",
     "nomic-bert": "nomic-embed-text v1, v1.5",
+    "nomic-moe": "nomic-embed-text-v2-moe",
     "jina-bert": "jina-embeddings-v2",
     "modernbert": "ModernBERT: gte-modernbert, modernbert-embed",
     "mpnet": "all-mpnet-base-v2, multi-qa-mpnet",

@@ -1,5 +1,5 @@
-"""Encoders that transformers has no class for, made of its own: the forward is that of its BERT but for what its model
-card's code has in other places, whose names of tensors they have.
+"""Encoders that transformers has no class for, made of its own: a forward is that of its BERT or NomicBERT, but for
+what the model's code has in other places; tensors have the names of that code.
 
 llama.cpp is asked beside them: tests/weights/test_gguf_folder_encoders.py.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import BertModel
 
 
 def alibi(heads: int, tokens: int) -> Tensor:
@@ -42,7 +42,7 @@ class _Gated(nn.Module):
         return found
 
 
-class JinaBertModel(BertModel):
+class JinaBertModel(transformers.BertModel):
     """JinaBERT v2: BERT with ALiBi for positions and a gated MLP."""
 
     def __init__(self, config: Any) -> None:
@@ -61,4 +61,61 @@ class JinaBertModel(BertModel):
         )
 
 
-OWN = {one.__name__: one for one in (JinaBertModel,)}
+class _Experts(nn.Module):
+    """Two matrices of all experts, and a bias of what those of a token give together."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        for name in ("w1", "w2"):
+            weight = torch.empty(config.num_experts * config.intermediate_size, config.hidden_size)
+            self.mlp.register_parameter(name, nn.Parameter(weight))
+            nn.init.normal_(weight, 0.0, config.initializer_range)
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+
+class _Routed(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.num, self.top_k = config.num_experts, config.moe_top_k
+        self.router = nn.Module()
+        self.router.layer = nn.Linear(config.hidden_size, self.num, bias=False)
+        self.experts = _Experts(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Of all experts, with 0 as the weight of those that are not chosen."""
+        shares = self.router.layer(hidden).softmax(-1)
+        chosen = torch.zeros_like(shares).scatter(-1, shares.topk(self.top_k, -1).indices, 1.0)
+        up, down = (one.view(self.num, -1, hidden.shape[-1]) for one in (self.experts.mlp.w1, self.experts.mlp.w2))
+        inner = nn.functional.gelu(torch.einsum("bth,efh->btef", hidden, up))
+        found: Tensor = torch.einsum("btef,efh,bte->bth", inner, down, shares * chosen) + self.experts.bias
+        return found
+
+
+class _Dense(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(hidden)))
+        return found
+
+
+class NomicBertModel(transformers.NomicBertModel):
+    """nomic-embed-text-v2-moe: NomicBERT with biases, no gates, and experts in every other layer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for i, layer in enumerate(self.layers):
+            layer.mlp = (_Routed if i % config.moe_every_n_layers == 1 else _Dense)(config)
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                setattr(layer.self_attn, name, nn.Linear(config.hidden_size, config.hidden_size))
+            for part in [*layer.self_attn.modules(), *layer.mlp.modules()]:
+                if isinstance(part, nn.Linear):
+                    nn.init.normal_(part.weight, 0.0, config.initializer_range)
+
+
+OWN = {"jina-bert": JinaBertModel, "jina-bert-12": JinaBertModel, "nomic-moe": NomicBertModel}
+"""By variant of tests/helpers/encoders.py."""

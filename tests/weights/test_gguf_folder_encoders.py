@@ -192,3 +192,41 @@ def test_jina_bert(minilm: Path, tmp_path: Path, heads: int) -> None:
         }
     save_file(weights, folder / "model.safetensors")
     assert (ours(converted(folder, "f32")) == found).all()
+
+
+def as_nomic_publishes_it(model: Any, folder: Path) -> None:
+    """Tensors and fields by the names of nomic-embed-text-v2-moe."""
+    weights = model.state_dict()
+    for name in [name for name in weights if name.endswith(".self_attn.q_proj.weight")]:
+        for what in ("weight", "bias"):
+            stem = name.removesuffix(".q_proj.weight")
+            parts = [weights.pop(f"{stem}.{part}_proj.{what}") for part in "qkv"]
+            weights[f"{stem}.Wqkv.{what}"] = torch.cat(parts)
+    renamed = {"layers.": "encoder.layers.", "self_attn.o_proj": "attn.out_proj", "self_attn": "attn"}
+    renamed |= {"post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2", "embeddings.LayerNorm": "emb_ln"}
+    for old, new in renamed.items():
+        weights = {name.replace(old, new): tensor.contiguous() for name, tensor in weights.items()}
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {"hidden_size": "n_embd", "intermediate_size": "n_inner", "num_hidden_layers": "n_layer"}
+    for name, own_name in {**sizes, "num_attention_heads": "n_head"}.items():
+        config[own_name] = config[name]  # the converter reads transformers' names, too
+    for name in ("hidden_act", "rope_parameters", "head_dim"):
+        del config[name]
+    own = {"n_positions": 2048, "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True}
+    config = {**AS_NOMIC_WRITES_IT, **config, **own}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_nomic_bert_with_experts(minilm: Path, tmp_path: Path) -> None:
+    """transformers has no class for it: llama.cpp's vectors of the same file. The file lacks the bias of what experts
+    give together, as the converter has it."""
+    model = tiny_encoder("nomic-moe", vocab_size=30522, max_position_embeddings=2048)
+    for layer in model.layers[1::2]:
+        layer.mlp.experts.bias.data.zero_()
+    folder = as_minilm(save(model, tmp_path), minilm)
+    as_nomic_publishes_it(model, folder)
+    file = converted(folder, "f32")
+    found = ours(file)
+    assert nearest(found, llama_cpp(file)) >= 0.99999
+    assert nearest(found, ours(folder)) >= 0.999999

@@ -155,6 +155,7 @@ class MoeConfig:
     group_best: int = 2
     least_sum: float = 1e-20  # what weights are divided by at least where they are scaled to sum up to 1
     scale: float = 1.0  # of the weights, behind all that
+    sum_bias: bool = False  # of what all experts of a token give together
     expert_scale: bool = False  # and by expert
     beside: bool = False  # a dense MLP stands beside the experts, each of both with norms of its own
     router_norm: bool = False  # the router reads hidden numbers normalised with weights of its own
@@ -1081,13 +1082,14 @@ def _jina_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _nomic_bert(raw: Raw) -> dict[str, Any]:
-    """BERT with rotation for positions and a gated MLP (arXiv 2402.01613). Published files have the names of its own
-    code."""
-    if (kind := raw.get("activation_function") or "swiglu") != "swiglu":
-        raise ConfigError(f"config.json: activation_function: {kind!r} is not supported: only swiglu")
+    """BERT with rotation for positions and a gated MLP (arXiv 2402.01613), or one without a gate and with experts in
+    every other layer or so (arXiv 2502.07972). Published files have the names of its own code."""
+    if (kind := raw.get("activation_function") or "swiglu") not in ("swiglu", "gelu"):
+        raise ConfigError(f"config.json: activation_function: {kind!r} is not supported: only swiglu and gelu")
     if (share := float(raw.get("rotary_emb_fraction", 1.0))) != 1.0:
         raise ConfigError(f"config.json: rotary_emb_fraction: {share:g}: only 1.0 is supported")
-    _none_of(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "num_experts", "causal")
+    _none_of(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "causal")
+    moe = _nomic_moe(raw) if raw.get("num_experts") and raw.get("moe_every_n_layers") else None
     positions = int(raw["max_position_embeddings"])
     return {
         **_encoder(raw),
@@ -1095,13 +1097,24 @@ def _nomic_bert(raw: Raw) -> dict[str, Any]:
         "qkv_bias": bool(raw.get("qkv_proj_bias", False)),
         "out_bias": bool(raw.get("qkv_proj_bias", False)),
         "mlp_bias": bool(raw.get("mlp_fc1_bias", False)),
-        "activation": check_activation(raw),
-        "gated": True,
+        "activation": check_activation(raw) if kind == "swiglu" else "gelu_erf",
+        "gated": kind == "swiglu",
+        "moe": moe,
         "rope": parse_rope(raw, theta=float(raw.get("rotary_emb_base") or 1000.0)),
         "rotated": (True,) * int(raw["num_hidden_layers"]),
         "max_position": min(positions, int(raw.get("max_trained_positions") or positions)),
         "token_types": int(raw.get("type_vocab_size", 2)),
     }
+
+
+def _nomic_moe(raw: Raw) -> MoeConfig:
+    """Experts from the second layer on, with the shares of all as their weights."""
+    _none_of(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
+    every = int(raw["moe_every_n_layers"])
+    layers = frozenset(i for i in range(int(raw["num_hidden_layers"])) if i % every == 1)
+    chosen = {"num_experts_per_tok": raw["moe_top_k"]}
+    bias = bool(raw.get("moe_sum_bias", True))  # a name of our own, for files without it
+    return _moe({**raw, **chosen}, size="intermediate_size", layers=layers, sum_bias=bias)
 
 
 def _modern_bert(raw: Raw) -> dict[str, Any]:
@@ -1591,9 +1604,13 @@ _NOMIC_NAMES: Names = {
     "out": ("self_attn.o_proj", "attn.out_proj"),
     "attention_norm_behind": ("post_attention_layernorm", "norm1"),
     "gate": ("mlp.gate_proj", "mlp.fc12"),
-    "up": ("mlp.up_proj", "mlp.fc11"),
+    "up": ("mlp.up_proj", "mlp.fc11", "mlp.fc1"),
     "down": ("mlp.down_proj", "mlp.fc2"),
     "mlp_norm_behind": ("post_mlp_layernorm", "norm2"),
+    "router": "mlp.router.layer",
+    "experts_up": "mlp.experts.mlp.w1",
+    "experts_down_transposed": "mlp.experts.mlp.w2",
+    "experts_sum_bias": "mlp.experts.bias",
 }
 _MODERN_TABLES = {
     "embedding": "embeddings.tok_embeddings",

@@ -139,6 +139,7 @@ _FUSED = {
     "gate_up": ("gate", "up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     "experts_gate_up": ("expert_gate", "expert_up", "expert_down"),
+    "experts_down_transposed": ("expert_gate", "expert_up", "expert_down", "experts_gate_up", "experts_down"),
     "experts_gate_up_transposed": ("expert_gate", "expert_up", "expert_down", "experts_gate_up", "experts_down"),
 }
 

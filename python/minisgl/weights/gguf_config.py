@@ -594,6 +594,23 @@ def _nomic_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
     return {**_token_types(fields, shapes), "qkv_proj_bias": bias, "mlp_fc1_bias": "blk.0.ffn_up.bias" in shapes}
 
 
+def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    """The converter leaves out the bias of what a token's experts give together."""
+    own = fields.own
+    experts, inner, hidden = fields.positive(own("expert_count")), config["intermediate_size"], config["hidden_size"]
+    every = fields.positive(own("moe_every_n_layers"))
+    if config["num_hidden_layers"] > 1:
+        _check_shapes(shapes, {"blk.1.ffn_up_exps.weight": (experts, inner, hidden)})
+    return {
+        **_nomic_bert(fields, shapes, config),
+        "activation_function": "gelu",
+        "num_experts": experts,
+        "moe_top_k": fields.positive(own("expert_used_count")),
+        "moe_every_n_layers": every,
+        "moe_sum_bias": False,
+    }
+
+
 def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """First files have gate and up apart, later ones in one tensor. Slopes are those of a largest bias of 8, which no
     key says."""
@@ -1078,6 +1095,7 @@ READERS: dict[str, Reader] = {
     "mamba2": Reader("Mamba2ForCausalLM", _mamba2, "mamba2", states=True),
     "bert": Reader("BertModel", _bert, layer_norm=True, encoder=True),
     "nomic-bert": Reader("NomicBertModel", _nomic_bert, "nomic_bert", layer_norm=True, encoder=True),
+    "nomic-bert-moe": Reader("NomicBertModel", _nomic_bert_moe, "nomic_bert", layer_norm=True, encoder=True),
     "jina-bert-v2": Reader("JinaBertModel", _jina_bert, layer_norm=True, encoder=True),
     "modern-bert": Reader("ModernBertModel", _modern_bert, "modernbert", encoder=True),
     "gemma-embedding": Reader("Gemma3TextModel", _gemma_embedding, "gemma3_text", encoder=True),

@@ -418,6 +418,8 @@ pub struct MoeConfig {
     pub router_bias: bool,
     /// Experts have biases.
     pub bias: bool,
+    /// What all experts of a token give together has a bias.
+    pub sum_bias: bool,
     /// And by a number of each expert.
     pub expert_scale: bool,
     /// A dense MLP stands beside the experts, each of both with norms of its own.
@@ -517,7 +519,8 @@ impl ModelConfig {
                 "config.json: swiglu_limit: {limit}: must be above 0"
             )));
         }
-        let plain = self.moe.is_none() && self.per_layer.is_none() && !self.layer_scales && self.residual_scale == 1.0;
+        let alone = self.moe.as_ref().is_none_or(|moe| moe.shared_size == 0 && !moe.beside);
+        let plain = alone && self.per_layer.is_none() && !self.layer_scales && self.residual_scale == 1.0;
         if self.norms == Norms::Over && !plain {
             return Err(Error::unsupported(
                 "config.json: norms over sums, with what no encoder has",

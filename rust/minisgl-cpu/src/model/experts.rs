@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use crate::kernels::Kernels;
 use crate::kernels::scalar::exp;
 use crate::model::buffers::{ExpertBuffers, Order, Phase, TOKENS, Used};
-use crate::model::config::{MoeConfig, Score};
+use crate::model::config::{MoeConfig, Norms, Score};
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Experts, Layer};
 use crate::model::worker::{FEW, Forward, Worker, each};
@@ -227,7 +227,7 @@ impl Worker<'_, '_> {
         // SAFETY: its piece: the row of this token; `out` and `chosen` were written before a barrier.
         unsafe {
             let x = std::slice::from_raw_parts_mut(self.shared.buffers.x.at(token, 0), hidden);
-            let mut sum = vec![0.0_f32; hidden];
+            let mut sum = experts.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
             for assignment in token * per_token..(token + 1) * per_token {
                 let place = order.places[assignment] as usize;
                 let (_, weight) = *buffers.chosen[assignment].get();
@@ -255,6 +255,12 @@ impl Worker<'_, '_> {
                 for (sum, number) in sum.iter_mut().zip(out) {
                     *sum = weight.mul_add(*number, *sum);
                 }
+            }
+            if let Some((_, norm)) = layer.norms_behind.as_ref().filter(|_| config.norms == Norms::Over) {
+                x.iter_mut().zip(sum).for_each(|(x, sum)| *x += sum);
+                let at = x.as_mut_ptr();
+                norm.apply((&self.shared.kernels, config), at, (0, hidden), at);
+                return;
             }
             if let Some((_, norm)) = &layer.norms_behind {
                 let at = sum.as_mut_ptr();

@@ -170,6 +170,8 @@ pub enum Part {
     ExpertsGateUpBias,
     /// As above.
     ExpertsDownBias,
+    /// A bias of what all experts of a token give together.
+    ExpertsSumBias,
     /// As of an MLP, of the expert that every token goes through.
     SharedGate,
     /// As above.
@@ -208,6 +210,7 @@ impl Part {
                 | Self::ExpertsUpBias
                 | Self::ExpertsGateUpBias
                 | Self::ExpertsDownBias
+                | Self::ExpertsSumBias
                 | Self::RouterNorm
                 | Self::ExpertScale
                 | Self::LayerScale

@@ -197,7 +197,7 @@ impl Tensors {
                     .tensor(name)
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
-                    // a row of its own or a vector: files differ
+                    // a row of its own or a vector, a matrix of all experts' rows: files differ
                     if lie_alike(view.shape(), shape) {
                         return Ok(Found::Owned {
                             name: name.to_owned(),
@@ -248,8 +248,15 @@ impl Tensors {
     }
 }
 
-/// Whether numbers lie alike in both shapes, which dimensions of one do not change.
+/// Whether numbers lie alike in both shapes, which dimensions of one do not change, nor that of `one` all rows of a stack
+/// of matrices are those of one.
 fn lie_alike(one: &[usize], other: &[usize]) -> bool {
+    if let (&[rows, columns], &[count, each, width]) = (one, other)
+        && count.checked_mul(each) == Some(rows)
+        && columns == width
+    {
+        return true;
+    }
     let of = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
     of(one) == of(other)
 }

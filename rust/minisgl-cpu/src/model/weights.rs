@@ -142,6 +142,8 @@ pub struct Experts {
     pub router_bias: Option<Vec<f32>>,
     /// All of them.
     pub experts: Vec<Mlp>,
+    /// [hidden], of what all of a token's give together.
+    pub sum_bias: Option<Vec<f32>>,
     /// One that every token goes through, or a dense MLP that stands beside them.
     pub shared: Option<Mlp>,
     /// Of what the router reads, if it has its own.
@@ -1293,6 +1295,10 @@ impl Loader<'_> {
             choice_bias,
             router_bias,
             experts,
+            sum_bias: moe
+                .sum_bias
+                .then(|| self.vector(Part::ExpertsSumBias, "bias", hidden))
+                .transpose()?,
             shared,
             router_norm: moe.router_norm.then(|| self.router_norm().map(Box::new)).transpose()?,
             scales: moe
@@ -1349,18 +1355,19 @@ impl Loader<'_> {
         let transposed =
             files.knows(Part::ExpertsDownTransposed) && !self.tensors.has(Part::ExpertsDown, self.at(), "weight");
         let of = |part, shape: [usize; 3]| self.tensors.part(part, self.at(), &shape);
-        let (both, down) = if transposed {
-            let both = of(Part::ExpertsGateUpTransposed, [count, hidden, 2 * inner])?;
-            (vec![both], of(Part::ExpertsDownTransposed, [count, inner, hidden])?)
+        let both = if !self.config.gated {
+            vec![of(Part::ExpertsUp, half)?]
+        } else if transposed {
+            vec![of(Part::ExpertsGateUpTransposed, [count, hidden, 2 * inner])?]
+        } else if files.knows(Part::ExpertsGateUp) {
+            vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
         } else {
-            let both = if !self.config.gated {
-                vec![of(Part::ExpertsUp, half)?]
-            } else if files.knows(Part::ExpertsGateUp) {
-                vec![of(Part::ExpertsGateUp, [count, 2 * inner, hidden])?]
-            } else {
-                vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
-            };
-            (both, of(Part::ExpertsDown, [count, hidden, inner])?)
+            vec![of(Part::ExpertsGate, half)?, of(Part::ExpertsUp, half)?]
+        };
+        let down = if transposed {
+            of(Part::ExpertsDownTransposed, half)?
+        } else {
+            of(Part::ExpertsDown, [count, hidden, inner])?
         };
         let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
