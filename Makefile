@@ -9,7 +9,8 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
 # Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
 # tests/conftest.py has those that took longest (tests/seconds.json) taken first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A device that the machine may have is for `pytest tests/gpu`: what leaves the engine open here means one on the CPU.
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # cargo takes no part in how make deals out jobs.
 CARGO := env -u MAKEFLAGS -u MFLAGS cargo
 comma := ,

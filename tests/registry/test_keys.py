@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.config import ApiKey
 from minisgl.registry.keys import ANSWERED, FRESH_S, KeyLimits
-from minisgl.registry.server import ChildServer
+from minisgl.registry.server import Child, ChildServer
 from minisgl.server import app
 from minisgl.server.errors import ApiError
 from tests.helpers.e2e import ServerProcess, serving, until
@@ -143,7 +143,7 @@ def test_what_else_a_server_prints_is_no_reading() -> None:
     async def work() -> None:
         reader = asyncio.StreamReader(limit=100)
         process = await asyncio.create_subprocess_exec("true")
-        child = ChildServer(process, asyncio.ensure_future(process.wait()), asyncio.create_task(asyncio.sleep(0)), "")
+        child = ChildServer(Child(process, ""), asyncio.create_task(asyncio.sleep(0)))
         for line in (b"[[0,0],[2,30]]\n", b"a library's news\n", b"{}\n", b"x" * 300 + b"\n"):
             reader.feed_data(line)
         reader.feed_eof()

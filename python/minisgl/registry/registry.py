@@ -28,7 +28,7 @@ from minisgl.config import ConfigError, Limits
 from minisgl.registry.entries import PROCESSES_BYTES, Entry
 from minisgl.registry.needs import Needs
 from minisgl.registry.room import Tenant, never_fits, victims
-from minisgl.registry.server import ChildServer, Fetch, ModelServer, NotLoaded, Start, fetch
+from minisgl.registry.server import Fetch, ModelServer, NotLoaded, Start, fetch
 from minisgl.server.context import LATEST
 from minisgl.server.errors import SERVER, ApiError, draining, queue_full
 from minisgl.server.log import say, warn
@@ -112,7 +112,7 @@ class Registry:
         budget: int,
         limits: Limits,
         load_timeout_s: float,
-        start: Start = ChildServer.start,
+        start: Start,
         fetch: Fetch = fetch,
         needs: Needs | None = None,
     ) -> None:

@@ -1,4 +1,5 @@
-"""One model's server: a whole `minisgl serve` as a child process, on a loopback port of its own.
+"""One model's server: a whole `minisgl serve` as a child process, on a loopback port of its own. The next one
+waits as a process that has imported what every server does and lacks its settings: that is most of a small model's start.
 
 Invariants: it ends with this process, however that ends, because it watches its standard input; of what it says, every
 line goes on to this process's standard error with its model's name before it, and the last one is why it failed; what a
@@ -16,6 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -26,6 +28,7 @@ from minisgl import envs
 from minisgl.config import ServerConfig
 
 STOP_TIMEOUT_S = 20.0
+PREPARE_AFTER_S = 5.0  # what was asked of the last model goes first
 MAX_LINE = 1 << 20
 PROGRAM = (sys.executable, "-m", "minisgl.supervisor.child")
 
@@ -55,28 +58,15 @@ Fetch = Callable[[ServerConfig, Callable[[str], None]], Awaitable[None]]
 """Fetch a model's files; raises `NotLoaded`."""
 
 
-class ChildServer:
-    """Use `start`."""
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that waits for its settings, or serves."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        ended: asyncio.Future[int],
-        reader: asyncio.Task[None],
-        folder: str,
-    ) -> None:
-        self._process = process
-        self._folder = folder
-        self._reader = reader
-        self.ended = ended
-        self.address = ("", 0)
-        self.max_model_len = 0
-        self.use: Sequence[tuple[int, int]] = ()
-        self._uses: asyncio.Task[None] | None = None
+    process: asyncio.subprocess.Process
+    folder: str  # for what it makes
 
     @classmethod
-    async def start(cls, config: ServerConfig, hear: Callable[[str], None]) -> ChildServer:
-        """A server that is ready. `hear` is called with each line that it says. Raises `NotLoaded`."""
+    async def start(cls) -> Child:
         folder = tempfile.mkdtemp(prefix="minisgl-")
         process = await asyncio.create_subprocess_exec(
             *PROGRAM,
@@ -87,10 +77,86 @@ class ChildServer:
             start_new_session=True,
             limit=MAX_LINE,
         )
+        return cls(process, folder)
+
+    async def stop(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()  # the sign to end
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):  # the engine of one that was killed ends, but not at once
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class ChildServers:
+    """All that one port starts. One process waits for the next start, if there was time for it."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Task[Child] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def prepare(self) -> None:
+        """Let a process wait for the next start."""
+        self._timer = None
+        if self._next is None:
+            self._next = asyncio.create_task(Child.start())
+
+    async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
+        """As `ChildServer.start`."""
+        server = await ChildServer.start(config, hear, await self._take())
+        if self._next is None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PREPARE_AFTER_S, self.prepare)
+        return server
+
+    async def _take(self) -> Child | None:
+        if (waiting := self._next) is None:
+            return None
+        self._next = None
+        try:
+            child = await asyncio.shield(waiting)
+        except OSError:
+            return None
+        except asyncio.CancelledError:
+            self._next = waiting
+            raise
+        if child.process.returncode is None:
+            return child
+        await child.stop()  # somebody has killed it
+        return None
+
+    async def close(self) -> None:
+        """End the one that waits. No start is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._next is not None:
+            with contextlib.suppress(OSError):
+                await (await self._next).stop()
+
+
+class ChildServer:
+    """Use `start`."""
+
+    def __init__(self, child: Child, reader: asyncio.Task[None]) -> None:
+        self._child = child
+        self._reader = reader
+        self.ended: asyncio.Future[int] = asyncio.ensure_future(child.process.wait())
+        self.address = ("", 0)
+        self.max_model_len = 0
+        self.use: Sequence[tuple[int, int]] = ()
+        self._uses: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, config: ServerConfig, hear: Callable[[str], None], child: Child | None = None) -> ChildServer:
+        """A server that is ready. `hear` is called with each line that it says; `child` has waited for its settings.
+        Raises `NotLoaded`."""
+        child = child or await Child.start()
+        process = child.process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         last = [""]
         reader = asyncio.create_task(_read(process.stderr, config.model_name, hear, last))
-        self = cls(process, asyncio.ensure_future(process.wait()), reader, folder)
+        self = cls(child, reader)
         try:
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             line = await process.stdout.readline()
@@ -119,24 +185,17 @@ class ChildServer:
         """Of memory that several processes share each has its part."""
         total = 0
         with contextlib.suppress(psutil.Error):
-            top = psutil.Process(self._process.pid)
+            top = psutil.Process(self._child.process.pid)
             for one in (top, *top.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     total += one.memory_full_info().pss
         return total
 
     async def stop(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # the sign to end
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self.ended), STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):  # the engine of one that was killed ends, but not at once
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self.ended
+        await self._child.stop()
         await self._reader
         if self._uses is not None:
             await self._uses
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:

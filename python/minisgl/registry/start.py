@@ -23,6 +23,7 @@ from minisgl.registry.entries import Entry, check_names
 from minisgl.registry.front import Front
 from minisgl.registry.needs import Needs
 from minisgl.registry.registry import Registry
+from minisgl.registry.server import ChildServers
 from minisgl.server.batches.store import Store
 from minisgl.server.callers import ANY, Callers
 from minisgl.server.http import HttpServer
@@ -99,7 +100,8 @@ async def _serve(
     if is_exposed(config):
         warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
     needs = Needs(envs.cache_dir() / NEEDS)
-    registry = Registry(entries, budget, config.limits, load_timeout_s, needs=needs)
+    servers = ChildServers()
+    registry = Registry(entries, budget, config.limits, load_timeout_s, servers.start, needs=needs)
     front = Front(registry, config, store)
     batches = None if front.batches is None else front.batches.all
     middleware = Middleware(front, config)
@@ -116,6 +118,7 @@ async def _serve(
                 said = {"url": url, "model": entries[0].name, "key": config.any_key}
                 print(json.dumps(said), flush=True)
             registry.preload()
+            servers.prepare()
             if batches is not None:
                 batches.start()
             await signals.drain.wait()
@@ -126,6 +129,7 @@ async def _serve(
     finally:
         measuring.cancel()
         await asyncio.gather(http.stop(at_once=signals.stop.is_set()), registry.close())
+        await servers.close()
     return 0
 
 

@@ -1,9 +1,10 @@
 """A server whose settings another process has resolved: it reads them as the first line of its standard input, and ends
-when that is closed (`--managed`)."""
+when that is closed (`--managed`). Until they come it imports what every server needs."""
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 
 import msgspec
@@ -14,6 +15,8 @@ from minisgl.config import ConfigError, ServerConfig
 
 def main() -> int:
     envs.keep_little()
+    if not select.select([sys.stdin], [], [], 0)[0]:  # else the engine starts first, and this is imported beside it
+        from minisgl.supervisor import serving, start  # noqa: F401
     said = bytearray()
     while not said.endswith(b"\n"):  # byte for byte: what comes after the line is not for Python's buffer
         if not (one := os.read(sys.stdin.fileno(), 1)):
