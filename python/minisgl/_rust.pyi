@@ -355,33 +355,47 @@ class StagedPages:
     @property
     def columns(self) -> tuple[int, int]: ...
     def page(self, column: int) -> bytes: ...  # of those that there are
+    @property
+    def state(self) -> bytes | None: ...
 
 @final
 class PageStore:
-    """Pages of KV in a folder, of one model that computes in one way. Whatever touches the disk runs without the GIL;
-    only what opens a folder raises `OSError`."""
+    """Pages of KV, and states if `state_bytes` says so, in a folder, of one model that computes in one way. Whatever
+    touches the disk runs without the GIL; only what opens a folder raises `OSError`."""
 
-    def __new__(cls, folder: str, limit: int, identity: bytes, page_size: int, page_bytes: int) -> PageStore: ...
+    def __new__(
+        cls, folder: str, limit: int, identity: bytes, page_size: int, page_bytes: int, state_bytes: int = 0
+    ) -> PageStore: ...
     @property
     def identity(self) -> bytes: ...
+    @property
+    def state_bytes(self) -> int: ...
     def stage(self, tokens: Int32Array, first: int, most: int) -> StagedPages: ...
+    def page(self, tokens: Int32Array, column: int) -> bytes | None:
+        """If it is there, whatever states are."""
+
     def put(self, tokens: Int32Array, first: int, pages: Sequence[bytes]) -> None:
         """Write them now, whatever is there. Raises `OSError`."""
+
+    def put_state(self, tokens: Int32Array, num_pages: int, state: bytes) -> None:
+        """The same of the state behind so many pages."""
 
     def slow_down(self, seconds: float) -> None:
         """For tests: from now on the disk takes so much longer for a page."""
 
-    def counts(self) -> tuple[int, int, int, int, int, int]: ...
+    def counts(self) -> tuple[int, int, int, int, int, int, int, int]: ...
     def take_trouble(self) -> str | None:
         """Why the last page that failed did, if any has since this was asked."""
 
     def flush(self, seconds: float) -> None: ...
     @staticmethod
-    def totals(folder: str) -> tuple[int, int, int]: ...
+    def totals(folder: str) -> tuple[int, int, int, int]:
+        """Pages, states, bytes of their files, damaged files; so of the next two."""
+
     @staticmethod
-    def clear(folder: str) -> tuple[int, int, int]: ...
+    def clear(folder: str) -> tuple[int, int, int, int]: ...
     @staticmethod
-    def verify(folder: str) -> tuple[int, int, int]: ...
+    def verify(folder: str) -> tuple[int, int, int, int]: ...
     @staticmethod
     def digest(files: Sequence[str]) -> bytes: ...
 

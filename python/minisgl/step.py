@@ -25,6 +25,10 @@ NOT_FINITE = -2
 keeps nothing of it."""
 
 
+FROM_STORE = -2
+"""In the place of a checkpoint with which a slot begins: the state that is at hand with the slot's stored pages."""
+
+
 class FinishReason(IntEnum):
     """How a request ended. Every accepted request gets exactly one of the last four."""
 
@@ -46,7 +50,7 @@ class Arrival:
     ids, those in `tokens` included. Smaller `priority` goes first: each step of it is worth 64 arrivals. `stop_ids`
     always end the request; the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before
     `min_tokens` generated ids. The engine can load the pages from `stored_from` to `stored_to` of `tokens` instead of
-    computing them, until the request is retracted.
+    computing them, until the request is retracted; of a model with states it has that behind the last of them, too.
     """
 
     req_id: int
@@ -259,8 +263,9 @@ class RingEntry:
         self.assigned = zeros(limits.max_rows, 2)  # [num_assigned] (req_slot, cached length in tokens)
         self.assigned_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_assigned] request ids
         self.freed = zeros(limits.max_rows)  # [num_freed] req_slots
-        # states: [num_state_begins] (req_slot, the checkpoint that it begins with, or -1: cleared), before the forward;
-        # [num_state_saves] (row, tokens into the row after which its state is copied, to which checkpoint), in it
+        # states: [num_state_begins] (req_slot, the checkpoint that it begins with, -1: cleared, or `FROM_STORE`),
+        # before the forward; [num_state_saves] (row, tokens into the row after which its state is copied, 0: as it
+        # begins, to which checkpoint), in it
         self.state_begins = zeros(limits.max_rows, 2)
         self.state_saves = zeros(limits.num_checkpoints, 3)
         # [num_page_loads] (req_slot, first column, count): pages whose KV is loaded before the forward, not computed

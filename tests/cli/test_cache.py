@@ -46,7 +46,7 @@ def test_info_counts_and_clear_removes_pages_alone(tmp_path: Path, capsys: pytes
 def test_verify_removes_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = filled(tmp_path)
     assert main(["cache", "verify", str(tmp_path)]) == 1
-    assert capsys.readouterr().out == f"{tmp_path}: whole: 0 pages, 0 B\n{tmp_path}: damaged, and removed: 3 pages\n"
+    assert capsys.readouterr().out == f"{tmp_path}: whole: 0 pages, 0 B\n{tmp_path}: damaged, and removed: 3 files\n"
     assert not any(file.exists() for file in made)
     assert main(["cache", "verify", str(tmp_path)]) == 0
 
@@ -157,6 +157,34 @@ def test_what_is_no_prefix_is_said(
     (tmp_path / "a.json").write_text(said)
     assert export(model, f"@{tmp_path / 'a.json'}", tmp_path / "prefix") == 2
     assert reason in capsys.readouterr().err and not (tmp_path / "prefix").exists()
+
+
+def test_a_prefix_of_a_model_with_states_goes_with_the_last_state_it_can_begin_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save(tiny_model("lfm2", vocab_size=258), tmp_path / "model")
+    (model / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    file, folder = tmp_path / "prefix", tmp_path / "cache"
+    assert export(model, TEXT, file) == 0
+    whole = len(TEXT) // SIZE * SIZE
+    assert main(["cache", "import", str(file), str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["cache", "info", str(folder)]) == 0
+    assert f": {whole // SIZE} pages, 1 state, " in capsys.readouterr().out
+    assert main(["cache", "verify", str(folder)]) == 0
+    assert f": whole: {whole // SIZE} pages, 1 state, " in capsys.readouterr().out
+    with opened(model, tmp_path / "new", warm_prefixes=[f"@{file}"]) as llm:
+        (store,) = [one for one in (getattr(llm._engine, "store", None),) if one is not None]
+        found = StoreCounts(*store.counts())
+        assert (found.num_loaded, found.num_loaded_states) == (whole // SIZE - 1, 1)
+        assert cached(llm, TEXT + " Who?") == whole - SIZE, "its last page has no state"
+    assert export(model, TEXT[:SIZE], tmp_path / "short") == 2
+    assert "no state of the prefix is in the folder" in capsys.readouterr().err
+    data = next(folder.glob("??/*.state"))
+    data.write_bytes(data.read_bytes()[:-1])
+    assert main(["cache", "verify", str(folder)]) == 1
+    assert "damaged, and removed: 1 file\n" in capsys.readouterr().out
+    assert main(["cache", "clear", str(folder)]) == 0
 
 
 def test_damaged_and_foreign_files_are_refused_by_name(

@@ -99,7 +99,7 @@ def test_damage_is_computed_and_counted(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minisgl", "cache", "verify", str(tmp_path)], check=False, capture_output=True, text=True
     )
-    assert done.returncode == 1 and "damaged, and removed: 1 page\n" in done.stdout
+    assert done.returncode == 1 and "damaged, and removed: 1 file\n" in done.stdout
 
 
 @pytest.mark.slow
@@ -148,9 +148,9 @@ def test_what_is_evicted_comes_back(tmp_path: Path) -> None:
         assert metric(server, "loaded_pages_total") >= 45
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    folder = save(tiny_model("qwen3-tied", vocab_size=258), tmp_path / "tiny")
+@pytest.fixture(params=["qwen3-tied", "lfm2"], ids=["pages", "pages and states"])
+def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = save(tiny_model(request.param, vocab_size=258), tmp_path / "tiny")
     (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
     return folder
 
@@ -160,9 +160,15 @@ SMALL: dict[str, Any] = {"page_size": 4, "num_pages": 200, "max_seq_len": 256}
 Answer = tuple[float, str, int]
 
 
+def small(model: Path) -> dict[str, Any]:
+    """Settings of a tiny model."""
+    has_states = "lfm2" in (model / "config.json").read_text(encoding="utf-8")
+    return SMALL | ({"checkpoint_interval": 16} if has_states else {})
+
+
 def flags_of(model: Path, cache: Path) -> tuple[str, ...]:
-    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    return "--model", str(model), "--engine", "cpu", *small, "--cache-dir", str(cache)
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in small(model).items()]
+    return "--model", str(model), "--engine", "cpu", *given, "--cache-dir", str(cache)
 
 
 def complete(server: ServerProcess, prompt: list[int]) -> httpx.Response:
@@ -204,6 +210,35 @@ class Storm:
             shutil.rmtree(self._server.folder)
 
 
+def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str) -> None:
+    folder, cache = save(tiny_model("lfm2", vocab_size=258), tmp_path / "tiny"), tmp_path / "cache"
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    flags = (*flags_of(folder, cache), "--frontend", front_end)
+    prompt = [3 + at * at % 250 for at in range(90)]
+
+    def answer(server: ServerProcess) -> tuple[str, int]:
+        found = complete(server, prompt).raise_for_status().json()
+        return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    server = ServerProcess(flags)
+    try:
+        cold, cached = answer(server)
+        assert cached == 0
+        until(lambda: len([*cache.glob("??/*.state")]) >= 90 // 16 + 1, "states are written")
+        until(lambda: len(files(cache)) >= 29, "pages are written")
+    finally:
+        server.kill()
+        shutil.rmtree(server.folder)
+    with serving(*flags) as server:
+        assert answer(server) == (cold, 88), "of 90 tokens two are computed"
+        assert metric(server, "loaded_pages_total") == 22
+    for state in cache.glob("??/*.state"):
+        state.write_bytes(state.read_bytes()[:-1])
+    with serving(*flags) as server:
+        assert answer(server) == (cold, 0)
+        until(lambda: metric(server, "damaged_pages_total") > 0, "it is counted")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # 300 kills: `--times 20 -o faulthandler_timeout=0`
 def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_path: Path, times: int) -> None:
@@ -214,8 +249,8 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
     right = found = lost = 0
     ages, opens = [0.0], [0.0]
     with (
-        LLM(str(tiny), log_level="error", **SMALL) as plain,
-        LLM(str(tiny), log_level="error", cache_dir=str(cache), **SMALL) as watcher,
+        LLM(str(tiny), log_level="error", **small(tiny)) as plain,
+        LLM(str(tiny), log_level="error", cache_dir=str(cache), **small(tiny)) as watcher,
     ):
         assert isinstance(watcher._engine, CpuEngine)
         store = watcher._engine.store
@@ -241,7 +276,7 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
             PageStore(str(cache), 2**40, b"", 4, 100)
             opens.append(time.monotonic() - began)
     assert right > 10 * kills and found > 7 * kills
-    whole, num_bytes, damaged = PageStore.verify(str(cache))
+    whole, _, num_bytes, damaged = PageStore.verify(str(cache))
     print(
         f"{kills} kills: {right} answers exact, {found} of them with cached tokens; {lost} pages of answers lost, of "
         f"answers at most {max(ages):.2f} s old; {whole} pages, {num_bytes} bytes, opened in {max(opens):.3f} s"
@@ -254,7 +289,7 @@ def test_two_servers_race_to_create_a_folder_that_somebody_clears(tiny: Path, tm
     rng, cache, done = random.Random(4), tmp_path / "made" / "cache", Event()
     begin = [rng.randrange(3, 250) for _ in range(100)]
     prompts = [begin + [rng.randrange(3, 250) for _ in range(40)] for _ in range(40)] * 2
-    with LLM(str(tiny), log_level="error", **SMALL) as plain:
+    with LLM(str(tiny), log_level="error", **small(tiny)) as plain:
         wanted = [one.text for one in plain.generate(prompts, SamplingParams(**SAMPLING), progress=False)]
 
     def clear() -> int:

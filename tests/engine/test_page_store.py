@@ -217,12 +217,6 @@ def test_a_load_of_what_is_not_at_hand_is_a_failed_step(small: Path, tmp_path: P
     engine.close()
 
 
-def test_a_model_with_states_says_that_they_are_not_stored(tmp_path: Path) -> None:
-    folder = save(tiny_model("lfm2"), tmp_path)
-    with pytest.raises(ConfigError, match=r"--cache-dir .*: the model's layers keep states"):
-        engine_of(folder, cache_dir=str(tmp_path / "cache"))
-
-
 def test_a_folder_that_cannot_be_made_is_named(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--cache-dir .*file/cache: "):

@@ -79,11 +79,16 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All pages of a text."""
+    """All pages of a text, and the state behind the first `end` of them."""
 
     tokens: list[int]
     adapter: int
     page_size: int
+    end: int
+
+    @property
+    def state(self) -> bytes:
+        return EchoModel.state(self.adapter, self.tokens[: self.end * self.page_size]).to_bytes(8, "little")
 
     def page(self, column: int) -> bytes:
         kv = EchoModel.kv(self.tokens, self.adapter)[column * self.page_size : (column + 1) * self.page_size]
@@ -371,7 +376,7 @@ class Driver:
             spec = self.specs[int(entry.assigned_ids[i])]
             tokens = np.array(spec.prompt, np.int32)
             sampling = SamplingParams(seed=spec.seed, adapter=spec.adapter)
-            stored = Stored(spec.prompt, spec.adapter, self.scenario.config.page_size)
+            stored = Stored(spec.prompt, spec.adapter, self.scenario.config.page_size, spec.stored[1])
             slot = int(entry.assigned[i, 0])
             found.append(SlotAssignment(slot, spec.req_id, sampling, tokens, len(tokens), stored=stored))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -319,6 +320,35 @@ def draft_with_pages_of_others(patch: Patch) -> None:
     patch.setattr(scheduler.StepPass, "_draft_with_pages", lambda self, request, decided, count: count)
 
 
+def begin_with_a_state_of_fewer_tokens(patch: Patch) -> None:
+    """Of those whose pages the tree has, all count, not only those before the state that is at hand."""
+    original = admission._find
+
+    def find(request: Request, length: int, tree: RadixTree, step: int) -> admission._Found:
+        found = original(request, length, tree, step)
+        if not found.has_state:
+            return found
+        at, start = len(request.pages), request.handle or tree.root
+        match = tree.match(start, request.tokens, at, at + found.num_found, request.namespace)
+        return dataclasses.replace(found, match=match)
+
+    patch.setattr(admission, "_find", find)
+
+
+def save_what_was_at_hand_behind_the_wrong_page(patch: Patch) -> None:
+    original = admission.save_states
+
+    def save_states(*args: Any) -> admission.Saves:
+        saves = original(*args)
+        return [(tokens or args[2].page_size, slot) for tokens, slot in saves]
+
+    patch.setattr(admission, "save_states", save_states)
+
+
+STATE_MUTATIONS: tuple[Callable[[Patch], None], ...] = (
+    begin_with_a_state_of_fewer_tokens,
+    save_what_was_at_hand_behind_the_wrong_page,
+)
 MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     publish_a_page_too_many,
     hang_under_the_wrong_parent,

@@ -6,7 +6,7 @@ import pytest
 
 from minisgl.scheduler.reference import ReferenceControlPlane
 from tests.helpers.property import draw_from, make_scenario, run
-from tests.property.mutations import MUTATIONS
+from tests.property.mutations import MUTATIONS, STATE_MUTATIONS
 
 MAX_SCENARIOS = 600
 
@@ -15,9 +15,20 @@ MAX_SCENARIOS = 600
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_noticed(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
+    notice(states=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", STATE_MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_noticed_with_states(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    notice(states=True)
+
+
+def notice(*, states: bool) -> None:
     for seed in range(MAX_SCENARIOS):
         try:
-            run(make_scenario(draw_from(seed)), ReferenceControlPlane)
+            run(make_scenario(draw_from(seed), states), ReferenceControlPlane)
         except Exception:
             return  # an assertion of the driver, or a check of the scheduler itself
     pytest.fail(f"{MAX_SCENARIOS} scenarios did not notice")

@@ -249,6 +249,21 @@ SCENARIOS: dict[str, Scenario] = {
         overlap=False,
         config={"page_size": 16, "cache": "lfu", "num_pages": 60},
     ),
+    "stored-states-page4-lru": Scenario(
+        60,
+        (20, 200),
+        (1, 60),
+        burst=6,
+        gap=6,
+        follow_ups=50,
+        background=20,
+        told_every=9,
+        budget_every=4,
+        fail_at=(25,),
+        clear_at=(40,),
+        stored=60,
+        config={"num_pages": 160, "checkpoint_interval": 16, "num_checkpoints": 24},
+    ),
     **{
         f"{policy}-page{size}-{cache}": Scenario(
             90,

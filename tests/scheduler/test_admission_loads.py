@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl.scheduler.inputs import check_events
-from minisgl.step import Abort, EventError, Events, PagesRead, StepPlan, TokenBudget
+from minisgl.step import FROM_STORE, Abort, ClearCache, EventError, Events, PagesRead, StepPlan, TokenBudget
 from tests.helpers.scheduler import Driver, arrival
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
@@ -76,9 +77,9 @@ def test_who_shares_nothing_loads_only_its_own(options: dict[str, Any]) -> None:
     assert bool(loads(one)) == ("namespace" in options)
 
 
-def test_a_naive_cache_and_a_model_with_states_load_nothing() -> None:
-    for options in ({"cache": "naive"}, {"checkpoint_interval": 16, "num_checkpoints": 4}):
-        one = Driver(**options)
+def test_a_naive_cache_loads_nothing() -> None:
+    for options in ({}, {"checkpoint_interval": 16, "num_checkpoints": 4}):
+        one = Driver(cache="naive", **options)
         one.step(arrival(1, LONG, stored_to=10))
         assert loads(one) == [] and one.view.cached_len[1] == 0
 
@@ -142,4 +143,118 @@ def test_what_cannot_have_been_read_is_refused(read: tuple[int, int], field: str
     with pytest.raises(EventError) as refused:
         one.step(PagesRead(2, *read))
     assert (refused.value.index, refused.value.field) == (0, field)
+    one.run()
+
+
+def with_states(**options: Any) -> Driver:
+    """Pages of 4 tokens, and states at the borders alone that a prompt needs."""
+    return Driver(**{"num_pages": 100, "checkpoint_interval": 400, "num_checkpoints": 8} | options)
+
+
+def states(one: Driver) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(slot, from) of those that begin, and (row, tokens into it) of those that are saved."""
+    plan = one.plan
+    entry = one.plane.buffers.ring[plan.ring_index]
+    begins = [tuple(row) for row in entry.state_begins[: plan.num_state_begins].tolist()]
+    return begins, [tuple(row[:2]) for row in entry.state_saves[: plan.num_state_saves].tolist()]
+
+
+def saved(one: Driver) -> list[int]:
+    return sorted(len(path) // 4 for path, _ in one.plane.tree_states())
+
+
+def test_a_text_begins_with_the_state_that_is_at_hand_and_keeps_it_for_the_next() -> None:
+    one = with_states()
+    rows = one.step(arrival(1, LONG, stored_to=10))
+    assert (loads(one), states(one)) == ([(0, 0, 10)], ([(0, FROM_STORE)], [(0, 0), (0, 20)]))
+    assert [(row.extend_len, row.seq_len) for row in rows] == [(21, 61)] and one.view.cached_len[1] == 40
+    one.run()
+    assert saved(one) == [10, 15]
+    one.step(arrival(2, [*LONG[:40], 9, 9, 9, 9, 9]))
+    assert loads(one) == [] and one.view.cached_len[2] == 40, "without the disk"
+
+
+def test_without_a_slot_for_it_the_state_is_begun_with_all_the_same() -> None:
+    one = with_states(num_checkpoints=0)
+    one.step(arrival(1, LONG, stored_to=10))
+    assert (loads(one), states(one)) == ([(0, 0, 10)], ([(0, FROM_STORE)], []))
+    one.run()
+    assert one.plane.stats().num_evictable_pages == 0, "nobody finds what has no checkpoint"
+
+
+def test_a_deeper_checkpoint_of_the_tree_wins_and_a_deeper_state_at_hand_does() -> None:
+    one = with_states()
+    one.step(arrival(1, LONG[:41]))
+    one.run()
+    assert saved(one) == [10]
+    for number, end, count in ((2, 10, 0), (3, 6, 0), (4, 13, 3)):
+        one.step(arrival(number, [*LONG[:56], number], stored_to=end))
+        assert sum(load[2] for load in loads(one)) == count
+        assert (FROM_STORE in {begin for _, begin in states(one)[0]}) == (count > 0)
+        one.step(Abort(number))
+        one.run()
+        one.step(ClearCache())
+        one.step(arrival(10 + number, LONG[:41]))
+        one.run()
+
+
+def test_pages_that_the_tree_has_without_a_checkpoint_are_not_loaded_again() -> None:
+    one = with_states(max_prefill_length=100)
+    one.step(arrival(1, LONG), arrival(2, [*LONG[:48], *[7] * 9], stored_to=13))
+    assert loads(one) == [(1, 12, 1)] and one.view.cached_len[2] == 52, "behind those of the first, of this very step"
+    assert states(one)[0] == [(0, -1), (1, FROM_STORE)]
+
+
+def test_a_state_between_pages_that_the_tree_has_is_begun_with_and_the_rest_is_covered() -> None:
+    one = with_states(max_prefill_length=100)
+    rows = one.step(arrival(1, LONG), arrival(2, LONG, stored_to=8))
+    assert loads(one) == [] and one.view.cached_len[2] == 32 and states(one)[0] == [(0, -1), (1, FROM_STORE)]
+    assert (rows[1].extend_len, len(rows[1].out_loc)) == (29, 1), "into nothing, where the tree has the page"
+    one.run()
+    assert saved(one) == [8, 15]
+
+
+def test_pages_before_a_state_come_at_once_whatever_the_budget() -> None:
+    text = list(range(1, 802))
+    one = with_states(num_pages=300, context_len=1000, max_prefill_length=16, checkpoint_interval=800)
+    rows = one.step(arrival(1, text, stored_to=200), arrival(2, [7] * 20))
+    assert loads(one) == [(0, 0, 200)] and [row.extend_len for row in rows] == [1], "they cost 25 of 16"
+
+
+def test_the_state_behind_more_than_the_last_token_is_none() -> None:
+    one = with_states()
+    one.step(arrival(1, LONG[:40], stored_to=10))
+    assert loads(one) == [] and states(one)[0] == [(0, -1)], "one token is computed, and before it there is no state"
+
+
+def test_pages_that_begin_behind_the_tree_s_end_have_no_state_to_begin_with() -> None:
+    one = with_states()
+    one.step(arrival(1, LONG, stored_from=2, stored_to=10))
+    assert loads(one) == [] and states(one)[0] == [(0, -1)]
+
+
+def test_who_was_sent_back_begins_with_the_state_that_was_read_for_it() -> None:
+    one = Driver(num_pages=6, context_len=64, checkpoint_interval=8, num_checkpoints=0)
+    one.plane.reserve_ratio = 0
+    one.step(*[arrival(number, [10 + number] * 4, max_tokens=12) for number in range(3)])
+    while not one.plan.num_retracted:
+        one.step()
+    one.step()
+    one.step(PagesRead(2, 0, 1))
+    one.step(Abort(0), Abort(1))
+    while one.plane.stats().num_waiting:
+        one.step()
+    assert one.plane.stats().num_loaded_pages_total == 1 and states(one)[0][0][1] == FROM_STORE
+    one.run()
+    assert len(one.tokens[2]) == 12
+
+
+def test_what_is_cached_is_known_up_to_the_last_checkpoint() -> None:
+    one = with_states()
+    one.step(arrival(1, LONG[:41]))
+    one.run()
+    one.step(arrival(2, LONG, max_tokens=20))
+    known = np.array(LONG, np.int32)
+    assert one.plane.cached_pages(known) == 15, "the step that saves it is under way"
+    assert one.plane.cached_pages(known[:56]) == 10, "of the pages behind it, which are there, no state is"
     one.run()

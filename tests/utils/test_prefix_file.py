@@ -29,15 +29,22 @@ PAGES = [bytes([number]) * 50 for number in range(20)]
 class Shelf:
     def __init__(self) -> None:
         self.pages: dict[int, bytes] = {}
+        self.states: dict[int, bytes] = {}
 
     def put(self, tokens: Ids, first: int, pages: Sequence[bytes]) -> None:
         assert tokens.tolist() == HEAD.tokens
         self.pages |= dict(enumerate(pages, first))
 
+    def put_state(self, tokens: Ids, num_pages: int, state: bytes) -> None:
+        assert tokens.tolist() == HEAD.tokens
+        self.states[num_pages] = state
+
 
 class Full:
     def put(self, tokens: Ids, first: int, pages: Sequence[bytes]) -> NoReturn:
         raise OSError(28, "No space left on device")
+
+    put_state = put
 
 
 @pytest.fixture
@@ -52,6 +59,14 @@ def test_what_is_read_is_what_was_written(file: Path) -> None:
     assert take_in(str(file), lambda head: shelf) == HEAD
     assert shelf.pages == dict(enumerate(PAGES))
     assert file.stat().st_mode & 0o777 == 0o600 and list(file.parent.iterdir()) == [file]
+
+
+def test_a_state_goes_with_its_pages(tmp_path: Path) -> None:
+    shelf, head = Shelf(), msgspec.structs.replace(HEAD, state_bytes=33, state_behind=19)
+    write(tmp_path / "prefix", head, [*PAGES, bytes(33)])
+    assert take_in(str(tmp_path / "prefix"), lambda head: shelf) == head
+    assert (shelf.pages, shelf.states) == (dict(enumerate(PAGES)), {19: bytes(33)})
+    assert b"state" not in msgspec.msgpack.encode(HEAD), "a file of another model is as it was"
 
 
 def test_whatever_happened_to_a_file_is_said_before_anything_is_taken(file: Path) -> None:
@@ -78,6 +93,8 @@ def test_whatever_happened_to_a_file_is_said_before_anything_is_taken(file: Path
         ({"tokens": []}, "tokens"),
         ({"page_bytes": 2**31 - 1}, "a part of it is missing"),
         ({"more": 1}, "more"),
+        ({"state_bytes": -1}, "state_bytes"),
+        ({"state_bytes": 9}, "a part of it is missing"),
     ],
     ids=str,
 )
@@ -119,3 +136,12 @@ def test_what_differs_is_named() -> None:
     ours = msgspec.json.encode({"version": "1", "settings": {"kv_dtype": "f16", "seed": 0}})
     theirs = msgspec.json.encode({"version": "2", "settings": {"kv_dtype": "q8", "seed": 0, "more": 1}})
     assert what_differs(theirs, ours) == ["kv_dtype", "more", "version"] and not what_differs(ours, ours)
+
+
+@pytest.mark.parametrize(("size", "behind"), [(3, 0), (0, 1), (3, 20)])
+def test_a_state_behind_no_page_of_the_prefix_is_refused(tmp_path: Path, size: int, behind: int) -> None:
+    write(
+        tmp_path / "prefix", msgspec.structs.replace(HEAD, state_bytes=size, state_behind=behind), [*PAGES, bytes(size)]
+    )
+    with pytest.raises(ConfigError, match="its state is behind none of its pages"):
+        read_head(str(tmp_path / "prefix"))

@@ -17,9 +17,9 @@ from minisgl.config import ConfigError
 from minisgl.utils import prefix_file, spellings
 
 _ORDERS = {
-    "info": "how many pages it holds",
-    "clear": "remove its pages",
-    "verify": "read its pages, and remove those that are damaged",
+    "info": "how many pages and states it holds",
+    "clear": "remove them",
+    "verify": "read them, and remove what is damaged",
 }
 _NO_LIMIT = 2**63  # a server that uses the folder keeps its own
 
@@ -64,18 +64,19 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.folder}: no such folder: name that of --cache-dir")
     order = {"info": PageStore.totals, "clear": PageStore.clear, "verify": PageStore.verify}[args.order]
     try:
-        num_pages, num_bytes, num_damaged = order(str(folder))
+        num_pages, num_states, num_bytes, num_damaged = order(str(folder))
     except OSError as error:
         raise ConfigError(f"{args.folder}: {error}") from error
     said = {"info": "", "clear": "removed ", "verify": "whole: "}[args.order]
-    print(f"{args.folder}: {said}{_count(num_pages)}, {size(num_bytes)}")
+    states = f", {_count(num_states, 'state')}" if num_states else ""
+    print(f"{args.folder}: {said}{_count(num_pages)}{states}, {size(num_bytes)}")
     if num_damaged:
-        print(f"{args.folder}: damaged, and removed: {_count(num_damaged)}")
+        print(f"{args.folder}: damaged, and removed: {_count(num_damaged, 'file')}")
     return int(num_damaged > 0)
 
 
-def _count(pages: int) -> str:
-    return f"{pages} page{'' if pages == 1 else 's'}"
+def _count(number: int, what: str = "page") -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -85,7 +86,8 @@ def _import(args: argparse.Namespace) -> int:
 
     def store_for(head: prefix_file.Head) -> PageStore:
         try:
-            return PageStore(str(folder), _NO_LIMIT, head.identity, head.page_size, head.page_bytes)
+            sizes = head.page_size, head.page_bytes, head.state_bytes
+            return PageStore(str(folder), _NO_LIMIT, head.identity, *sizes)
         except OSError as error:
             raise ConfigError(f"{args.folder}: {error}") from error
 

@@ -56,25 +56,32 @@ class StoredPages(Protocol):
     def page(self, column: int) -> bytes:
         """The KV of a page, as the engine gave it away."""
 
+    @property
+    def state(self) -> bytes | None:
+        """Of a model that has states: that behind the last of the pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """What has come of pages in the folder of a store, as far as one engine knows."""
+    """What has come of pages and states in the folder of a store, as far as one engine knows."""
 
     num_bytes: int
-    num_written: int
+    num_written: int  # pages
     num_loaded: int
-    num_dropped: int  # the disk did not follow
+    num_dropped: int  # of both, what the disk did not follow
     num_failed: int  # could not be written or read
     num_damaged: int
+    num_written_states: int
+    num_loaded_states: int
 
 
 class PageReader(Protocol):
     """Pages on a disk."""
 
     def stage(self, tokens: Int32Array, first: int, most: int) -> StoredPages:
-        """Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them; in any
-        thread. Whatever is wrong with the disk, there are fewer."""
+        """Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them; of a model that
+        has states, up to the last behind which one is there. In any thread. Whatever is wrong with the disk, there are
+        fewer."""
 
 
 @runtime_checkable

@@ -237,10 +237,8 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
     settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
-    if (state or model.both_ways) and config.cache_dir is not None:
-        why = "an encoder reads none" if model.both_ways else "the model's layers keep states, which are not stored"
-        why += ": leave it out"
-        raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
+    if model.both_ways and config.cache_dir is not None:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     if not dummy:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
@@ -274,7 +272,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     store = None
     if config.cache_dir is not None:
         read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
-        store = open_store(config, settings, read, about["isa"], page, say)
+        store = open_store(config, settings, read, about["isa"], (page, state), say)
     return CpuEngine(rust, info, model, _json(settings), store=store)
 
 

@@ -23,7 +23,7 @@ take effect in launch order, in the worker thread; a slot's page-table row is po
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ from minisgl.engine.api import (
 )
 from minisgl.engine.worker import ForwardThread
 from minisgl.grammar.slots import GrammarSlots, Matcher
-from minisgl.step import NOT_FINITE, Int32Array, Int64Array, RingEntry, StepBuffers, StepPlan
+from minisgl.step import FROM_STORE, NOT_FINITE, Int32Array, Int64Array, RingEntry, StepBuffers, StepPlan
 from minisgl.weights.adapter import load_adapter_config
 
 U64 = npt.NDArray[np.uint64]
@@ -202,7 +202,7 @@ class EchoEngine:
         states = np.zeros(rows, np.uint64)
         if self._states is not None:
             adapted = ids.astype(np.uint64) + (adapters << np.uint64(ADAPTER_BITS))
-            states = self._states.forward(plan, entry, adapted.tolist())
+            states = self._states.forward(plan, entry, adapted.tolist(), self._stored)
         broken = broken[broken < plan.num_rows]  # what pads a step has slots of its own, and no request
 
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
@@ -341,22 +341,36 @@ class States:
         self._running = [0xDEAD] * (num_slots + 1)
         self.checkpoints = [0xDEAD] * num_checkpoints
 
-    def forward(self, plan: StepPlan, entry: RingEntry, tokens: list[int]) -> U64:
-        """Begin, fold the tokens of each row, save where the plan says; the states behind all rows, [padded_rows]."""
+    def forward(
+        self, plan: StepPlan, entry: RingEntry, tokens: list[int], stored: Mapping[int, StoredPages | None]
+    ) -> U64:
+        """Begin, fold the tokens of each row, save where the plan says; the states behind all rows, [padded_rows].
+        `stored`: what is at hand, by slot."""
         for slot, checkpoint in entry.state_begins[: plan.num_state_begins].tolist():
-            self._running[slot] = 0 if checkpoint < 0 else self.checkpoints[checkpoint]
+            if checkpoint == FROM_STORE:
+                self._running[slot] = _state_of(slot, stored.get(slot))
+            else:
+                self._running[slot] = 0 if checkpoint < 0 else self.checkpoints[checkpoint]
         saves = dict[int, dict[int, int]]()
         for row, count, checkpoint in entry.state_saves[: plan.num_state_saves].tolist():
             saves.setdefault(row, {})[count] = checkpoint
         found = np.zeros(plan.padded_rows, np.uint64)
         for row in range(plan.num_rows):
             slot, own = int(entry.req_slots[row]), saves.get(row, {})
+            if 0 in own:
+                self.checkpoints[own[0]] = self._running[slot]
             for count, at in enumerate(range(int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])), 1):
                 self._running[slot] = folded(self._running[slot], tokens[at], int(entry.positions[at]))
                 if count in own:
                     self.checkpoints[own[count]] = self._running[slot]
             found[row] = self._running[slot]
         return found
+
+
+def _state_of(slot: int, stored: StoredPages | None) -> int:
+    if stored is None or stored.state is None:
+        raise EngineStepError(f"slot {slot}: there is no state to begin with")
+    return int.from_bytes(stored.state, "little")
 
 
 def folded(state: int, token: int, position: int) -> int:

@@ -1,4 +1,4 @@
-"""The store of pages of an engine: which pages are its own, by all that their numbers depend on.
+"""The store of pages and states of an engine: which are its own, by all that their numbers depend on.
 
 Invariants: two engines find each other's pages only if they compute the same bits of the same tokens.
 """
@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,23 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
 
 
 def open_store(
-    config: EngineConfig, settings: dict[str, Any], files: Sequence[Path], isa: str, page_bytes: int, say: Report
+    config: EngineConfig,
+    settings: dict[str, Any],
+    files: Sequence[Path],
+    isa: str,
+    page_and_state_bytes: tuple[int, int],
+    say: Report,
 ) -> PageStore:
     """In `config.cache_dir`. `files` have the weights. Raises `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
     try:
         made_by = identity(settings, digest_of(files, folder / "weights"), isa)
-        store = PageStore(str(folder), limit, made_by, config.page_size, page_bytes)
+        store = PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)
     except OSError as error:
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
     if rate := envs.store_bytes_per_s():
-        store.slow_down(page_bytes / rate)
+        store.slow_down(page_and_state_bytes[0] / rate)
     for prefix in config.warm_prefixes:
         if isinstance(prefix, PrefixFile):
             prefix_file.take_in(prefix.path, partial(_same, store, prefix.path))
@@ -105,24 +111,39 @@ def _same(store: PageStore, path: str, head: prefix_file.Head) -> PageStore:
 
 
 def export(store: PageStore, tokens: Int32Array, page_size: int, path: Path) -> None:
-    """The pages, one at least, of a text that was computed, as a file. Raises `ConfigError`."""
+    """The pages, one at least, of a text that was computed, as a file; of a model with states the last of these with
+    which the text begins, too. Raises `ConfigError`."""
     count = len(tokens) // page_size
+    tokens = tokens[: count * page_size]
     store.flush(EXPORT_S)
 
     def pages() -> Iterator[bytes]:
         for column in range(count):
-            if (page := store.stage(tokens, column, 1).page(column)) is None:
+            if (page := store.page(tokens, column)) is None:
                 raise ConfigError(f"{path}: page {column} of {count} is not in the folder any more")
             yield page
 
+    behind, state = _last_state(store, tokens, count - 1) if store.state_bytes else (0, b"")
+    if store.state_bytes and not behind:
+        raise ConfigError(f"{path}: no state of the prefix is in the folder: it has none before its last page")
     try:
         first = next(pages())
         head = prefix_file.Head(
             identity=store.identity,
             page_size=page_size,
             page_bytes=len(first),
-            tokens=tokens[: count * page_size].tolist(),
+            tokens=tokens.tolist(),
+            state_bytes=len(state),
+            state_behind=behind,
         )
-        prefix_file.write(path, head, pages())
+        prefix_file.write(path, head, chain(pages(), (state,)))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _last_state(store: PageStore, tokens: Int32Array, most: int) -> tuple[int, bytes]:
+    """Behind how many pages of `tokens`, at most `most`, it is: 0, if there is none."""
+    for count in range(most, 0, -1):
+        if (state := store.stage(tokens, count - 1, 1).state) is not None:
+            return count, state
+    return 0, b""

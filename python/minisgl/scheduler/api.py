@@ -133,8 +133,8 @@ class ControlPlane(Protocol):
         """The prefix cache with its `limit` largest nodes, for people who watch. Reads only. O(nodes)."""
 
     def cached_pages(self, tokens: Int32Array) -> int:
-        """How many whole pages of `tokens` the prefix cache has for requests of no namespace: others may be read from a
-        disk before an arrival. Reads only. O(tokens)."""
+        """How many whole pages of `tokens` the prefix cache has for requests of no namespace, of a model with states up
+        to the last checkpoint: others may be read from a disk before an arrival. Reads only. O(tokens)."""
 
     def check(self) -> None:
         """Check every invariant; raises `ControlPlaneError`. O(everything)."""

@@ -1,4 +1,5 @@
-"""A file with the pages of KV of one prefix: what `minisgl cache export` makes, to be copied to another machine.
+"""A file with the pages of KV of one prefix, and the state with which it begins where a model has states: what `minisgl
+cache export` makes, to be copied to another machine.
 
 Invariants: a file is whole, or refused by its name before anything of it is taken; it says what computed its pages, and
 of which tokens, so whoever takes it makes their keys anew.
@@ -26,16 +27,20 @@ _MOST_HEAD = 64 * 2**20
 _AT_ONCE = 16  # pages
 Ids: TypeAlias = "npt.NDArray[np.int32]"
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`identity`: what computed the pages, and how, as engine/page_store.py has it."""
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """`identity`: what computed the pages, and how, as engine/page_store.py has it. Of a model that has states the
+    one behind `state_behind` pages, of `state_bytes`, follows them; otherwise these are 0."""
 
     identity: bytes
     page_size: Count
-    page_bytes: Count
+    page_bytes: Size
     tokens: Annotated[list[Token], msgspec.Meta(min_length=1)]
+    state_bytes: Size = 0
+    state_behind: Size = 0
 
     @property
     def ids(self) -> Ids:
@@ -47,11 +52,17 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def num_pages(self) -> int:
         return len(self.tokens) // self.page_size
 
+    @property
+    def body_bytes(self) -> int:
+        return self.num_pages * self.page_bytes + self.state_bytes
+
 
 class Pages(Protocol):
     """A `PageStore`."""
 
     def put(self, tokens: Ids, first: int, pages: Sequence[bytes]) -> None: ...
+
+    def put_state(self, tokens: Ids, num_pages: int, state: bytes) -> None: ...
 
 
 def is_prefix_file(path: Path) -> bool:
@@ -88,7 +99,7 @@ def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
         head = _head(file)
         begin = file.tell()
         file.seek(0)
-        digest, left = hashlib.sha256(), begin + head.num_pages * head.page_bytes
+        digest, left = hashlib.sha256(), begin + head.body_bytes
         while left and (data := file.read(min(left, 2**20))):
             digest.update(data)
             left -= len(data)
@@ -99,13 +110,20 @@ def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
         for first in range(0, head.num_pages, _AT_ONCE):
             count = min(_AT_ONCE, head.num_pages - first)
             pages = [file.read(head.page_bytes) for _ in range(count)]
-            try:
-                store.put(head.ids, first, pages)
-            except OSError as error:
-                raise ConfigError(f"{path}: its pages cannot be written: {error}") from error
+            _written(path, lambda: store.put(head.ids, first, pages))  # noqa: B023 (called at once)
+        if head.state_bytes:
+            state = file.read(head.state_bytes)
+            _written(path, lambda: store.put_state(head.ids, head.state_behind, state))
         return head
 
     return _opened(path, work)
+
+
+def _written(path: str, put: Callable[[], None]) -> None:
+    try:
+        put()
+    except OSError as error:
+        raise ConfigError(f"{path}: its pages cannot be written: {error}") from error
 
 
 def _opened(path: str, work: Callable[[BinaryIO], Head]) -> Head:
@@ -130,9 +148,11 @@ def _head(file: BinaryIO) -> Head:
         head = msgspec.msgpack.decode(file.read(length), type=Head)
     except msgspec.MsgspecError as error:
         raise ValueError(f"it is damaged: {error}") from error
-    size = len(MAGIC) + 4 + length + head.num_pages * head.page_bytes + _DIGEST
+    size = len(MAGIC) + 4 + length + head.body_bytes + _DIGEST
     if len(head.tokens) % head.page_size or os.fstat(file.fileno()).st_size != size:
         raise ValueError("it is damaged: a part of it is missing")
+    if head.state_behind >= head.num_pages or bool(head.state_behind) != bool(head.state_bytes):
+        raise ValueError("it is damaged: its state is behind none of its pages")
     return head
 
 

@@ -35,6 +35,7 @@ pub(crate) struct Chunk {
     pub num_found: usize, // pages that are cached, those of `found` and those that no checkpoint leads to
     pub num_covered: usize, // of the latter, those that the chunk computes again, into nothing
     pub num_loads: usize,
+    pub begins_stored: bool, // with the state that is at hand behind the pages that are loaded
     pub cost: usize,
 }
 
@@ -54,7 +55,9 @@ impl Chunk {
 /// page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
 ///
 /// Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-/// the state alone: the row has those pages, and writes nothing to them. It loads nothing.
+/// the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
+/// tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
+/// loaded at once.
 pub(crate) fn size_chunk(
     requests: &Requests,
     index: Index,
@@ -73,11 +76,15 @@ pub(crate) fn size_chunk(
         found,
         num_found,
         num_loadable,
+        has_state,
     } = find(requests, index, length, tree, step);
     let mut available = tree.num_available() - found.num_unlocked;
     let at = requests.pages(index).len() + found.pages.len();
     let budget = usize::try_from(budget).unwrap_or(0);
-    let num_loads = num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size);
+    let num_loads = match has_state {
+        true => num_loadable,
+        false => num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size),
+    };
     let remaining = length - (at + num_loads) * size;
     let mut num_tokens = budget.min(if num_loads == num_loadable { remaining } else { size });
     if num_tokens < remaining {
@@ -98,6 +105,7 @@ pub(crate) fn size_chunk(
         num_found,
         num_covered,
         num_loads,
+        begins_stored: has_state,
         cost: num_tokens + num_loads * size / LOADED_TOKENS,
     };
     if chunk.num_page_changes() > max_page_changes {
@@ -112,12 +120,13 @@ pub(crate) fn cached_len(requests: &Requests, index: Index, tree: &RadixTree, st
     (found.found.pages.len() + found.num_loadable) * tree.page_size()
 }
 
-/// What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to, and
-/// how many can be loaded behind the match.
+/// What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to, how
+/// many can be loaded behind the match, and whether it then begins with the state that is at hand.
 struct Found {
     found: Match,
     num_found: usize,
     num_loadable: usize,
+    has_state: bool,
 }
 
 /// Of `length` tokens of a request, for a row of `step`.
@@ -129,21 +138,38 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
         false => 0,
     };
     let start = cold.handle.unwrap_or(ROOT);
-    let mut found = tree.find(start, cold.namespace, requests.tokens(index), num_pages, max_match);
-    let num_found = found.pages.len();
-    if tree.checkpoints.is_some() {
-        found = tree.beginning(start, found, step);
+    let tokens = requests.tokens(index);
+    let whole = tree.find(start, cold.namespace, tokens, num_pages, max_match);
+    let (num_found, num_unlocked) = (whole.pages.len(), whole.num_unlocked);
+    let available = tree.num_available() - num_unlocked;
+    let ((first, end), at) = (cold.stored, num_pages + num_found);
+    let is_at_hand = first <= at;
+    if tree.checkpoints.is_none() {
+        let num_loadable = if is_at_hand {
+            end.min(max_match).saturating_sub(at)
+        } else {
+            0
+        };
+        return Found {
+            found: whole,
+            num_found,
+            num_loadable: if num_loadable < available { num_loadable } else { 0 },
+            has_state: false,
+        };
     }
-    let available = tree.num_available() - found.num_unlocked;
-    let at = num_pages + found.pages.len();
-    let num_loadable = match cold.stored {
-        (first, end) if first <= at && tree.checkpoints.is_none() => end.min(max_match).saturating_sub(at),
-        _ => 0,
-    };
+    let saved = tree.beginning(start, whole, step);
+    let (num_loadable, deeper) = (end.saturating_sub(at), num_pages + saved.pages.len() < end);
+    let has_state = deeper && end <= max_match && is_at_hand && num_loadable < available;
+    let mut found = saved;
+    if has_state {
+        found = tree.find(start, cold.namespace, tokens, num_pages, end);
+        found.num_unlocked = num_unlocked;
+    }
     Found {
         found,
         num_found,
-        num_loadable: if num_loadable < available { num_loadable } else { 0 },
+        num_loadable: if has_state { num_loadable } else { 0 },
+        has_state,
     }
 }
 
@@ -208,10 +234,11 @@ pub(crate) fn save_states(
     }
     let (tokens, namespace, size) = (requests.tokens(index), requests.cold(index).namespace, tree.page_size());
     let last = requests.cold(index).num_tree_pages; // what it does not lock may be gone before it is saved
-    for border in borders(requests.get(index), chunk, (first, last), size, interval) {
+    let computed = first + chunk.num_loads;
+    for border in borders(requests.get(index), chunk, (computed, last), size, interval) {
         let found = tree.find(begin, namespace, tokens, first, border);
         if let Some(slot) = tree.save(&found, step)? {
-            saves.push(((border - first) * size, slot));
+            saves.push(((border - computed) * size, slot));
         }
     }
     Ok(())
@@ -219,7 +246,7 @@ pub(crate) fn save_states(
 
 /// After which pages of its text, of those from `first` on that it locks, a chunk saves its state: every `interval`
 /// tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
-/// checkpoint.
+/// checkpoint. One that begins with what was at hand saves that, too.
 fn borders(
     request: &Request,
     chunk: &Chunk,
@@ -234,6 +261,9 @@ fn borders(
         found.insert(first - chunk.found.pages.len() + chunk.num_found);
     }
     found.retain(|&border| first < border && border <= last);
+    if chunk.begins_stored {
+        found.insert(first);
+    }
     found
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct PrefillRow {
     pub first_column: usize,
     pub samples: bool,
     pub num_covered: usize, // of its tokens, the first ones whose KV is cached: it writes none for them
-    pub begins: Option<i32>, // the checkpoint that its state begins with, -1: a clear one; none: it has its state
+    pub begins: Option<i32>, // the checkpoint that its state begins with, as in the plan; none: it has its state
     pub saves: (usize, usize), // which of `DecidedStep::saves`
     pub num_loads: usize,   // pages before its tokens that are loaded
 }

@@ -196,13 +196,16 @@ impl Scheduler {
             .view(limit, &self.state.pins.locked_nodes(&self.state.tree))
     }
 
-    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace. Reads only.
+    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace, of a model with states up to
+    /// the last checkpoint. Reads only.
     #[must_use]
     pub fn cached_pages(&self, tokens: &[i32]) -> usize {
         let tree = &self.state.tree;
-        tree.find(ROOT, 0, tokens, 0, tokens.len() / tree.page_size())
-            .pages
-            .len()
+        let mut found = tree.find(ROOT, 0, tokens, 0, tokens.len() / tree.page_size());
+        if tree.checkpoints.is_some() {
+            found = tree.beginning(ROOT, found, self.last_step.unwrap_or(0) + 1);
+        }
+        found.pages.len()
     }
 
     /// Check every invariant. O(everything).

@@ -90,6 +90,9 @@ impl Limits {
     }
 }
 
+/// In the place of a checkpoint with which a slot begins: the state that is at hand with the slot's stored pages.
+pub const FROM_STORE: i32 = -2;
+
 /// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates`, `state_saves` and
 /// `page_loads` are rows of 3, `assigned` and `state_begins` of 2.
 #[allow(missing_docs)]

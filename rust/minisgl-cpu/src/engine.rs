@@ -19,7 +19,7 @@ use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::pooling::{Heads, Pools};
 use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
-use crate::states::States;
+use crate::states::{FROM_STORE, States};
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
@@ -84,7 +84,7 @@ impl Engine {
         &mut self.adapters
     }
 
-    /// Pages that fill go to `store` from now on, and its pages may be loaded. It has none of a model with states.
+    /// Pages that fill, and states that are saved behind them, go to `store` from now on, and what it has may be loaded.
     pub fn keep(&mut self, store: Arc<Store>) {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
     }
@@ -143,6 +143,7 @@ impl Engine {
         // a panic of any of the threads' own jobs is an error already; this is for what runs between them
         let run = || {
             self.load_pages(step)?;
+            self.load_states(step)?;
             let ids = self.checked(step)?;
             let began = Instant::now();
             let sampled = self.computed(step, &ids)?;
@@ -246,7 +247,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Give away the pages that rows have filled. Of the rows of a slot the first is the text's; others are a draft's.
+    /// Have slots go on with the states that are at hand for them.
+    fn load_states(&mut self, step: &Step) -> Result<()> {
+        for [slot, _] in step.state_begins.iter().filter(|[_, from]| *from == FROM_STORE) {
+            let slot = *slot as usize;
+            let staged = (self.keeper.as_ref()).and_then(|keeper| keeper.staged_state(slot));
+            let loaded = staged
+                .zip(self.states.as_mut())
+                .map(|(state, states)| states.load(slot, state));
+            if loaded != Some(true) {
+                return Err(Error::step(format!(
+                    "state_begins: slot {slot}: its state is not at hand"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Give away the pages that rows have filled, and the states that were saved at their ends. Of the rows of a slot the
+    /// first is the text's; others are a draft's.
     fn keep_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
         let Some(keeper) = &mut self.keeper else { return };
         let (mut seen, mut end) = (BTreeSet::new(), 0);
@@ -264,6 +283,13 @@ impl Engine {
             keeper.computed(*slot as usize, first, &ids[start..end], |column| {
                 kv.page(table[column] as usize)
             });
+        }
+        for [row, tokens, checkpoint] in step.state_saves.iter().map(|save| save.map(|number| number as usize)) {
+            let behind = step.seq_lens[row] - step.extend_lens[row] + tokens as i32;
+            if let (Some(states), true) = (&self.states, sampled.tokens[row] != NOT_FINITE) {
+                let slot = step.req_slots[row] as usize;
+                keeper.saved(slot, behind as usize, || states.checkpoint(checkpoint));
+            }
         }
     }
 

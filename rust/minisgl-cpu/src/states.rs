@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 use crate::kv::Zeroed;
 use crate::step::Step;
 
+/// In the place of a checkpoint with which a slot begins: what is at hand for it, which `load` puts there.
+pub const FROM_STORE: i32 = -2;
 /// Numbers of a cache line.
 const LINE: usize = 16;
 
@@ -83,15 +85,14 @@ impl States {
     pub fn check(&self, step: &Step) -> Result<()> {
         let within = |value: i32, end: usize| value >= 0 && (value as usize) < end;
         let begins = step.state_begins.iter();
-        if let Some(one) = begins
-            .clone()
-            .find(|[slot, from]| !within(*slot, self.slots) || !(*from == -1 || within(*from, self.checkpoints)))
-        {
+        if let Some(one) = begins.clone().find(|[slot, from]| {
+            !within(*slot, self.slots) || !([-1, FROM_STORE].contains(from) || within(*from, self.checkpoints))
+        }) {
             return Err(Error::step(format!("step: state_begins: {one:?}: out of bounds")));
         }
         if let Some(one) = step.state_saves.iter().find(|[row, tokens, to]| {
             let of_row = usize::try_from(*row).ok().and_then(|row| step.extend_lens.get(row));
-            !of_row.is_some_and(|count| (1..=*count).contains(tokens)) || !within(*to, self.checkpoints)
+            !of_row.is_some_and(|count| (0..=*count).contains(tokens)) || !within(*to, self.checkpoints)
         }) {
             return Err(Error::step(format!("step: state_saves: {one:?}: out of bounds")));
         }
@@ -107,9 +108,34 @@ impl States {
         Ok(())
     }
 
-    /// Carry out the begins of a step that `check` let pass. Returns its saves.
+    /// Bytes of one of these.
+    pub fn bytes(&self) -> usize {
+        4 * self.size
+    }
+
+    /// A slot goes on with a state that was copied before; whether both are there.
+    pub fn load(&mut self, slot: usize, state: &[u8]) -> bool {
+        let fits = slot < self.slots && state.len() == self.bytes();
+        if fits {
+            // SAFETY: a whole block within the mapping, and nobody else has it.
+            unsafe {
+                let to = self.block(slot).cast::<u8>();
+                to.copy_from_nonoverlapping(state.as_ptr(), state.len());
+            }
+        }
+        fits
+    }
+
+    /// A copy of a checkpoint, which no forward writes meanwhile.
+    pub fn checkpoint(&self, index: usize) -> Vec<u8> {
+        // SAFETY: a whole block within the mapping; any bits are bytes.
+        unsafe { std::slice::from_raw_parts(self.block(self.slots + index).cast::<u8>(), self.bytes()) }.to_vec()
+    }
+
+    /// Carry out the begins of a step that `check` let pass, but for those with what `load` has put there. Returns its
+    /// saves.
     pub fn begin(&mut self, step: &Step) -> Vec<Save> {
-        for [slot, from] in &step.state_begins {
+        for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);
             // SAFETY: whole blocks within the mapping, and nobody else has it.
             unsafe {
@@ -264,14 +290,28 @@ mod tests {
     }
 
     #[test]
+    fn what_was_given_away_is_gone_on_with_and_saved_as_it_is() {
+        let mut states = States::new(&SIZES, 3, 2).unwrap();
+        advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1]]), 0.0);
+        let (whole, given) = (of(&states, 1), states.checkpoint(1));
+        let mut other = States::new(&SIZES, 3, 2).unwrap();
+        assert!(!other.load(3, &given) && !other.load(0, &given[1..]), "of another size");
+        assert!(other.load(2, &given));
+        // the other two tokens behind it; they have the numbers 2 and 3 of the step here, too
+        advance(&mut other, &step(&[0, 2], &[2, 2], &[[2, -2]], &[[1, 0, 0]]), 0.0);
+        assert_eq!(of(&other, 2), whole);
+        assert_eq!(other.checkpoint(0), given, "as the row began");
+    }
+
+    #[test]
     fn what_points_out_of_bounds_is_refused() {
         let states = States::new(&SIZES, 3, 2).unwrap();
         for (begins, saves) in [
             (vec![[3, -1]], vec![]),
             (vec![[0, 2]], vec![]),
-            (vec![[0, -2]], vec![]),
+            (vec![[0, -3]], vec![]),
             (vec![], vec![[1, 1, 0]]),
-            (vec![], vec![[0, 0, 0]]),
+            (vec![], vec![[0, -1, 0]]),
             (vec![], vec![[0, 5, 0]]),
             (vec![], vec![[0, 1, 2]]),
             (vec![], vec![[0, 1, 1], [0, 2, 1]]),

@@ -47,7 +47,7 @@ pub struct Step {
     pub freed: Vec<i32>,
     /// (slot, first column, count): pages that come from what is staged for the slot, before the forward.
     pub page_loads: Vec<[i32; 3]>,
-    /// (slot, the checkpoint that its state begins with; -1: with nothing), before the forward.
+    /// (slot, the checkpoint that its state begins with; -1: nothing, -2: what is at hand for it), before the forward.
     pub state_begins: Vec<[i32; 2]>,
     /// (row, after how many of its tokens its state is copied, the checkpoint that it is copied to).
     pub state_saves: Vec<[i32; 3]>,

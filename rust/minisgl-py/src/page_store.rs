@@ -1,4 +1,5 @@
-//! `minisgl._rust.PageStore`: pages of KV on disk, for an engine, for what reads before requests arrive and for people.
+//! `minisgl._rust.PageStore`: pages of KV, and states, on disk, for an engine, for what reads before requests arrive
+//! and for people.
 //!
 //! Invariants: whatever touches the disk runs without the GIL.
 
@@ -26,7 +27,7 @@ impl PageStore {
     }
 }
 
-/// Pages of a text, read.
+/// Pages of a text, read, and the state behind the last of them.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct StagedPages {
     inner: Arc<Staged>,
@@ -38,16 +39,18 @@ pub(crate) fn staged_of(stored: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Staged
     Ok(found.map(|pages| Arc::clone(&pages.inner)))
 }
 
-/// Pages, bytes of their files, and damaged files.
-type Counted = (u64, u64, u64);
+/// Pages, states, bytes of their files, and damaged files.
+type Counted = (u64, u64, u64, u64);
 
 fn counted(totals: Totals) -> Counted {
-    (totals.pages, totals.bytes, totals.damaged)
+    (totals.pages, totals.states, totals.bytes, totals.damaged)
 }
 
 #[pymethods]
 impl PageStore {
+    /// `state_bytes` is 0 for a model that has no states.
     #[new]
+    #[pyo3(signature = (folder, limit, identity, page_size, page_bytes, state_bytes=0))]
     fn new(
         py: Python<'_>,
         folder: PathBuf,
@@ -55,10 +58,11 @@ impl PageStore {
         identity: &[u8],
         page_size: usize,
         page_bytes: usize,
+        state_bytes: usize,
     ) -> PyResult<Self> {
         let opened = py.detach(|| Store::open(&folder, limit, identity, page_size, page_bytes))?;
         Ok(Self {
-            inner: Arc::new(opened),
+            inner: Arc::new(opened.with_states(state_bytes)),
             identity: identity.to_vec(),
         })
     }
@@ -69,12 +73,24 @@ impl PageStore {
         &self.identity
     }
 
+    /// Of a state; 0: the model has none.
+    #[getter]
+    fn state_bytes(&self) -> usize {
+        self.inner.state_bytes()
+    }
+
     fn stage(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, most: usize) -> StagedPages {
         let tokens = tokens.as_slice().to_vec();
         let staged = py.detach(|| self.inner.stage(&tokens, first, most));
         StagedPages {
             inner: Arc::new(staged),
         }
+    }
+
+    fn page<'py>(&self, py: Python<'py>, tokens: Int32s<'_>, column: usize) -> Option<Bound<'py, PyBytes>> {
+        let tokens = tokens.as_slice().to_vec();
+        let page = py.detach(|| self.inner.page(&tokens, column))?;
+        Some(PyBytes::new(py, &page))
     }
 
     /// Write pages of a text now, from that of a column on.
@@ -84,15 +100,32 @@ impl PageStore {
         Ok(py.detach(|| self.inner.put(&tokens, first, &pages))?)
     }
 
+    /// The same of the state behind so many pages.
+    fn put_state(&self, py: Python<'_>, tokens: Int32s<'_>, num_pages: usize, state: PyBackedBytes) -> PyResult<()> {
+        let tokens = tokens.as_slice().to_vec();
+        Ok(py.detach(|| self.inner.put_state(&tokens, num_pages, &state))?)
+    }
+
     /// For tests: from now on the disk takes so many seconds longer for a page.
     fn slow_down(&self, seconds: f64) {
         self.inner.slow_down(Duration::from_secs_f64(seconds));
     }
 
-    /// Bytes of the folder, pages written, loaded, dropped, failed, damaged.
-    fn counts(&self) -> (u64, u64, u64, u64, u64, u64) {
+    /// Bytes of the folder; pages written and loaded; what was dropped, failed, damaged; states written and loaded.
+    #[allow(clippy::type_complexity)]
+    fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64, u64) {
         let now = self.inner.counts();
-        (now.bytes, now.written, now.loaded, now.dropped, now.failed, now.damaged)
+        let all = (now.dropped, now.failed, now.damaged);
+        (
+            now.bytes,
+            now.written,
+            now.loaded,
+            all.0,
+            all.1,
+            all.2,
+            now.states_written,
+            now.states_loaded,
+        )
     }
 
     /// Why the last page that failed did, if any has since this was asked.
@@ -138,5 +171,10 @@ impl StagedPages {
 
     fn page<'py>(&self, py: Python<'py>, column: usize) -> Option<Bound<'py, PyBytes>> {
         self.inner.page(column).map(|page| PyBytes::new(py, page))
+    }
+
+    #[getter]
+    fn state<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.inner.state().map(|state| PyBytes::new(py, state))
     }
 }

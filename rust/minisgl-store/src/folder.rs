@@ -1,10 +1,10 @@
-//! A folder with a file for each page.
+//! A folder with a file for each page, and for each state: what layers without keys and values keep behind a page.
 //!
 //! A file is written beside its place and renamed into it, so a process may be killed at any moment, and any number of
 //! them may share a folder without a lock: two that write one page write the same. Nothing is forced to the disk: after
 //! a loss of power pages of the last half minute may be missing or damaged, which their digests show.
 //!
-//! Invariants: a file is its page, whole and under its own key, or it is not taken and removed; a file that is read was
+//! Invariants: a file is its page or state, whole and under its own key, or it is not taken and removed; a file that is read was
 //! used now, and what was not used for longest goes first; nobody but the owner reads any of it.
 
 use std::ffi::OsStr;
@@ -17,24 +17,63 @@ use std::time::{Duration, SystemTime};
 
 use crate::key::Key;
 
-const MAGIC: &[u8; 8] = b"msglkv1\n";
-const HEADER: usize = MAGIC.len() + 32 + 32; // with the key and the digest
+const MAGIC: usize = 8;
+const HEADER: usize = MAGIC + 32 + 32; // with the key and the digest
+const STATE: &str = ".state";
 const TEMPORARY: &str = "writing-";
 const ABANDONED: Duration = Duration::from_secs(600); // a file that nobody writes any more
 const KEPT_PERCENT: u64 = 90; // of the limit, once it is passed
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Keys and values of a page.
+    Page,
+    /// The state behind a page, under the page's key.
+    State,
+}
+
+impl Kind {
+    fn magic(self) -> &'static [u8; MAGIC] {
+        match self {
+            Self::Page => b"msglkv1\n",
+            Self::State => b"msglst1\n",
+        }
+    }
+
+    /// What a file's name has behind the key.
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Page => "",
+            Self::State => STATE,
+        }
+    }
+}
 
 /// What a folder holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Pages.
     pub pages: u64,
+    /// States.
+    pub states: u64,
     /// Their files' bytes.
     pub bytes: u64,
     /// Files that were damaged.
     pub damaged: u64,
 }
 
-/// A folder of pages. `limit` is in bytes; it is passed by a tenth at most, if one process writes.
+impl Totals {
+    fn add(&mut self, entry: &Entry) {
+        match entry.kind {
+            Kind::Page => self.pages += 1,
+            Kind::State => self.states += 1,
+        }
+        self.bytes += entry.bytes;
+    }
+}
+
+/// A folder of pages and states. `limit` is in bytes; it is passed by a tenth at most, if one process writes.
 pub struct Folder {
     root: PathBuf,
     limit: u64,
@@ -43,6 +82,8 @@ pub struct Folder {
 }
 
 struct Entry {
+    kind: Kind,
+    key: Key,
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
@@ -89,17 +130,17 @@ impl Folder {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a file of the page, whatever is in it.
-    pub fn has(&self, key: &Key) -> bool {
-        self.place(key).exists()
+    /// Whether there is a file of that, whatever is in it.
+    pub fn has(&self, kind: Kind, key: &Key) -> bool {
+        self.place(kind, key).exists()
     }
 
-    /// The page of `bytes` bytes, if it is there and whole; a file that is not is removed, and is an error.
+    /// The page or state of `bytes` bytes, if it is there and whole; a file that is not is removed, and is an error.
     ///
     /// # Errors
     /// The file is damaged, or cannot be read.
-    pub fn read(&self, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
-        let place = self.place(key);
+    pub fn read(&self, kind: Kind, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
+        let place = self.place(kind, key);
         let there = match fs::metadata(&place) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
@@ -115,7 +156,7 @@ impl Folder {
         let mut page = vec![0; bytes];
         let whole = file.read_exact(&mut header).is_ok()
             && file.read_exact(&mut page).is_ok()
-            && header == self::header(key, &page);
+            && header == self::header(kind, key, &page);
         if !whole {
             return Err(self.damaged(&place, bytes));
         }
@@ -123,21 +164,21 @@ impl Folder {
         Ok(Some(page))
     }
 
-    /// Writes a page.
+    /// Writes a page or state.
     ///
     /// # Errors
     /// The disk is full, the folder is read-only...
-    pub fn write(&self, key: &Key, page: &[u8]) -> io::Result<()> {
+    pub fn write(&self, kind: Kind, key: &Key, page: &[u8]) -> io::Result<()> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let beside = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
-        let place = self.place(key);
+        let (place, header) = (self.place(kind, key), header(kind, key, page));
         let done = self
-            .write_beside(&beside, &self::header(key, page), page)
+            .write_beside(&beside, &header, page)
             .or_else(|error| match error.kind() {
                 // it was removed meanwhile
                 ErrorKind::NotFound => self
                     .make(&self.root)
-                    .and_then(|()| self.write_beside(&beside, &self::header(key, page), page)),
+                    .and_then(|()| self.write_beside(&beside, &header, page)),
                 _ => Err(error),
             })
             .and_then(|()| self.make(place.parent().unwrap_or(&self.root)))
@@ -180,7 +221,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Remove all pages.
+    /// Remove all of it.
     ///
     /// # Errors
     /// The folder cannot be read, or a file not removed.
@@ -189,24 +230,23 @@ impl Folder {
         for entry in self.entries()? {
             match fs::remove_file(&entry.path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => (gone.pages, gone.bytes) = (gone.pages + 1, gone.bytes + entry.bytes),
+                _ => gone.add(&entry),
             }
         }
         self.bytes.store(0, Ordering::Relaxed);
         Ok(gone)
     }
 
-    /// Read all pages, and remove those that are damaged.
+    /// Read all of it, and remove what is damaged.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn verify(&self) -> io::Result<Totals> {
         let mut found = Totals::default();
         for entry in self.entries()? {
-            let key = entry.path.file_name().and_then(OsStr::to_str).and_then(key_of);
             let size = usize::try_from(entry.bytes).unwrap_or(0).checked_sub(HEADER);
-            match key.zip(size).map(|(key, size)| self.read(&key, size)) {
-                Some(Ok(Some(_))) => (found.pages, found.bytes) = (found.pages + 1, found.bytes + entry.bytes),
+            match size.map(|size| self.read(entry.kind, &entry.key, size)) {
+                Some(Ok(Some(_))) => found.add(&entry),
                 Some(Ok(None)) => (), // another process removed it
                 _ => {
                     self.remove(&entry.path, entry.bytes);
@@ -217,18 +257,14 @@ impl Folder {
         Ok(found)
     }
 
-    /// Pages and bytes, by the names and sizes of the files.
+    /// Pages, states and bytes, by the names and sizes of the files.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn totals(&self) -> io::Result<Totals> {
-        let entries = self.entries()?;
-        let bytes = entries.iter().map(|entry| entry.bytes).sum();
-        Ok(Totals {
-            pages: entries.len() as u64,
-            bytes,
-            damaged: 0,
-        })
+        let mut found = Totals::default();
+        self.entries()?.iter().for_each(|entry| found.add(entry));
+        Ok(found)
     }
 
     fn damaged(&self, place: &Path, bytes: usize) -> io::Error {
@@ -260,12 +296,12 @@ impl Folder {
         file.write_all(page)
     }
 
-    fn place(&self, key: &Key) -> PathBuf {
-        let name = name_of(key);
+    fn place(&self, kind: Kind, key: &Key) -> PathBuf {
+        let name = name_of(key) + kind.ending();
         self.root.join(&name[..2]).join(name)
     }
 
-    /// Files of pages, those of other makers aside.
+    /// Files of pages and states, those of other makers aside.
     fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut found = Vec::new();
         for folder in self.files(&self.root)? {
@@ -273,11 +309,11 @@ impl Folder {
                 continue;
             }
             for file in self.files(&folder.path())? {
-                let named = file.file_name().to_str().and_then(key_of).is_some();
-                if let Ok(data) = file.metadata()
-                    && named
-                {
+                let named = file.file_name().to_str().and_then(kind_and_key);
+                if let (Ok(data), Some((kind, key))) = (file.metadata(), named) {
                     found.push(Entry {
+                        kind,
+                        key,
                         path: file.path(),
                         bytes: data.len(),
                         used: data.modified().unwrap_or(SystemTime::UNIX_EPOCH),
@@ -297,12 +333,12 @@ impl Folder {
     }
 }
 
-fn header(key: &Key, page: &[u8]) -> [u8; HEADER] {
+fn header(kind: Kind, key: &Key, page: &[u8]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     let digest = blake3::keyed_hash(key, page);
-    header[..MAGIC.len()].copy_from_slice(MAGIC);
-    header[MAGIC.len()..][..32].copy_from_slice(key);
-    header[MAGIC.len() + 32..].copy_from_slice(digest.as_bytes());
+    header[..MAGIC].copy_from_slice(kind.magic());
+    header[MAGIC..][..32].copy_from_slice(key);
+    header[MAGIC + 32..].copy_from_slice(digest.as_bytes());
     header
 }
 
@@ -314,7 +350,11 @@ fn name_of(key: &Key) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn key_of(name: &str) -> Option<Key> {
+fn kind_and_key(name: &str) -> Option<(Kind, Key)> {
+    let (kind, name) = match name.strip_suffix(STATE) {
+        Some(name) => (Kind::State, name),
+        None => (Kind::Page, name),
+    };
     let mut key = [0; 32];
     if name.len() != 64 || !name.is_ascii() {
         return None;
@@ -322,5 +362,5 @@ fn key_of(name: &str) -> Option<Key> {
     for (at, byte) in key.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&name[2 * at..2 * at + 2], 16).ok()?;
     }
-    Some(key)
+    Some((kind, key))
 }

@@ -1,4 +1,5 @@
-//! Which pages an engine's rows fill: a request slot's text, and the keys of its pages.
+//! Which pages an engine's rows fill, and behind which it saves states: a request slot's text, and the keys of its
+//! pages.
 //!
 //! Invariants: a page is given away once all its tokens are computed and part of the text: the row that a draft is
 //! guessed from counts, those of the draft do not.
@@ -6,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::folder::Kind;
 use crate::key::{Key, next_key};
 use crate::store::{Staged, Store};
 
@@ -54,6 +56,12 @@ impl Keeper {
         self.slots[slot].staged.as_ref()?.page(column)
     }
 
+    /// The state with which the slot begins behind what is loaded.
+    #[must_use]
+    pub fn staged_state(&self, slot: usize) -> Option<&[u8]> {
+        self.slots[slot].staged.as_ref()?.state()
+    }
+
     /// A step has computed so many tokens in such a time.
     pub fn took(&self, tokens: usize, time: Duration) {
         if tokens >= LEAST_PAGES * self.store.page_size() {
@@ -94,7 +102,17 @@ impl Keeper {
                 let before = slot.keys.last().unwrap_or(self.store.first_key());
                 slot.keys.push(next_key(before, &slot.tokens[at..at + size]));
             }
-            self.store.give(slot.keys[column], || page(column));
+            self.store.give(Kind::Page, slot.keys[column], || page(column));
+        }
+    }
+
+    /// The step of that `computed` heard has saved the state of a slot behind so many tokens: at the end of a page it is
+    /// given away. `state` copies it.
+    pub fn saved(&self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
+        let (slot, size) = (&self.slots[slot], self.store.page_size());
+        let last = (num_tokens / size).checked_sub(1).and_then(|last| slot.keys.get(last));
+        if let Some(key) = last.filter(|_| slot.keeps && num_tokens.is_multiple_of(size)) {
+            self.store.give(Kind::State, *key, state);
         }
     }
 }

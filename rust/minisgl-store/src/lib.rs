@@ -1,4 +1,4 @@
-//! Pages of KV on disk: a prefix that was computed once comes back after a restart, an eviction, in another process.
+//! Pages of KV, and states, on disk: a prefix that was computed once comes back after a restart, an eviction, in another process.
 //!
 //! Invariants: what is read is what was written under its key, or nothing; nobody who computes waits for the disk.
 
@@ -7,7 +7,7 @@ mod keeper;
 mod key;
 mod store;
 
-pub use folder::{Folder, Totals};
+pub use folder::{Folder, Kind, Totals};
 pub use keeper::Keeper;
 pub use key::{Key, digest_of_files, first_key, keys, next_key};
 pub use store::{Counts, Staged, Store};

@@ -1,5 +1,5 @@
-//! A folder of pages behind a running engine: what it computes is written behind, what a request begins with is read
-//! before the request comes to the scheduler.
+//! A folder of pages and states behind a running engine: what it computes is written behind, what a request begins with
+//! is read before the request comes to the scheduler.
 //!
 //! Invariants: giving a page away never waits: what the disk does not follow is dropped, and counted; whatever goes
 //! wrong with the disk is a counter.
@@ -8,32 +8,35 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::folder::Folder;
+use crate::folder::{Folder, Kind};
 use crate::key::{Key, first_key, keys};
 
 const QUEUE_BYTES: usize = 256 << 20;
-const STAGED_BYTES: usize = 512 << 20; // of pages that are read and not yet loaded
+const QUEUE_LEAST: usize = 4; // pages
+const STAGED_BYTES: usize = 512 << 20; // of what is read and not yet loaded
 const MAX_KNOWN: usize = 1 << 20;
 const FIRST_WAIT: Duration = Duration::from_secs(1); // for a disk, before it is known how fast pages are computed
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 const SLACK: Duration = Duration::from_millis(20); // for the start of reading
 
-/// What has come of pages so far, and what this process knows of the folder.
+/// What has come of pages and states so far, and what this process knows of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Counts {
-    pub bytes: u64, // of the folder
-    pub written: u64,
+    pub bytes: u64,   // of the folder
+    pub written: u64, // pages
     pub loaded: u64,
-    pub dropped: u64, // the disk did not follow
+    pub dropped: u64, // of both, what the disk did not follow
     pub failed: u64,  // could not be written or read
     pub damaged: u64,
+    pub states_written: u64,
+    pub states_loaded: u64,
 }
 
 #[derive(Default)]
@@ -43,12 +46,21 @@ struct Counters {
     dropped: AtomicU64,
     failed: AtomicU64,
     damaged: AtomicU64,
+    states_written: AtomicU64,
+    states_loaded: AtomicU64,
     trouble: Mutex<Option<String>>, // of the last that failed
 }
 
 impl Counters {
     fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn written(&self, kind: Kind) {
+        Self::add(match kind {
+            Kind::Page => &self.written,
+            Kind::State => &self.states_written,
+        });
     }
 
     fn error(&self, error: &io::Error) {
@@ -64,10 +76,11 @@ impl Counters {
     }
 }
 
-/// Pages `first ..` of a text, read.
+/// Pages `first ..` of a text, read, and with them the state behind the last one, of a model that has states.
 pub struct Staged {
     first: usize,
-    pages: Vec<Arc<Vec<u8>>>,
+    pages: Vec<Data>,
+    state: Option<Data>,
 }
 
 impl Staged {
@@ -83,6 +96,12 @@ impl Staged {
         let at = column.checked_sub(self.first)?;
         self.pages.get(at).map(|page| page.as_slice())
     }
+
+    /// The state behind the last page.
+    #[must_use]
+    pub fn state(&self) -> Option<&[u8]> {
+        self.state.as_ref().map(|state| state.as_slice())
+    }
 }
 
 impl std::fmt::Debug for Staged {
@@ -91,44 +110,55 @@ impl std::fmt::Debug for Staged {
     }
 }
 
+type Name = (Kind, Key);
+type Data = Arc<Vec<u8>>;
+
+/// On its way to the disk; `room`: what it counts in the queue.
+struct Given {
+    name: Name,
+    room: usize,
+    data: Vec<u8>,
+}
+
 struct Shared {
     folder: Folder,
     counters: Counters,
-    known: Mutex<HashSet<Key>>,                 // pages of which there is a file, or will be
-    staged: Mutex<HashMap<Key, Weak<Vec<u8>>>>, // pages that somebody has at hand
-    page_ns: AtomicU64,                         // what computing a page takes; 0: not known
-    slow_ns: AtomicU64,                         // what the disk takes longer for a page
+    known: Mutex<HashSet<Name>>,                 // of what there is a file, or will be
+    staged: Mutex<HashMap<Name, Weak<Vec<u8>>>>, // what somebody has at hand
+    page_ns: AtomicU64,                          // what computing a page takes; 0: not known
+    slow_ns: AtomicU64,                          // what the disk takes longer for a page
     ended: AtomicBool,
-    queued: Mutex<usize>,
+    queued: Mutex<usize>, // bytes
     less_queued: Condvar,
 }
 
 impl Shared {
-    fn known(&self) -> MutexGuard<'_, HashSet<Key>> {
+    fn known(&self) -> MutexGuard<'_, HashSet<Name>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, from: &Receiver<(Key, Vec<u8>)>) {
+    fn write(&self, from: &Receiver<Given>) {
         #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
         let _ = rustix::process::setpriority_process(None, NICE);
         if let Err(error) = self.folder.count() {
             self.counters.error(&error);
         }
-        for (key, page) in from {
+        for Given { name, room, data } in from {
+            let (kind, key) = &name;
             if self.ended.load(Ordering::Relaxed) {
                 return;
             }
-            if !self.folder.has(&key) {
+            if !self.folder.has(*kind, key) {
                 self.wait_for_slow_disk();
-                match self.folder.write(&key, &page) {
-                    Ok(()) => Counters::add(&self.counters.written),
+                match self.folder.write(*kind, key, &data) {
+                    Ok(()) => self.counters.written(*kind),
                     Err(error) => {
                         self.counters.error(&error);
-                        self.known().remove(&key);
+                        self.known().remove(&name);
                     }
                 }
             }
-            *self.queued() -= 1;
+            *self.queued() -= room;
             self.less_queued.notify_all();
         }
     }
@@ -145,25 +175,42 @@ impl Shared {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A page that somebody has at hand already, or what the folder has.
-    fn read(&self, key: &Key, bytes: usize) -> io::Result<Option<Arc<Vec<u8>>>> {
+    /// What somebody has at hand already, or what the folder has.
+    fn read(&self, name: &Name, bytes: usize) -> io::Result<Option<Data>> {
         let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(page) = staged().get(key).and_then(Weak::upgrade) {
-            return Ok(Some(page));
+        if let Some(data) = staged().get(name).and_then(Weak::upgrade) {
+            return Ok(Some(data));
         }
-        let found = self.folder.read(key, bytes)?.map(Arc::new);
-        if let Some(page) = &found {
+        let found = self.folder.read(name.0, &name.1, bytes)?.map(Arc::new);
+        if let Some(data) = &found {
             self.wait_for_slow_disk();
-            staged().insert(*key, Arc::downgrade(page));
+            staged().insert(*name, Arc::downgrade(data));
         }
         Ok(found)
     }
 
-    /// How many pages somebody has at hand.
-    fn num_staged(&self) -> usize {
+    /// Bytes that somebody has at hand.
+    fn staged_bytes(&self) -> usize {
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        staged.retain(|_, page| page.strong_count() > 0);
-        staged.len()
+        staged.retain(|_, data| data.strong_count() > 0);
+        let all = staged.values().filter_map(Weak::upgrade);
+        all.map(|data| data.len()).sum()
+    }
+
+    /// There is no file of that.
+    fn missing(&self, name: &Name) {
+        let mut known = self.known();
+        if known.contains(name) {
+            known.clear(); // on its way, or somebody has cleared the folder
+        }
+    }
+
+    fn has(&self, name: &Name) -> bool {
+        let found = self.folder.has(name.0, &name.1);
+        if !found {
+            self.missing(name);
+        }
+        found
     }
 }
 
@@ -173,7 +220,8 @@ pub struct Store {
     first: Key,
     page_size: usize,
     page_bytes: usize,
-    queue: Option<SyncSender<(Key, Vec<u8>)>>,
+    state_bytes: usize, // 0: the model has no states
+    queue: Option<Sender<Given>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -195,7 +243,7 @@ impl Store {
             queued: Mutex::default(),
             less_queued: Condvar::new(),
         });
-        let (queue, from) = sync_channel((QUEUE_BYTES / page_bytes.max(1)).clamp(4, 65_536));
+        let (queue, from) = channel();
         let of_writer = Arc::clone(&shared);
         let writer = Builder::new()
             .name("page-writer".into())
@@ -205,9 +253,17 @@ impl Store {
             first: first_key(identity),
             page_size,
             page_bytes,
+            state_bytes: 0,
             queue: Some(queue),
             writer: Some(writer),
         })
+    }
+
+    /// Of a model that has states of so many bytes: pages are found up to one behind which there is a state.
+    #[must_use]
+    pub fn with_states(mut self, bytes: usize) -> Self {
+        self.state_bytes = bytes;
+        self
     }
 
     /// What stands before the first page of a text.
@@ -222,25 +278,46 @@ impl Store {
         self.page_size
     }
 
-    /// Have a page written behind. `page` makes the copy, if it is needed.
-    pub fn give(&self, key: Key, page: impl FnOnce() -> Vec<u8>) {
+    /// Of a state; 0: the model has none.
+    #[must_use]
+    pub fn state_bytes(&self) -> usize {
+        self.state_bytes
+    }
+
+    fn bytes_of(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Page => self.page_bytes,
+            Kind::State => self.state_bytes,
+        }
+    }
+
+    /// Have a page or state written behind. `data` makes the copy, if it is needed.
+    pub fn give(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
         let Some(queue) = &self.queue else { return };
+        let name = (kind, key);
         let mut known = self.shared.known();
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
-        if !known.insert(key) {
+        if !known.insert(name) {
             return;
         }
         drop(known);
-        *self.shared.queued() += 1;
-        match queue.try_send((key, page())) {
-            Ok(()) => (),
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                *self.shared.queued() -= 1;
-                Counters::add(&self.shared.counters.dropped);
-                self.shared.known().remove(&key);
-            }
+        let most = QUEUE_BYTES.max(QUEUE_LEAST * self.page_bytes);
+        let room = self.bytes_of(kind).max(1);
+        let mut queued = self.shared.queued();
+        let fits = *queued == 0 || *queued + room <= most;
+        *queued += if fits { room } else { 0 };
+        drop(queued);
+        if fits {
+            let _ = queue.send(Given {
+                name,
+                room,
+                data: data(),
+            }); // whoever takes them ends with this
+        } else {
+            Counters::add(&self.shared.counters.dropped);
+            self.shared.known().remove(&name);
         }
     }
 
@@ -250,13 +327,25 @@ impl Store {
     /// They are not pages of this store and text, or cannot be written.
     pub fn put(&self, tokens: &[i32], first: usize, pages: &[&[u8]]) -> io::Result<()> {
         let keys = keys(&self.first, tokens, self.page_size);
-        for (at, page) in (first..).zip(pages) {
-            match keys.get(at) {
-                Some(key) if page.len() == self.page_bytes => self.shared.folder.write(key, page)?,
-                _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page of another kind")),
-            }
+        (first..)
+            .zip(pages)
+            .try_for_each(|(at, page)| self.put_one(Kind::Page, keys.get(at), page))
+    }
+
+    /// The same of the state behind the first `num_pages` pages of `tokens`.
+    ///
+    /// # Errors
+    /// It is no state of this store and text, or cannot be written.
+    pub fn put_state(&self, tokens: &[i32], num_pages: usize, state: &[u8]) -> io::Result<()> {
+        let keys = keys(&self.first, tokens, self.page_size);
+        self.put_one(Kind::State, num_pages.checked_sub(1).and_then(|at| keys.get(at)), state)
+    }
+
+    fn put_one(&self, kind: Kind, key: Option<&Key>, data: &[u8]) -> io::Result<()> {
+        match key {
+            Some(key) if data.len() == self.bytes_of(kind) => self.shared.folder.write(kind, key, data),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "a page of another kind")),
         }
-        Ok(())
     }
 
     /// For tests: from now on the disk takes so much longer for a page, to read and to write it.
@@ -269,7 +358,8 @@ impl Store {
     #[must_use]
     pub fn has(&self, tokens: &[i32], column: usize) -> bool {
         let keys = keys(&self.first, tokens, self.page_size);
-        keys.get(column).is_some_and(|key| self.shared.folder.has(key))
+        keys.get(column)
+            .is_some_and(|key| self.shared.folder.has(Kind::Page, key))
     }
 
     /// Say that computing so many tokens took so long: reading for longer than that is refused.
@@ -298,39 +388,82 @@ impl Store {
     }
 
     /// Read the pages of `tokens` from `first` on, at most `most` of them: as far as they are there, there is room, and the
-    /// disk is faster than computing.
+    /// disk is faster than computing. Of a model that has states, up to the last one behind which there is a state.
     #[must_use]
     pub fn stage(&self, tokens: &[i32], first: usize, most: usize) -> Staged {
-        let mut pages = Vec::new();
-        let room = (STAGED_BYTES / self.page_bytes.max(1)).saturating_sub(self.shared.num_staged());
-        let (most, page_ns, began) = (
-            most.min(room),
-            self.shared.page_ns.load(Ordering::Relaxed),
-            Instant::now(),
-        );
-        for key in keys(&self.first, tokens, self.page_size).iter().skip(first).take(most) {
-            match self.shared.read(key, self.page_bytes) {
-                Ok(Some(page)) => pages.push(page),
-                Ok(None) => {
-                    let mut known = self.shared.known();
-                    if known.contains(key) {
-                        known.clear(); // on its way, or somebody has cleared the folder
-                    }
-                    break;
-                }
-                Err(error) => {
-                    self.shared.counters.error(&error);
-                    self.shared.known().remove(key);
-                    break;
-                }
+        let taken = self.shared.staged_bytes() + self.state_bytes;
+        let room = STAGED_BYTES.saturating_sub(taken) / self.page_bytes.max(1);
+        let keys = keys(&self.first, tokens, self.page_size);
+        let keys = keys.get(first..).unwrap_or_default();
+        let keys = &keys[..keys.len().min(most).min(room)];
+        let (pages, state) = match self.state_bytes {
+            0 => (self.read_pages(keys), None),
+            _ => self.read_to_state(keys),
+        };
+        let counters = &self.shared.counters;
+        let count = u64::try_from(pages.len()).unwrap_or(u64::MAX);
+        counters.loaded.fetch_add(count, Ordering::Relaxed);
+        (counters.states_loaded).fetch_add(u64::from(state.is_some()), Ordering::Relaxed);
+        Staged { first, pages, state }
+    }
+
+    /// The pages to the last one behind which there is a state, and that.
+    fn read_to_state(&self, keys: &[Key]) -> (Vec<Data>, Option<Data>) {
+        let there = keys.iter().take_while(|key| self.shared.has(&(Kind::Page, **key)));
+        let mut pages = self.read_pages(&keys[..self.num_to_state(&keys[..there.count()])]);
+        loop {
+            pages.truncate(self.num_to_state(&keys[..pages.len()]));
+            let Some(last) = pages.len().checked_sub(1) else {
+                return (pages, None);
+            };
+            match self.one(Kind::State, &keys[last]) {
+                None => pages.truncate(last), // to one before
+                state => return (pages, state),
             }
-            Counters::add(&self.shared.counters.loaded);
-            self.shared.known().insert(*key);
+        }
+    }
+
+    /// Page `column` of `tokens`, whatever states there are.
+    #[must_use]
+    pub fn page(&self, tokens: &[i32], column: usize) -> Option<Arc<Vec<u8>>> {
+        let keys = keys(&self.first, tokens, self.page_size);
+        self.one(Kind::Page, keys.get(column)?)
+    }
+
+    /// How many of the pages with `keys` lead to the last one behind which there is a state.
+    fn num_to_state(&self, keys: &[Key]) -> usize {
+        let last = keys.iter().rposition(|key| self.shared.has(&(Kind::State, *key)));
+        last.map_or(0, |last| last + 1)
+    }
+
+    fn read_pages(&self, keys: &[Key]) -> Vec<Data> {
+        let (page_ns, began) = (self.shared.page_ns.load(Ordering::Relaxed), Instant::now());
+        let mut pages = Vec::new();
+        for key in keys {
+            let Some(page) = self.one(Kind::Page, key) else { break };
+            pages.push(page);
             if began.elapsed() > longest(pages.len(), page_ns) {
                 break;
             }
         }
-        Staged { first, pages }
+        pages
+    }
+
+    /// A page or state, if it is there and whole.
+    fn one(&self, kind: Kind, key: &Key) -> Option<Data> {
+        let name = (kind, *key);
+        match self.shared.read(&name, self.bytes_of(kind)) {
+            Ok(Some(data)) => {
+                self.shared.known().insert(name);
+                return Some(data);
+            }
+            Ok(None) => self.shared.missing(&name),
+            Err(error) => {
+                self.shared.counters.error(&error);
+                self.shared.known().remove(&name);
+            }
+        }
+        None
     }
 
     /// Why the last page that failed did, if any has since this was asked.
@@ -351,6 +484,8 @@ impl Store {
             dropped: get(&counters.dropped),
             failed: get(&counters.failed),
             damaged: get(&counters.damaged),
+            states_written: get(&counters.states_written),
+            states_loaded: get(&counters.states_loaded),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use minisgl_store::{Folder, Keeper, Store, digest_of_files, first_key, keys};
+use minisgl_store::{Folder, Keeper, Kind, Store, digest_of_files, first_key, keys};
 use tempfile::TempDir;
 
 const SIZE: usize = 4;
@@ -30,7 +30,7 @@ fn open(root: &Path, limit: u64, identity: &[u8]) -> Store {
 fn filled(root: &Path, tokens: &[i32]) {
     let store = open(root, 1 << 30, b"model");
     for (number, key) in keys(store.first_key(), tokens, SIZE).into_iter().enumerate() {
-        store.give(key, || page(number));
+        store.give(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
 }
@@ -194,7 +194,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
     filled(&root, &tokens);
     let other = open(&foreign, 1 << 30, b"another model");
     for (number, key) in keys(other.first_key(), &tokens, SIZE).into_iter().enumerate() {
-        other.give(key, || page(number + 9));
+        other.give(Kind::Page, key, || page(number + 9));
     }
     other.flush(PATIENCE);
     let ours = files(&root);
@@ -224,7 +224,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
                 break;
             }
             for (number, key) in keys(store.first_key(), &tokens, SIZE).into_iter().enumerate() {
-                store.give(key, || page(number)); // as who has computed them
+                store.give(Kind::Page, key, || page(number)); // as who has computed them
             }
             store.flush(PATIENCE);
         }
@@ -265,7 +265,7 @@ fn a_disk_that_does_not_follow_loses_pages_and_holds_up_nobody() {
     store.slow_down(Duration::from_secs(3600));
     let all = keys(store.first_key(), &text(12 * SIZE), SIZE);
     for key in &all {
-        store.give(*key, || vec![1]);
+        store.give(Kind::Page, *key, || vec![1]);
     }
     let counts = store.counts();
     assert!((7..=8).contains(&counts.dropped) && counts.written == 0, "{counts:?}");
@@ -287,7 +287,7 @@ fn what_was_not_used_for_longest_goes_first() {
     let store = open(root, 12 * each, b"model");
     assert_eq!(store.stage(&old, 0, 3).columns(), (0, 3), "they are used");
     for (number, key) in keys(store.first_key(), &new, SIZE).into_iter().enumerate() {
-        store.give(key, || page(number));
+        store.give(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
     let bytes = Folder::existing(root)
@@ -338,14 +338,14 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
     let store = open(&root, 1 << 30, b"model");
     fs::remove_dir_all(&root).expect("a folder");
     let all = keys(store.first_key(), &text(8), SIZE);
-    store.give(all[0], || page(0));
+    store.give(Kind::Page, all[0], || page(0));
     while store.counts().written == 0 {
         std::thread::yield_now();
     }
     assert_eq!(store.stage(&text(8), 0, 2).columns(), (0, 1));
     fs::remove_dir_all(&root).expect("a folder");
     fs::write(&root, "a file").expect("a file");
-    store.give(all[1], || page(1));
+    store.give(Kind::Page, all[1], || page(1));
     while store.counts().failed == 0 {
         std::thread::yield_now();
     }
@@ -400,7 +400,7 @@ fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
     let all = keys(store.first_key(), &text(12), SIZE);
     let give_all = || {
         for (number, key) in all.iter().enumerate() {
-            store.give(*key, || page(number));
+            store.give(Kind::Page, *key, || page(number));
         }
         store.flush(PATIENCE);
     };
@@ -455,4 +455,152 @@ fn a_digest_is_that_of_all_files_in_their_order() {
     ];
     assert!((0..4).all(|at| !all[..at].contains(&all[at])));
     assert!(digest_of_files(&[root.path().join("none")]).is_err());
+}
+
+const STATE: usize = 300;
+
+fn with_states(root: &Path) -> Store {
+    open(root, 1 << 30, b"model").with_states(STATE)
+}
+
+fn state(number: usize) -> Vec<u8> {
+    (0..STATE).map(|at| (at * 17 + number * 3) as u8).collect()
+}
+
+/// Pages of a text, and states behind so many of them, written.
+fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
+    let store = with_states(root);
+    let all = keys(store.first_key(), tokens, SIZE);
+    for (number, key) in all.iter().enumerate() {
+        store.give(Kind::Page, *key, || page(number));
+    }
+    for number in behind {
+        store.give(Kind::State, all[number - 1], || state(*number));
+    }
+    store.flush(PATIENCE);
+    let counts = store.counts();
+    assert_eq!(
+        (counts.written, counts.states_written),
+        (all.len() as u64, behind.len() as u64)
+    );
+}
+
+#[test]
+fn pages_are_read_up_to_the_last_one_with_a_state() {
+    let root = TempDir::new().expect("a folder");
+    let root = root.path();
+    filled_with_states(root, &text(40), &[2, 5, 8]);
+    let store = with_states(root);
+    let found = |first, most| {
+        let staged = store.stage(&text(40), first, most);
+        let (from, to) = staged.columns();
+        assert!((from..to).all(|column| staged.page(column) == Some(&page(column)[..])));
+        assert_eq!(staged.state().map(<[u8]>::to_vec), (to > from).then(|| state(to)));
+        (from, to)
+    };
+    assert_eq!(
+        [found(0, 10), found(0, 7), found(3, 2), found(8, 2), found(0, 1)],
+        [(0, 8), (0, 5), (3, 5), (8, 8), (0, 0)]
+    );
+    let counts = store.counts();
+    assert_eq!((counts.loaded, counts.states_loaded), (8 + 5 + 2, 3), "what is used");
+    let all = keys(store.first_key(), &text(40), SIZE);
+    let place = |key: &[u8; 32]| {
+        let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        root.join(&name[..2]).join(name)
+    };
+    fs::remove_file(place(&all[6])).expect("a page");
+    assert_eq!(found(0, 10), (0, 5), "up to where all pages are");
+    fs::write(place(&all[3]), "no page").expect("a page");
+    assert_eq!(found(0, 10), (0, 2));
+    assert_eq!(found(4, 3), (4, 5));
+    assert_eq!(
+        open(root, 1 << 30, b"model").stage(&text(40), 0, 9).columns(),
+        (0, 3),
+        "of a model without"
+    );
+}
+
+#[test]
+fn a_damaged_state_goes_and_the_one_before_is_taken() {
+    let root = TempDir::new().expect("a folder");
+    let root = root.path();
+    filled_with_states(root, &text(40), &[2, 5, 8]);
+    let states: Vec<PathBuf> = files(root)
+        .into_iter()
+        .filter(|one| one.extension().is_some())
+        .collect();
+    assert_eq!(states.len(), 3);
+    let store = with_states(root);
+    let key = keys(store.first_key(), &text(40), SIZE)[7];
+    let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    let deepest = root.join(&name[..2]).join(format!("{name}.state"));
+    let whole = fs::read(&deepest).expect("a state");
+    let page_file = fs::read(deepest.with_extension("")).expect("its page");
+    for (number, wrong) in [&whole[..99], &[&whole[..], &[1]].concat(), &page_file, &[0; 364]]
+        .iter()
+        .enumerate()
+    {
+        fs::write(&deepest, wrong).expect("a file");
+        let staged = store.stage(&text(40), 0, 10);
+        assert_eq!((staged.columns(), staged.state()), ((0, 5), Some(&state(5)[..])));
+        assert!(!deepest.exists() && store.counts().damaged == number as u64 + 1);
+    }
+    fs::create_dir(&deepest).expect("a folder in its place");
+    assert_eq!(
+        store.stage(&text(40), 0, 10).columns(),
+        (0, 5),
+        "that cannot be removed"
+    );
+    fs::remove_dir(&deepest).expect("a folder");
+    store.give(Kind::State, key, || state(8));
+    store.flush(PATIENCE);
+    assert_eq!(
+        store.stage(&text(40), 0, 10).columns(),
+        (0, 8),
+        "and it is written again"
+    );
+    let totals = Folder::existing(root)
+        .and_then(|folder| folder.verify())
+        .expect("a folder");
+    assert_eq!((totals.pages, totals.states, totals.damaged), (10, 3, 0));
+    assert_eq!(totals.bytes, 10 * (BYTES as u64 + 72) + 3 * (STATE as u64 + 72));
+    let gone = Folder::existing(root)
+        .and_then(|folder| folder.clear())
+        .expect("a folder");
+    assert_eq!((gone.pages, gone.states), (10, 3));
+    store.give(Kind::State, key, || state(8));
+    store.flush(PATIENCE);
+    assert_eq!(store.counts().states_written, 1, "as far as is known it is there");
+    assert_eq!(store.stage(&text(40), 0, 10).columns(), (0, 0));
+    assert!(
+        store.put_state(&text(40), 8, &state(8)[1..]).is_err() && store.put_state(&text(40), 0, &state(8)).is_err()
+    );
+}
+
+/// A state is given away where a step has saved it at the end of a page of a text that is the store's kind.
+#[test]
+fn a_slot_gives_away_the_states_that_it_saves() {
+    let root = TempDir::new().expect("a folder");
+    let store = Arc::new(with_states(root.path()));
+    let mut keeper = Keeper::new(Arc::clone(&store), 2);
+    let ids: Vec<u32> = (0..20).collect();
+    keeper.bind(1, &text(14), true, None);
+    keeper.computed(1, 0, &ids[..14], page);
+    keeper.saved(1, 8, || state(2));
+    keeper.saved(1, 13, || unreachable!("within a page"));
+    keeper.saved(1, 0, || unreachable!("before the first"));
+    keeper.bind(0, &text(14), false, None);
+    keeper.computed(0, 0, &ids[..8], |_| unreachable!("not the store's kind"));
+    keeper.saved(0, 8, || unreachable!("not the store's kind"));
+    store.flush(PATIENCE);
+    let staged = Arc::new(store.stage(&text(20), 0, 3));
+    assert_eq!((staged.columns(), staged.state()), ((0, 2), Some(&state(2)[..])));
+    keeper.bind(0, &text(14), true, Some(staged));
+    assert_eq!(
+        (keeper.staged_state(0), keeper.staged_state(1)),
+        (Some(&state(2)[..]), None)
+    );
+    keeper.computed(0, 8, &ids[8..14], page);
+    assert_eq!(keeper.staged_state(0), None, "it has begun");
 }

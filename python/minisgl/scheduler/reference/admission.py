@@ -10,7 +10,7 @@ is free or evictable. The ratio falls while that goes well and jumps after a ret
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minisgl.scheduler.reference.radix import Match, Node, RadixTree
 from minisgl.scheduler.reference.request import Request
@@ -35,6 +35,7 @@ class Chunk:
     num_found: int = 0  # pages that are cached, those of `match` and those that no checkpoint leads to
     num_covered: int = 0  # of the latter, those that the chunk computes again, into nothing
     num_loads: int = 0
+    begins_stored: bool = False  # with the state that is at hand behind the pages that are loaded
     cost: int = 0
 
     @property
@@ -54,14 +55,17 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
 
     Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-    the state alone: the row has those pages, and writes nothing to them. It loads nothing.
+    the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
+    tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
+    loaded at once.
     """
     size = tree.page_size
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     num_pages = len(request.pages)
-    match, num_found, num_loadable = _find(request, length, tree, step)
+    found = _find(request, length, tree, step)
+    match, num_found, num_loadable = found.match, found.num_found, found.num_loadable
     available = tree.num_available - match.num_unlocked
-    num_loads = min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
+    num_loads = num_loadable if found.has_state else min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
     remaining = length - (num_pages + len(match.pages) + num_loads) * size
     num_tokens = min(budget, remaining if num_loads == num_loadable else size)
     if num_tokens < remaining:
@@ -77,34 +81,47 @@ def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes:
     if len(match.pages) + num_covered + num_loads + num_new_pages > max_page_changes:
         return Chunk(match, 0, 0)
     cost = num_tokens + num_loads * size // LOADED_TOKENS
-    return Chunk(match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered, num_loads, cost)
+    return Chunk(
+        match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered, num_loads, found.has_state, cost
+    )
 
 
 def cached_len(request: Request, tree: RadixTree, step: int) -> int:
     """Tokens of a waiting request that `step` need not compute: they are cached, or at hand."""
-    match, _, num_loadable = _find(request, len(request.tokens), tree, step)
-    return (len(match.pages) + num_loadable) * tree.page_size
+    found = _find(request, len(request.tokens), tree, step)
+    return (len(found.match.pages) + found.num_loadable) * tree.page_size
 
 
-def _find(request: Request, length: int, tree: RadixTree, step: int) -> tuple[Match, int, int]:
-    """What of `length` tokens a row of `step` need not compute: the match, how many pages are cached, those among them
-    that no checkpoint leads to, and how many can be loaded behind the match."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to,
+    how many can be loaded behind the match, and whether it then begins with the state that is at hand."""
+
+    match: Match
+    num_found: int
+    num_loadable: int
+    has_state: bool = False
+
+
+def _find(request: Request, length: int, tree: RadixTree, step: int) -> _Found:
+    """Of `length` tokens, for a row of `step`."""
     num_pages = len(request.pages)
     max_match = (length - 1) // tree.page_size if request.uses_cache else 0
     start = request.handle or tree.root
     match = tree.match(start, request.tokens, num_pages, max_match, request.namespace)
     num_found = len(match.pages)
-    if tree.checkpoints is not None:
-        match = tree.beginning(start, match, step)
     available = tree.num_available - match.num_unlocked
-    return match, num_found, _num_loadable(request, tree, num_pages + len(match.pages), max_match, available)
-
-
-def _num_loadable(request: Request, tree: RadixTree, at: int, max_match: int, available: int) -> int:
-    """Pages of the request's text from page `at` on that can be loaded and leave a page to compute in."""
     first, end = request.stored
-    count = min(end, max_match) - at if first <= at and tree.checkpoints is None else 0
-    return count if 0 < count < available else 0
+    if tree.checkpoints is None:
+        count = min(end, max_match) - num_pages - num_found if first <= num_pages + num_found else 0
+        return _Found(match, num_found, count if 0 < count < available else 0)
+    saved = tree.beginning(start, match, step)
+    if num_pages + len(saved.pages) < end <= max_match and first <= num_pages + num_found:
+        before = tree.match(start, request.tokens, num_pages, end, request.namespace)
+        count = end - num_pages - len(before.pages)
+        if count < available:
+            return _Found(replace(before, num_unlocked=match.num_unlocked), num_found, count, has_state=True)
+    return _Found(saved, num_found, 0)
 
 
 Saves = list[tuple[int, int]]
@@ -151,17 +168,18 @@ def save_states(
     Slots come from other nodes, which may go for them: what is to stay is locked before."""
     node, first = begin
     saves: Saves = []
-    for border in _borders(request, chunk, first, tree, interval):
+    computed = first + chunk.num_loads
+    for border in _borders(request, chunk, computed, tree, interval):
         slot = tree.save(tree.match(node, request.tokens, first, border, request.namespace), step)
         if slot is not None:
-            saves.append(((border - first) * tree.page_size, slot))
+            saves.append(((border - computed) * tree.page_size, slot))
     return saves
 
 
 def _borders(request: Request, chunk: Chunk, first: int, tree: RadixTree, interval: int) -> list[int]:
     """After which pages of its text a chunk that computes from page `first` on saves its state: every `interval`
     tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
-    checkpoint."""
+    checkpoint. One that begins with what was at hand saves that, too."""
     if tree.checkpoints is None or not request.uses_cache:
         return []
     size, step = tree.page_size, interval // tree.page_size
@@ -170,7 +188,8 @@ def _borders(request: Request, chunk: Chunk, first: int, tree: RadixTree, interv
     found.update(range(first // step * step + step, last + 1, step))
     if chunk.num_found > len(chunk.match.pages):
         found.add(first - len(chunk.match.pages) + chunk.num_found)
-    return sorted(border for border in found if first < border <= last)
+    own = {first} if chunk.begins_stored else set[int]()
+    return sorted(own | {border for border in found if first < border <= last})
 
 
 class ReserveRatio:

@@ -24,7 +24,7 @@ class PrefillRow:
     first_column: int
     samples: bool  # its chunk reaches the end of the known sequence
     num_covered: int  # of its tokens, the first ones whose KV is cached: it writes none for them
-    begins: int | None  # the checkpoint that its state begins with, -1 for a clear one; None if it has its state
+    begins: int | None  # the checkpoint that its state begins with, as in the plan; None if it has its state
     saves: list[tuple[int, int]]  # tokens into the row, and to which checkpoint its state goes then
     num_loads: int = 0  # pages before its tokens that are loaded
 

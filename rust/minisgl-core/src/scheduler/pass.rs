@@ -11,7 +11,7 @@ use crate::numbers::{ToI32, ToI64, ToU32, ToU64, ToUsize};
 use crate::ranking::num_candidates;
 use crate::request::{Index, State, Tail};
 use crate::retraction;
-use crate::step::{Plan, RingEntry};
+use crate::step::{FROM_STORE, Plan, RingEntry};
 
 impl Scheduler {
     /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
@@ -272,8 +272,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The checkpoint with which a request goes on, or -1 for nothing; none if with the state that it has.
+    /// The checkpoint with which a request goes on, or what is at hand, or -1 for nothing; none if with the state that
+    /// it has.
     fn begin(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
+        if chunk.begins_stored {
+            return Some(FROM_STORE);
+        }
         let tree = &mut self.state.tree;
         let found = !chunk.found.pages.is_empty();
         if tree.checkpoints.is_none() || (num_pages > 0 && !found) {

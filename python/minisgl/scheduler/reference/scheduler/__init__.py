@@ -159,7 +159,10 @@ class ReferenceControlPlane:
 
     def cached_pages(self, tokens: Int32Array) -> int:
         tree = self.state.tree
-        return len(tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size).pages)
+        match = tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size)
+        if tree.checkpoints is not None:
+            match = tree.beginning(tree.root, match, (self._last_step or 0) + 1)
+        return len(match.pages)
 
     def check(self) -> None:
         self._require_alive()

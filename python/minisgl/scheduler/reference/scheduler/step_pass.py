@@ -12,6 +12,7 @@ from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
+from minisgl.step import FROM_STORE
 
 
 class StepPass:
@@ -192,7 +193,10 @@ class StepPass:
         decided.num_prefill_page_changes += chunk.num_page_changes
 
     def _begin(self, request: Request, chunk: admission.Chunk) -> int | None:
-        """The checkpoint with which the request goes on, or none and so from nothing; None if with the state it has."""
+        """The checkpoint with which the request goes on, or what is at hand, or none and so from nothing; None if with
+        the state it has."""
+        if chunk.begins_stored:
+            return FROM_STORE
         checkpoints = self.state.tree.checkpoints
         if checkpoints is None or (request.pages and not chunk.match.pages):
             return None
