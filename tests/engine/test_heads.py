@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SCORE, SamplingParams
-from tests.helpers.encoders import CROSS_ENCODERS, hidden_states, judging, tiny_cross_encoder, tiny_encoder
+from tests.helpers.encoders import (
+    CROSS_ENCODERS,
+    hidden_states,
+    judging,
+    tiny_cross_encoder,
+    tiny_encoder,
+    with_dense,
+)
 from tests.helpers.engines import Collector, load
 from tests.helpers.models import reference_logits, save, tiny_model
 
@@ -78,22 +84,6 @@ def test_the_score_of_two_tokens_is_the_difference_of_their_logits(name: str, tm
     engine, _ = load("cpu", judging(folder, true_token_id=yes, false_token_id=None), num_pages=10)
     assert engine.info.kind == "decoder"  # a single token's logit is no probability
     engine.close()
-
-
-def with_dense(folder: Path, activations: tuple[str, ...], sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
-    weights = []
-    for i, (name, size, inputs) in enumerate(zip(activations, sizes, (64, *sizes), strict=False)):
-        own = folder / f"{i + 2}_Dense"
-        own.mkdir()
-        (own / "config.json").write_text(json.dumps({"in_features": inputs, "activation_function": name}))
-        weights.append(torch.randn(size, inputs, generator=torch.Generator().manual_seed(i)) / 8)
-        tensors = {"linear.weight": weights[-1]} | ({"linear.bias": torch.arange(size) / 9.0} if i == 0 else {})
-        save_file(tensors, own / "model.safetensors")
-        modules.append({"path": own.name, "type": "sentence_transformers.models.Dense"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    return weights
 
 
 def test_dense_layers_are_behind_the_pooling(tmp_path: Path) -> None:

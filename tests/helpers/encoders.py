@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.helpers.models import randomised
@@ -129,6 +130,26 @@ def judging(folder: Path, **ids: int | None) -> Path:
     (folder / SCORED).mkdir(exist_ok=True)
     (folder / SCORED / "config.json").write_text(json.dumps(ids))
     return folder
+
+
+def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Tensor]:
+    """With dense layers behind the pooling, as sentence-transformers has them; their weights. `bias`: of the first."""
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    weights = []
+    for i, (name, size, inputs) in enumerate(zip(activations, sizes, (64, *sizes), strict=False)):
+        own = folder / f"{i + 2}_Dense"
+        own.mkdir()
+        said = {"in_features": inputs, "out_features": size, "activation_function": name}
+        (own / "config.json").write_text(json.dumps(said))
+        weights.append(torch.randn(size, inputs, generator=torch.Generator().manual_seed(i)) / 8)
+        tensors = {"linear.weight": weights[-1]} | (
+            {"linear.bias": torch.arange(size) / 9.0} if bias and i == 0 else {}
+        )
+        save_file(tensors, own / "model.safetensors")
+        modules.append({"path": own.name, "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return weights
 
 
 def hidden_states(model: Any, ids: Sequence[int]) -> Tensor:

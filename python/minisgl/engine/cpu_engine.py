@@ -221,7 +221,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         config = msgspec.structs.replace(config, kv_dtype="f32")
     if has_text_half(model.architecture) or model.other_half:
         say("text only: what sees is not loaded")
-    if model.left_out and not model.both_ways:
+    if model.left_out and kind == "decoder":
         say("one token a step: what predicts further ones (MTP) is not loaded")
     texts = text_folder(config, folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)

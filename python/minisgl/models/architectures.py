@@ -381,7 +381,7 @@ def _qwen3(raw: Raw) -> dict[str, Any]:
 
 def _qwen3_classes(raw: Raw) -> dict[str, Any]:
     """Files have no head for text; whoever wants the one of labels reads it (`engine/heads.py`)."""
-    return {**_qwen3(raw), "tie_word_embeddings": True, "left_out": ("score.",)}
+    return {**_qwen3(raw), "tie_word_embeddings": True, "left_out": ("score.", "cls.")}
 
 
 def _qwen3_moe(raw: Raw) -> dict[str, Any]:
@@ -1038,7 +1038,7 @@ def _bert(raw: Raw) -> dict[str, Any]:
         "activation": _either_gelu(raw, "gelu"),
         "learned_positions": int(raw["max_position_embeddings"]),
         "token_types": (kinds := int(raw.get("type_vocab_size", 2))),
-        "pair_types": kinds > 1,
+        "pair_types": kinds > 1 and bool(raw.get("pair_types", True)),  # a name of our own, for what says bert
     }
 
 
@@ -1155,7 +1155,7 @@ def _gemma3_text(raw: Raw) -> dict[str, Any]:
         return _gemma3(raw)
     window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
     found = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
-    return {**found, "both_ways": True}
+    return {**found, "both_ways": True, "left_out": ("dense_2.", "dense_3.")}
 
 
 def _llama4(raw: Raw) -> dict[str, Any]:

@@ -581,7 +581,8 @@ def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 def _bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """Files of RoBERTa and XLM-R say bert, too: the rows of positions that are nobody's are cut off."""
     _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
-    return {"hidden_act": "gelu", **_token_types(fields, shapes)}
+    own = fields.text("tokenizer.ggml.model", "") == "bert"
+    return {"hidden_act": "gelu", "pair_types": own, **_token_types(fields, shapes)}
 
 
 def _token_types(fields: Fields, shapes: Shapes) -> dict[str, Any]:

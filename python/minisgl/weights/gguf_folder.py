@@ -1,5 +1,5 @@
-"""A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone.
-The tensors stay in the file; `gguf_import` makes folders with weights.
+"""A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone,
+and the heads of encoders (`gguf_heads`). The other tensors stay in the file; `gguf_import` makes folders with weights.
 
 Invariants: the folder appears whole or not at all, and stands for one model as it is now: its path, the sizes and times
 of its parts, the header of the first.
@@ -18,8 +18,9 @@ from minisgl import _rust, envs
 from minisgl.config import ConfigError
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
+from minisgl.weights.gguf_heads import with_head, write_heads
 
-FORMAT = "7"  # part of the key: a change of what is written makes new folders
+FORMAT = "8"  # part of the key: a change of what is written makes new folders
 BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
@@ -53,7 +54,12 @@ def gguf_file(folder: Path) -> Path | None:
 
 
 def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
-    write_text_files(file, read_header(file), folder, own_tokenizer)
+    header = read_header(file)
+    write_text_files(file, header, folder, own_tokenizer)
+    try:
+        write_heads(header, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{file.name}: {error}") from error
     (folder / SOURCE).write_text(json.dumps({"gguf": str(file)}), encoding="utf-8")
 
 
@@ -74,7 +80,7 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
     try:
         fields = Fields(header["metadata"])
         shapes = {name: shape for name, (_, shape) in header["tensors"].items()}
-        config = config_of(fields, shapes, _factors(header))
+        config = with_head(config_of(fields, shapes, _factors(header)), fields, shapes)
         generation: dict[str, Any] = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
         if len(ends := end_ids(fields)) > 1:
             generation["eos_token_id"] = ends

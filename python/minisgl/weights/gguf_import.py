@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
+from minisgl.weights.stored import head_of
 
 FORMAT = "8"  # part of the key: a change of what is written makes new folders
 Floats = npt.NDArray[np.float32]
@@ -97,7 +97,8 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
         opened = {
             part: stack.enter_context(part.open("rb")) for part in {place[0] for place in header["places"].values()}
         }
-        out.write(_head(names))
+        # by hand: the library wants all tensors in memory at once; a dequantised model is several times its file
+        out.write(head_of(part for parts in names.values() for part in parts))
         for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
             heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
@@ -143,19 +144,6 @@ def decode(kind: str, data: bytes, row_bytes: int) -> Floats:
 
         rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)
         return np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]), np.float32)
-
-
-def _head(names: Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]) -> bytes:
-    """The head of a safetensors file of float32 tensors, which follow in this order. Written by hand because the
-    library wants all tensors in memory at once; a dequantised model is several times its file."""
-    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in (part for parts in names.values() for part in parts):
-        start, end = end, end + 4 * math.prod(shape)
-        head[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    return len(text).to_bytes(8, "little") + text
 
 
 def _names(

@@ -293,10 +293,15 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
         for name, default in adds.items()
     }
     if any(around.values()):
-        one, other = ([*around["bos"], part, *around["eos"], *around["sep"]] for part in ("$A", "$B"))
+        begin_with, end, between = around["bos"], around["eos"], around["sep"]
+        if kind == "bert":  # its separator is what ends a text
+            end, between = end or between, []
+        elif pre == "modern-bert":  # has it between two texts as BERT, whatever its files say
+            between = []
+        one = [*begin_with, "$A", *end]
         special = {token: tokens.index(token) for added in around.values() for token in added}
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=one, pair=one + other, special_tokens=list(special.items())
+            single=one, pair=[*one, *between, "$B", *end], special_tokens=list(special.items())
         )
     if template := fields.text("tokenizer.chat_template", ""):
         config["chat_template"] = template

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files: what a file's head says of them, and their numbers.
+"""Tensors of safetensors files: what a file's head says of them, and their numbers; small files of such.
 
 Invariants: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
 imported: the CPU engine has neither.
@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -117,6 +117,25 @@ def stored_tensors(path: Path) -> list[Stored]:
             return [_stored(path, name, one, begin, size) for name, one in head.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path.name}: is no sound safetensors file: {error}") from error
+
+
+def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
+    """The head of a file of float32 tensors, which follow in this order."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes:
+        start, end = end, end + 4 * math.prod(shape)
+        head[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    with path.open("wb") as file:
+        file.write(head_of((name, one.shape) for name, one in tensors.items()))
+        for one in tensors.values():
+            file.write(np.ascontiguousarray(one, "<f4").data)
 
 
 def _stored(path: Path, name: str, said: Mapping[str, Any], begin: int, size: int) -> Stored:

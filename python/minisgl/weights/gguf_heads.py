@@ -1,0 +1,108 @@
+"""What a GGUF file has behind its model, as the files of others say it: the classes of cross encoders, Qwen3-Reranker's
+two words, the dense layers of sentence-transformers. These are small, so they are copied into the folder.
+
+Invariants: a head of which the file lacks a part is refused, or it would give scores that are not the model's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl import _rust
+from minisgl.config import ConfigError
+from minisgl.weights.gguf_config import Fields, Shapes
+from minisgl.weights.stored import write_tensors
+
+Floats = npt.NDArray[np.float32]
+SCORE, DENSE, POOLED = "cls.output", ("dense_2", "dense_3"), "cls"
+_CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "bert": ("BertForSequenceClassification", {POOLED: "bert.pooler.dense", SCORE: "classifier"}),
+    "modern-bert": (
+        "ModernBertForSequenceClassification",
+        {POOLED: "head.dense", "cls.norm": "head.norm", SCORE: "classifier"},
+    ),
+    "qwen3": ("Qwen3ForSequenceClassification", {SCORE: "score"}),
+}
+"""By `general.architecture`: who computes it, and what that one's checkpoints call the parts."""
+_YES_NO = ["yes", "no"]
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_MODULES = "sentence_transformers.models"
+
+
+def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[str, Any]:
+    """config.json of a file that gives scores, if it is one. Raises `ConfigError`."""
+    if f"{SCORE}.weight" not in shapes:
+        return config
+    if (known := _CLASSES.get(fields.architecture)) is None:
+        raise ConfigError(f"tensor {SCORE}.weight: scores of this architecture are not imported")
+    named, parts = known
+    if missing := [part for part in parts if f"{part}.weight" not in shapes]:
+        why = "scores without it are not the model's (converters leave BERT's pooler out): use its safetensors"
+        raise ConfigError(f"tensor {missing[0]}.weight is missing: {why}")
+    labels = fields.texts(key) if fields.has(key := fields.own("classifier.output_labels")) else []
+    if fields.architecture == "qwen3":
+        _check_judge(fields, shapes, labels)
+        labels = []
+    found = {**config, "architectures": [named], "classifier_pooling": "mean"}
+    return {**found, "id2label": {str(i): label for i, label in enumerate(labels)}} if labels else found
+
+
+def _check_judge(fields: Fields, shapes: Shapes, labels: Sequence[str]) -> None:
+    """The two words that Qwen3-Reranker answers, and the form that it is asked in."""
+    if list(labels) != _YES_NO or shapes[f"{SCORE}.weight"][0] != len(_YES_NO):
+        raise ConfigError(f"{fields.own('classifier.output_labels')}: {labels}: only {_YES_NO} are imported")
+    form = fields.text("tokenizer.chat_template.rerank", "")
+    if "<Instruct>: " not in form or "\n<Query>: {query}\n<Document>: {document}<|im_end|>\n" not in form:
+        raise ConfigError("tokenizer.chat_template.rerank: is not the form of Qwen3-Reranker")
+
+
+def write_heads(header: _rust.GgufHeader, folder: Path) -> None:
+    """Files beside config.json. Raises `ConfigError`."""
+    tensors, architecture = header["tensors"], header["metadata"]["general.architecture"]
+    if f"{SCORE}.weight" in tensors:
+        own = {
+            f"{theirs}.{what}": _read(header, name)
+            for part, theirs in _CLASSES[architecture][1].items()
+            for what in ("weight", "bias")
+            if (name := f"{part}.{what}") in tensors
+        }
+        if architecture == "qwen3":  # the difference of both logits, whose sigmoid is the share of the first
+            yes, no = own.pop("score.weight")
+            own = {"score.weight": (yes - no)[None]}
+        write_tensors(folder / "heads.safetensors", own)
+    if dense := [name for name in DENSE if f"{name}.weight" in tensors]:
+        _write_dense(header, folder, dense)
+
+
+def _write_dense(header: _rust.GgufHeader, folder: Path, dense: Sequence[str]) -> None:
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *((f"{name[-1]}_Dense", "Dense") for name in dense)]
+    modules.append(("4_Normalize", "Normalize"))
+    said = [{"path": path, "type": f"{_MODULES}.{kind}"} for path, kind in modules]
+    (folder / "modules.json").write_text(json.dumps(said), encoding="utf-8")
+    for name in dense:
+        place = folder / f"{name[-1]}_Dense"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps({"activation_function": _IDENTITY}), encoding="utf-8")
+        write_tensors(place / "model.safetensors", {"linear.weight": _read(header, f"{name}.weight")})
+
+
+def _read(header: _rust.GgufHeader, name: str) -> Floats:
+    kind, shape = header["tensors"][name]
+    place, start, end = header["places"][name]
+    with place.open("rb") as opened:
+        opened.seek(start)
+        data = opened.read(end - start)
+    try:
+        found: Floats = np.frombuffer(_rust.decode_blocks(kind, data), "<f4").astype(np.float32)
+    except ValueError as error:
+        raise ConfigError(f"tensor {name}: {error}") from error
+    if found.size != math.prod(shape):
+        raise ConfigError(f"tensor {name}: the file has become shorter")
+    return found.reshape(shape)
