@@ -7,6 +7,7 @@ that has batches of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +25,11 @@ from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said
 from minisgl.server.batches.store import Store
 from minisgl.server.errors import ApiError, install_handlers
+
+ENDED_S = 10.0
+"""From the end of a connection to that of its server."""
+ENGINE_DIED = 1
+"""The exit code of a server whose engine did."""
 
 
 class _Body(msgspec.Struct):
@@ -58,10 +64,13 @@ class BatchesOfSeveral:
             return Said(503, b"")
         with lease:
             asked.submitted.set()  # its server encodes one text after the other
+            server = lease.ready.result()
             try:
-                return await self._at(lease.ready.result().address, asked, key)
-            except Lost:  # others had its room, or it died
-                return Said(503, b"")
+                return await self._at(server.address, asked, key)
+            except Lost:  # others had its room, or its engine died
+                await asyncio.wait({server.ended}, timeout=ENDED_S)
+                died = server.ended.done() and server.ended.result() == ENGINE_DIED
+                return Said(503, b"", engine_died=died)
 
     def _model(self, body: bytes) -> Model:
         """Raises `ApiError` 404."""

@@ -238,7 +238,7 @@ async def _serve(
     if demo is not None:
         demo.stop()
     if app.batches is not None:
-        await app.batches.stop()
+        await app.batches.stop(engine_died=died.done())
     if not died.done() and not stop.done():
         await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():

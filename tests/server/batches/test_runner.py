@@ -128,6 +128,78 @@ def test_killed_a_hundred_times(tmp_path: Path) -> None:
     check_killed(tmp_path, num_kills=100, num_lines=5000, seed=2)
 
 
+# --------------------------------------------------------------------------------------------------- engines that die
+
+
+KILLER = 7
+
+
+def test_a_line_that_kills_its_engine_is_not_asked_for_ever(tmp_path: Path) -> None:
+    """Each server ends with its engine; the next one goes on. Lines that were under way, too, are asked again alone."""
+    asked: Counter[int] = Counter()
+    beside: list[int] = []
+
+    async def serve(engine_died: bool) -> BatchInfo:
+        now, reached = set[int](), asyncio.Event()
+
+        async def endpoint(one: Asked) -> Said:
+            number = one.line.number
+            asked[number] += 1
+            now.add(number)
+            one.submitted.set()
+            for _ in range(20):  # the others are under way, too
+                await asyncio.sleep(0)
+            if number == KILLER:
+                beside.append(len(now) - 1)
+                reached.set()
+                await asyncio.Event().wait()
+            now.discard(number)
+            return await echo(one)
+
+        async with running(tmp_path, endpoint) as runner:
+            if not runner.state.store.batches(""):
+                add(runner.state.store, "a", 30)
+            runner.start()
+            over = asyncio.ensure_future(ended(runner, "a"))
+            await asyncio.wait({over, asyncio.ensure_future(reached.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            if not over.done():
+                over.cancel()
+                await runner.stop(engine_died=engine_died)
+            found = runner.state.store.batch("a", "")
+            assert found is not None
+            return found
+
+    for engine_died in (True, False, False, False, True, True):  # a stop is nobody's fault
+        assert asyncio.run(serve(engine_died)).ended_at is None
+    found = asyncio.run(serve(True))
+    assert (found.status, found.completed, found.failed) == ("completed", 29, 1)
+    assert asked[KILLER] == 3 + runners.MAX_DEATHS
+    assert beside[0] > 0 and not any(beside[1:])
+    store = Store.open(str(tmp_path))
+    [line] = content(store, found.error_file_id)
+    assert line["custom_id"] == f"line {KILLER - 1}" and line["response"] is None
+    assert line["error"]["code"] == "engine_died" and "3 times" in line["error"]["message"]
+    assert store.deaths("a") == {}
+    store.close()
+
+
+def test_a_server_of_several_models_outlives_an_engine(tmp_path: Path) -> None:
+    asked: Counter[int] = Counter()
+
+    async def endpoint(one: Asked) -> Said:
+        asked[one.line.number] += 1
+        return Said(503, b"", 0.0, engine_died=True) if one.line.number == KILLER else await echo(one)
+
+    async def run() -> BatchInfo:
+        async with running(tmp_path, endpoint) as runner:
+            add(runner.state.store, "a", 20)
+            runner.start()
+            return await ended(runner, "a")
+
+    found = asyncio.run(run())
+    assert (found.completed, found.failed, asked[KILLER]) == (19, 1, runners.MAX_DEATHS)
+
+
 # ---------------------------------------------------------------------------------------------------- turns and limits
 
 

@@ -133,10 +133,10 @@ class Batches:
     def start(self) -> None:
         self.runner.start()
 
-    async def stop(self) -> None:
-        """What runs is cut off, and goes on with the next server."""
+    async def stop(self, *, engine_died: bool = False) -> None:
+        """What runs is cut off, and goes on with the next server. `engine_died`: which is why."""
         self._is_stopped = True
-        await self.runner.stop()
+        await self.runner.stop(engine_died=engine_died)
         self.state.close()
 
     def here(self, request: Request) -> Batches:

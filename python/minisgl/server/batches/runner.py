@@ -1,9 +1,9 @@
 """Runs batches: their lines go the way of any other request of their endpoint, a few at a time and in the background,
 and come back as answers that are kept.
 
-Invariants: a line is asked again until its answer is on the disk, and has one answer there, whenever the process ends;
-what says that there is no room now (429, 503) is no answer; keys take turns, line by line; a batch that has ended has
-each of its lines once, in its output or its errors.
+Invariants: a line is asked again until its answer is on the disk, and has one answer there, whenever the process ends,
+unless engines keep dying while they have it; what says that there is no room now (429, 503) is no answer; keys take
+turns, line by line; a batch that has ended has each of its lines once, in its output or its errors.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ ROOM_S = 1.0
 """How often it is looked whether there is more room, of which nobody tells."""
 AGAIN = frozenset({429, 503})
 """There is no room for a line now."""
+NO_ROOM = 429
+"""The engine did not get the line."""
+MAX_DEATHS = 3
+"""Of engines that had a line; then it is not asked again. The first may be another line's doing: of all that were under
+way each is asked with no other of them beside it from then on. The second may be chance, or that of a request which is
+no line; twice in a row, alone, is the line's own."""
 _LEFT: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),
@@ -55,11 +61,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The answer to a line; `retry_after_s` where there was no room."""
+    """The answer to a line; `retry_after_s` where there was no room; `engine_died`: with the line, under a server that
+    goes on."""
 
     status: int
     body: bytes
     retry_after_s: float = 1.0
+    engine_died: bool = False
 
     @classmethod
     def of(cls, status: int, body: bytes, retry_after: bytes | None) -> Said:
@@ -153,6 +161,7 @@ class Runner:
         self.quota = quota
         self.max_line_bytes = max_line_bytes
         self.clock = clock
+        self.suspects = asyncio.Lock()  # of lines that an engine died with: one is asked at a time
         self.broken: dict[str, str] = {}  # batches that failed, and nothing could be written about it; why
         self.num_answered = self.num_failed = 0  # lines, since it began
         self._open: dict[str, BatchInfo] = {}  # as of the last look
@@ -164,11 +173,19 @@ class Runner:
     def start(self) -> None:
         self._main = asyncio.create_task(self._look_forever())
 
-    async def stop(self) -> None:
-        """Lines under way are cut off: they are asked again by who comes next. Idempotent."""
+    async def stop(self, *, engine_died: bool = False) -> None:
+        """Lines under way are cut off: they are asked again by who comes next. `engine_died`: which is why, and one of
+        them may be to blame. Idempotent."""
         main, self._main = self._main, None
-        if main is not None:
-            await _ended(main, *self._tasks)
+        if main is None:
+            return
+        under_way = [(one.info.id, line) for one in self._running.values() for line in sorted(one.under_way)]
+        await _ended(main, *self._tasks)
+        if engine_died:
+            try:
+                await self.state.run(lambda store: store.blame(under_way))
+            except (OSError, sqlite3.Error) as error:
+                _log.warning("batches: that the engine died is not written: %s", said_of(error))
 
     def wake(self) -> None:
         """There is a new batch."""
@@ -243,6 +260,7 @@ class _Batch:
         self._end: asyncio.Future[tuple[Status, str]] = asyncio.get_running_loop().create_future()
         self._pending: list[_Pending] = []  # not written yet
         self._writer: asyncio.Task[None] | None = None
+        self.under_way: set[int] = set()  # numbers of lines that were given to the engine, without answers
 
     def end(self, status: Status, reason: str = "") -> None:
         """Before its lines are all answered. The first one counts."""
@@ -272,34 +290,55 @@ class _Batch:
     async def _ask_all(self) -> None:
         path = self._state.store.path(self.info.input_file_id)
         done = await self._state.run(lambda store: store.answered(self.info.id))
+        deaths = await self._state.run(lambda store: store.deaths(self.info.id))
         async with asyncio.TaskGroup() as group, _windows(path, self._runner.max_line_bytes, done) as each:
             while window := await each():
-                for line in window:
+                for line in sorted(window, key=lambda line: line.number not in deaths):
                     asked = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
+                    if line.number in deaths:
+                        await self._ask(asked, deaths[line.number])
+                        continue
                     group.create_task(self._ask(asked))
                     # texts are encoded one after the other: who waits for an answer waits for one of them at most
                     await asked.submitted.wait()
 
-    async def _ask(self, asked: Asked) -> None:
+    async def _ask(self, asked: Asked, deaths: int = 0) -> None:
+        """`deaths`: of engines that had this line. Others have its turn while it waits for room."""
+        number = asked.line.number
         try:
-            while not await self._has_said(asked):
-                pass
+            while deaths < MAX_DEATHS:
+                async with self._runner.suspects if deaths else contextlib.nullcontext():
+                    said = await self._once(asked)
+                if said is None:
+                    return
+                if said.engine_died:
+                    deaths += 1
+                    await self._state.run(lambda store: store.blame([(self.info.id, number)]))
+                await asyncio.sleep(said.retry_after_s)
+            message = f"the engine died {deaths} times while it had this line: it is not asked again"
+            error = {"code": "engine_died", "message": message}
+            await self._keep(Answer(number, False, _shown(asked.line, None, error)))
         finally:
+            self.under_way.discard(number)
             asked.submitted.set()
 
-    async def _has_said(self, asked: Asked) -> bool:
-        """Whether its answer is kept; else there was no room. Others have its turn while it waits for more."""
+    async def _once(self, asked: Asked) -> Said | None:
+        """None: its answer is kept; else there was no room."""
+        number = asked.line.number
         async with self._runner.slots:
+            self.under_way.add(number)
             said = await self._runner.endpoint(asked)
-            if said.status not in AGAIN:
-                asked.submitted.set()
-                is_ok = said.status == 200
-                response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
-                text = _shown(asked.line, response, None)
-                await self._keep(Answer(asked.line.number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
-                return True
-        await asyncio.sleep(said.retry_after_s)
-        return False
+            if said.status == NO_ROOM:
+                self.under_way.discard(number)
+            if said.status in AGAIN:
+                return said
+            self.under_way.discard(number)
+            asked.submitted.set()
+            is_ok = said.status == 200
+            response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
+            text = _shown(asked.line, response, None)
+            await self._keep(Answer(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
+            return None
 
     async def _keep(self, answer: Answer) -> None:
         """Return when it is on the disk."""

@@ -44,6 +44,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, bytes INTEGER NOT NULL, doc BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT NOT NULL, open INTEGER NOT NULL, doc BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (batch TEXT, line INTEGER, ok INTEGER, answer BLOB, PRIMARY KEY (batch, line));
+CREATE TABLE IF NOT EXISTS deaths (batch TEXT, line INTEGER, count INTEGER NOT NULL, PRIMARY KEY (batch, line));
 """
 
 
@@ -294,6 +295,16 @@ class Store:
         """The numbers of the lines that have their answers."""
         return {line for (line,) in self._db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
 
+    def blame(self, lines: Iterable[tuple[str, int]]) -> None:
+        """An engine died that had these lines, by batch and number."""
+        with self._writing() as db:
+            added = "INSERT INTO deaths VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
+            db.executemany(added, lines)
+
+    def deaths(self, batch_id: str) -> dict[int, int]:
+        """By the number of a line: how many engines died that had it."""
+        return dict(self._db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
+
     def record(self, batch: BatchInfo, answers: Iterable[Answer]) -> BatchInfo:
         """All of these answers, or none; of a line that has one nothing changes. Returns the batch as it is now."""
         with self._writing() as db:
@@ -330,7 +341,8 @@ class Store:
                 if info is not None:
                     _put_file(db, info)
             _put_batch(db, ended)
-            db.execute("DELETE FROM answers WHERE batch = ?", (batch.id,))
+            for table in ("answers", "deaths"):
+                db.execute(f"DELETE FROM {table} WHERE batch = ?", (batch.id,))
         return ended
 
     def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
