@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
 from tests.helpers.clients import langchain_standard, node_command, python_command, report
+from tests.helpers.seconds import WAIT_S
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -17,6 +19,11 @@ CITY: dict[str, Any] = {
         "rank": {"type": "integer", "minimum": 0, "maximum": 99},
     },
     "required": ["name", "rank"],
+}
+RANKED = {  # as in programs/rerankers.py
+    "query": "What is the capital of France?",
+    "documents": ["Bread is made of flour.", "Paris is the capital of France.", "The train to Lyon is late."],
+    "top_n": 2,
 }
 WITLESS = (
     *("test_invoke", "test_ainvoke", "test_stream[", "test_astream[", "test_batch", "test_conversation"),
@@ -103,3 +110,24 @@ def test_cohere(url: str) -> None:
     best, second = found["ClientV2"]
     assert best[0] == 1 and best[1] > second[1]  # Paris
     assert found["Client"] == found["ClientV2"]
+
+
+@pytest.mark.timeout(CLIENT_S)
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [
+        ("langchain-cohere", "langchain_cohere"),
+        ("llama-index-rerank", "llama_index_cohere"),
+        ("llama-index-rerank", "llama_index_jina"),
+        ("litellm", "litellm_cohere"),
+        ("litellm", "litellm_jina"),
+        ("litellm", "litellm_vllm"),
+        ("haystack", "haystack_cohere"),
+        ("haystack", "haystack_jina"),
+    ],
+)
+def test_rerankers_of_frameworks(client: str, kind: str, url: str) -> None:
+    best, second = report([*python_command(client), "programs/rerankers.py", kind], url)
+    wanted = httpx.post(f"{url}/v1/rerank", json=RANKED, timeout=WAIT_S).json()["results"]
+    assert [best, second] == [[one["index"], pytest.approx(one["relevance_score"], abs=1e-6)] for one in wanted]
+    assert best[0] == 1  # Paris
