@@ -22,6 +22,7 @@ import httpx
 import openai
 import pytest
 
+from minisgl.server.batches.runner import MAX_DEATHS
 from tests.helpers import batches
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
@@ -187,6 +188,11 @@ def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI) -> None:
         ann.batches.cancel(batch_id)
 
 
+def runs_one(server: ServerProcess) -> bool:
+    """Whether its engine has one request."""
+    return bool(httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["engine"]["num_running"] == 1)
+
+
 def lines_of(server: ServerProcess) -> dict[str, float]:
     text = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer sk-ann"}, timeout=WAIT_S).text
     found = re.findall(r"^minisgl:batch_lines_(\w+) (\S+)$", text, re.MULTILINE)
@@ -243,6 +249,33 @@ def test_stopped_and_killed_again_and_again(tmp_path: Path) -> None:
     goes_on(tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 5], 2000, random.Random(2))
 
 
+@pytest.mark.slow
+def test_three_engines_die_with_a_line(tmp_path: Path) -> None:
+    """Each ends its server; the fourth server says so in place of an answer."""
+    (tmp_path / "slow.yaml").write_text(
+        "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[1]]]}\n"
+    )
+    sim = ("--engine", "sim", "--sim-profile", str(tmp_path / "slow.yaml"), "--max-seq-len", "4000000")
+    flags = (*sim, "--num-pages", "260000", "--state-dir", str(tmp_path / "state"))
+    batch_id = ""
+    for _ in range(MAX_DEATHS):
+        server = ServerProcess(flags)
+        try:
+            with batches.client(server) as api:
+                if not batch_id:
+                    batch_id = batches.begin(api, [batches.request(0, "a", max_tokens=3_000_000, ignore_eos=True)])
+                until(partial(runs_one, server), "the line does not run")
+            for child in server.children():
+                child.kill()
+            assert server.process.wait(WAIT_S) == 1
+        finally:
+            server.kill()
+    with serving(*flags) as server, batches.client(server) as api:
+        until(lambda: api.batches.retrieve(batch_id).status == "completed", "the line is asked again")
+        file_id = api.batches.retrieve(batch_id).error_file_id
+        assert file_id is not None and '"engine_died"' in api.files.content(file_id).text
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -277,12 +310,7 @@ def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
     with serving(*sim, *rows) as server, batches.client(server) as api:
         long = {"max_tokens": 20_000, "ignore_eos": True}
         batch_id = batches.begin(api, [batches.request(i, "a", **long) for i in range(3)])
-
-        def running() -> int:
-            engine: int = httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["engine"]["num_running"]
-            return engine
-
-        until(lambda: running() == 1, "no line runs")
+        until(partial(runs_one, server), "no line runs")
         api.completions.create(model="smollm2", prompt="b", max_tokens=20, extra_body={"ignore_eos": True})
         assert counts(api, batch_id) == (0, 3)
         assert "minisgl:ttft_seconds_count 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
