@@ -178,3 +178,22 @@ def test_the_command(engine: EngineConfig, mooncake: str, tmp_path: Path, capsys
 def test_settings_that_cannot_be(flags: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         bench.main(["simulate", *flags])
+
+
+def test_loads_are_shares_of_what_it_can_do(engine: EngineConfig, tmp_path: Path) -> None:
+    """One row and requests of one step each: by hand, 100 requests a second."""
+    lines = [{"timestamp": 1000 * i, "input_length": 8, "output_length": 1, "hash_ids": [i]} for i in range(40)]
+    file = tmp_path / "even.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = Simulation(
+        engine=msgspec.structs.replace(engine, max_running_requests=1), trace=str(file), loads=(0.5, 2.0)
+    )
+    found = simulate(settings)
+    assert found["capacity_req_s"] == pytest.approx(100, rel=0.05)
+    half, twice = found["runs"]
+    assert (half["load"], twice["load"]) == (0.5, 2.0) and half["time_scale"] * 4 == pytest.approx(twice["time_scale"])
+    assert half["ttft_s"]["max"] < 0.03 and twice["ttft_s"]["max"] > 0.15
+    assert half["fairness"] > 0.9 > twice["fairness"]
+    for wrong in ({"concurrency": 1}, {"time_scales": (2.0,)}, {"loads": (0.0,)}):
+        with pytest.raises(ConfigError, match="--load"):
+            simulate(dataclasses.replace(settings, **wrong))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import numpy as np
 
 from minisgl.bench.plots import cdf_plot
 from minisgl.bench.report import Report, print_result, table
-from minisgl.bench.stats import SUMMARY, summary
+from minisgl.bench.stats import SUMMARY, jain, summary
 from minisgl.bench.traces import TraceRequest, read_trace
 from minisgl.bench.virtual_fleet import VirtualFleet
 from minisgl.bench.virtual_run import Floats, VirtualRun, VirtualServer
@@ -33,7 +33,9 @@ PROMPTS = {"prompts below 1,000": (0, 1000), "prompts to 4,000": (1000, 4000), "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. Times in seconds. `concurrency`: a
+    """`time_scales`: a run for each; at 2 the trace's requests come twice as fast. `loads`: instead, shares of the
+    capacity, the rate at which the trace is served when all of it waits from the beginning, first come first. Times in
+    seconds. `concurrency`: a
     closed loop of so many clients instead of the trace's times. `lengths`: of prompt and answer of every request,
     instead of a trace; no prompt is like another.
     `num_engines` behind a router that chooses by `routing`. `policies`: a run for each of these schedule policies;
@@ -45,6 +47,7 @@ class Simulation:
     concurrency: int | None = None
     max_requests: int | None = None
     time_scales: tuple[float, ...] = (1.0,)
+    loads: tuple[float, ...] = ()
     seed: int = 0
     host_s: float = 0.0
     slo_ttft_s: float = 1.0
@@ -61,6 +64,10 @@ class Simulation:
             raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
         if any(not 0 < scale < float("inf") for scale in self.time_scales):
             raise ConfigError(f"--time-scale {' '.join(map(str, self.time_scales))}: must be above 0")
+        if any(not 0 < load < float("inf") for load in self.loads):
+            raise ConfigError(f"--load {' '.join(map(str, self.loads))}: must be above 0")
+        if self.loads and (self.concurrency is not None or self.time_scales != (1.0,)):
+            raise ConfigError("--load: gives the rate: not with --time-scale or --concurrency")
         for name, count in (
             ("--requests", self.max_requests),
             ("--concurrency", self.concurrency),
@@ -109,7 +116,12 @@ def run_simulation(settings: Simulation, out: Path | None, *, command: str) -> i
 def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[tuple[float, SchedulePolicy], VirtualRun]]:
     trace = _requests(settings)
     policies = settings.policies or (settings.engine.schedule_policy,)
-    runs = {which: _run(settings, trace, *which) for which in itertools.product(settings.time_scales, policies)}
+    capacity = _capacity(settings, trace) if settings.loads else None
+    scales = settings.time_scales
+    if capacity is not None:
+        scales = tuple(load * capacity * trace[-1].arrival_s / len(trace) for load in settings.loads)
+    runs = {which: _run(settings, trace, *which) for which in itertools.product(scales, policies)}
+    loads = dict(zip(scales, settings.loads, strict=False))
     result = {
         "bench": "simulate",
         "simulated": load_profile(settings.engine.sim_profile).name,
@@ -122,7 +134,11 @@ def _simulate(settings: Simulation) -> tuple[dict[str, Any], dict[tuple[float, S
         "host_us": settings.host_s * 1e6,
         "slo_ttft_s": settings.slo_ttft_s,
         "slo_tpot_s": settings.slo_tpot_s,
-        "runs": [_figures(settings, *which, run) for which, run in runs.items()],
+        "capacity_req_s": capacity,
+        "runs": [
+            {"load": loads.get(scale), **_figures(settings, scale, policy, run)}
+            for (scale, policy), run in runs.items()
+        ],
     }
     return result, runs
 
@@ -141,6 +157,22 @@ def _run(settings: Simulation, trace: Sequence[TraceRequest], scale: float, poli
         return VirtualServer(config, len(trace), host_s).run(trace, arrivals, settings.seed, settings.concurrency)
     fleet = VirtualFleet(config, number, settings.routing, len(trace), host_s, settings.seed)
     return fleet.run(trace, arrivals, settings.seed, settings.concurrency)
+
+
+def _capacity(settings: Simulation, trace: Sequence[TraceRequest]) -> float:
+    """Requests per second when all wait from the beginning. Raises `ConfigError` for those that came at once."""
+    if not trace[-1].arrival_s:
+        raise ConfigError("--load: all requests of the trace come at once: there is no rate to change")
+    run = _run(settings, trace, float("inf"), "fcfs")
+    return float((~run.refused).sum() / run.end_s)
+
+
+def _speeds(settings: Simulation, run: VirtualRun) -> Floats:
+    """Of each request: how long its prompt takes alone, with nothing cached, over its time to the first token."""
+    profile, most = load_profile(settings.engine.sim_profile), settings.engine.prefill_on("sim")
+    alone = {length: profile.alone_s(length, most) for length in np.unique(run.num_prompt).tolist()}
+    found: Floats = np.array([alone[length] for length in run.num_prompt.tolist()]) / _ttft(run)
+    return found
 
 
 def _ttft(run: VirtualRun) -> Floats:
@@ -181,7 +213,9 @@ def _figures(settings: Simulation, scale: float, policy: SchedulePolicy, run: Vi
         "retractions": sum(one.stats.num_retracted_total for one in engines),
         "ttft_s": summary(ttft.tolist()),
         "ttft_by_prompt_s": {name: summary(_ttft(run)[of].tolist()) for name, of in of_class.items() if of.any()},
+        "fairness": jain(_speeds(settings, run)[done].tolist()),
         "tpot_s": summary(tpot[several].tolist()),
+        "longest_gap_s": summary(run.longest_gap_s[several].tolist()),
         "e2e_s": summary(e2e.tolist()),
     }
 
@@ -194,7 +228,7 @@ def _balance(run: VirtualRun) -> float:
 
 def _table(result: dict[str, Any]) -> str:
     head = (
-        "time scale",
+        "load" if result["capacity_req_s"] else "time scale",
         "policy",
         "completed",
         "refused",
@@ -204,10 +238,11 @@ def _table(result: dict[str, Any]) -> str:
         "busy",
         "rows",
         "within SLO",
+        "fairness",
     )
     rows = [
         (
-            run["time_scale"],
+            run["load"] or run["time_scale"],
             run["policy"],
             run["completed"],
             run["refused"],
@@ -217,6 +252,7 @@ def _table(result: dict[str, Any]) -> str:
             run["device_busy"],
             run["mean_rows"],
             run["within_slo"],
+            run["fairness"],
         )
         for run in result["runs"]
     ]
@@ -225,16 +261,18 @@ def _table(result: dict[str, Any]) -> str:
 
 def _latencies(result: dict[str, Any]) -> str:
     rows = [
-        (run["time_scale"], run["policy"], name, *(factor * found[which] for which in SUMMARY))
+        (run["load"] or run["time_scale"], run["policy"], name, *(factor * found[which] for which in SUMMARY))
         for run in result["runs"]
         for name, found, factor in (
             ("TTFT s", run["ttft_s"], 1.0),
             *((f"TTFT s, {of}", found, 1.0) for of, found in run["ttft_by_prompt_s"].items()),
             ("TPOT ms", run["tpot_s"], 1e3),
+            ("longest ITL ms", run["longest_gap_s"], 1e3),
             ("E2E s", run["e2e_s"], 1.0),
         )
     ]
-    return table(("time scale", "policy", "latency", *SUMMARY), rows)
+    head = "load" if result["capacity_req_s"] else "time scale"
+    return table((head, "policy", "latency", *SUMMARY), rows)
 
 
 def _about(settings: Simulation) -> str:

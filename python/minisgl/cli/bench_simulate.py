@@ -41,6 +41,14 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         metavar="X",
         help="X times as fast; a run each",
     )
+    job.add_argument(
+        "--load",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="X",
+        help="X times what it can do with all requests waiting; a run each, instead of --time-scale",
+    )
     job.add_argument("--concurrency", type=int, metavar="N", help="clients, instead of the trace's times")
     job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="of every request, instead of a trace")
     job.add_argument("--workload-seed", type=int, default=0, help="of the prompts' tokens")
@@ -70,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         concurrency=args.concurrency,
         max_requests=args.requests,
         time_scales=tuple(args.time_scale),
+        loads=tuple(args.load),
         seed=args.workload_seed,
         host_s=args.host_us / 1e6,
         slo_ttft_s=args.slo_ttft_ms / 1e3,

@@ -378,7 +378,8 @@ STEPS = (
         "--schedule-policy",
         choices=get_args(SchedulePolicy),
         help="which waiting request starts next: the first that came, that with the longest cached prefix (lpm), that "
-        "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones (default: fcfs)",
+        "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones, with srpf 1023 short ones "
+        "(default: fcfs)",
     ),
     setting(
         "--cpu-backend",

@@ -2,14 +2,15 @@
 //!
 //! A policy is a rank, a small function of a request. Of the *candidates* the one with the smallest rank goes first, of
 //! those with the smallest priority; the first in line if there are several. Candidates are the first in line and those
-//! behind it, in the background as it is or not, whose age is less than AGE above its own (with fcfs the first alone).
+//! behind it, in the background as it is or not, whose age is less than the policy's window above its own.
 //!
-//! *Nobody starves.* Of later arrivals of its own priority at most AGE - 1 start before a request, with any policy;
+//! *Nobody starves.* Of later arrivals of its own priority fewer than the window start before a request;
 //! `reference/ranking.py` has the proof.
 //!
-//! What is cached of a request is looked up when it becomes a candidate, and then remembered: a step looks it up again,
-//! of all candidates, if a request has started since, or after `MATCH_STEPS` steps. So a step in which nobody can start
-//! walks no tree, however many wait. What is remembered decides who goes first, never what it gets.
+//! What is cached of a request is looked up when it becomes a candidate, and then remembered: a step looks it up again
+//! after `MATCH_STEPS` steps, with lpm also if a request has started since; `MAX_LOOK_UPS` at once. So a step in which
+//! nobody can start walks hardly a tree, however many wait. What is remembered decides who goes first, never what it
+//! gets.
 
 use crate::admission::cached_len;
 use crate::api::SchedulePolicy;
@@ -17,15 +18,17 @@ use crate::numbers::ToI64;
 use crate::radix::RadixTree;
 use crate::request::{AGE, Index, NO_STEP, OrderKey, Queue, Requests};
 
-const MAX_CANDIDATES: usize = 64; // of several priorities there could be more
+const SHORT: i64 = 1024; // tokens
 const MATCH_STEPS: i64 = 16;
+pub(crate) const MAX_LOOK_UPS: usize = 64;
 
 fn longest_prefix(requests: &Requests, index: Index) -> i64 {
     -requests.cold(index).cached_len.to_i64()
 }
 
+/// Those that are not short are alike.
 fn shortest_prefill(requests: &Requests, index: Index) -> i64 {
-    i64::from(requests.get(index).len) - requests.cold(index).cached_len.to_i64()
+    SHORT.min(i64::from(requests.get(index).len) - requests.cold(index).cached_len.to_i64())
 }
 
 pub(crate) struct Ranking {
@@ -48,9 +51,10 @@ impl Ranking {
             SchedulePolicy::Lpm => longest_prefix,
             SchedulePolicy::Srpf => shortest_prefill,
         };
-        let mut best: Option<((i64, i64, OrderKey), Index)> = None;
-        for index in waiting.iter().take(num_candidates(waiting, requests)) {
-            if self.is_due(requests.cold(index).matched_in, step) {
+        let (mut best, mut num_look_ups): (Option<((i64, i64, OrderKey), Index)>, _) = (None, 0);
+        for index in waiting.iter().take(self.num_candidates(waiting, requests)) {
+            if num_look_ups < MAX_LOOK_UPS && self.is_due(requests.cold(index).matched_in, step) {
+                num_look_ups += 1;
                 let found = cached_len(requests, index, tree, step);
                 let cold = requests.cold_mut(index);
                 (cold.cached_len, cold.matched_in) = (found, step);
@@ -66,17 +70,28 @@ impl Ranking {
 
     /// Whether what is cached of a candidate is to be looked up. Once a step is enough.
     fn is_due(&self, then: i64, step: i64) -> bool {
-        then == NO_STEP || (then < step && (then <= self.last_start || step - then >= MATCH_STEPS))
+        let follows = self.policy == SchedulePolicy::Lpm && then <= self.last_start;
+        then == NO_STEP || (then < step && (follows || step - then >= MATCH_STEPS))
+    }
+
+    /// How many there are, from the first in line on.
+    pub fn num_candidates(&self, waiting: &Queue, requests: &Requests) -> usize {
+        let Some(first) = waiting.first() else { return 0 };
+        let (of_first, first, _) = requests.cold(first).order;
+        let (window, most) = window(self.policy);
+        let may_go_first = |&index: &Index| {
+            let (background, age, _) = requests.cold(index).order;
+            background == of_first && age < first + window
+        };
+        waiting.iter().take(most).take_while(may_go_first).count()
     }
 }
 
-/// How many there are, from the first in line on.
-pub(crate) fn num_candidates(waiting: &Queue, requests: &Requests) -> usize {
-    let Some(first) = waiting.first() else { return 0 };
-    let (of_first, first, _) = requests.cold(first).order;
-    let may_go_first = |&index: &Index| {
-        let (background, age, _) = requests.cold(index).order;
-        background == of_first && age < first + AGE
-    };
-    waiting.iter().take(MAX_CANDIDATES).take_while(may_go_first).count()
+/// Of ages, and as many candidates: of several priorities there could be more.
+fn window(policy: SchedulePolicy) -> (i64, usize) {
+    match policy {
+        SchedulePolicy::Fcfs => (1, 1),
+        SchedulePolicy::Lpm => (AGE, 64),
+        SchedulePolicy::Srpf => (16 * AGE, 1024),
+    }
 }

@@ -183,6 +183,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             seconds = 0.0 if self.table is None else self.table.seconds(load.rows, load.tokens, load.kv_tokens)
         return seconds + self.step_ms / 1000
 
+    def alone_s(self, length: int, most: int) -> float:
+        """What a prompt takes with nothing beside it, in steps of at most so many tokens."""
+        total = 0.0
+        for done in range(0, length, most):
+            new = min(most, length - done)
+            end = done + new
+            load = StepLoad(1, new, int(end == length), end, new * end - new * (new - 1) // 2)
+            total += self.seconds(load)
+        return total
+
     @property
     def pool_tokens(self) -> int | None:
         """Tokens that the KV pool holds, if the profile says so."""

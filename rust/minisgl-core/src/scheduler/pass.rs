@@ -8,7 +8,7 @@ use crate::admission::{self, Chunk};
 use crate::api::{CachePolicy, Result, SchedulePolicy};
 use crate::metadata::{PrefillRow, write_step};
 use crate::numbers::{ToI32, ToI64, ToU32, ToU64, ToUsize};
-use crate::ranking::num_candidates;
+use crate::ranking::MAX_LOOK_UPS;
 use crate::request::{Index, State, Tail};
 use crate::retraction;
 use crate::step::{FROM_STORE, Plan, RingEntry};
@@ -374,7 +374,8 @@ impl Scheduler {
     fn let_pass(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
         let size = self.limits.page_size;
         let (waiting, requests) = (&self.state.waiting, &self.state.requests);
-        let candidates: Vec<Index> = waiting.iter().take(num_candidates(waiting, requests)).collect();
+        let most = self.state.ranking.num_candidates(waiting, requests).min(MAX_LOOK_UPS);
+        let candidates: Vec<Index> = waiting.iter().take(most).collect();
         for index in candidates {
             let request = self.state.requests.get(index);
             if index == head || request.num_unscheduled() > wait {

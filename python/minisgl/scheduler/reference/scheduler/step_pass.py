@@ -10,6 +10,7 @@ from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
+from minisgl.scheduler.reference.ranking import MAX_LOOK_UPS
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
 from minisgl.step import FROM_STORE
@@ -245,7 +246,7 @@ class StepPass:
         """Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
         computes, and that end, by their limit, before that. So its room is there when it would have been."""
         state, size = self.state, self.state.tree.page_size
-        for request in state.ranking.candidates(state.waiting):
+        for request in state.ranking.candidates(state.waiting)[:MAX_LOOK_UPS]:
             if request is head or request.num_unscheduled > wait:
                 continue
             if budget <= 0 or not state.slots.num_free:
