@@ -51,7 +51,8 @@ impl Ranking {
             SchedulePolicy::Lpm => longest_prefix,
             SchedulePolicy::Srpf => shortest_prefill,
         };
-        let (mut best, mut num_look_ups): (Option<((i64, i64, OrderKey), Index)>, _) = (None, 0);
+        let mut best: Option<((i64, i64, OrderKey), Index)> = None;
+        let mut num_look_ups = 0;
         for index in waiting.iter().take(self.num_candidates(waiting, requests)) {
             if num_look_ups < MAX_LOOK_UPS && self.is_due(requests.cold(index).matched_in, step) {
                 num_look_ups += 1;
