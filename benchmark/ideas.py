@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmark.policies import LONGEST, PRESSED_PAGES, SHARED, SHORT, Job, ttft, write_shared
 from minisgl.bench.plots import grouped_bars
 from minisgl.bench.report import number, print_result, table
 from minisgl.bench.stats import Interval
@@ -40,6 +42,8 @@ LABELS = {
     "long_ttft_ms": "TTFT of the long prompts, ms",
     "longest_itl_ms": "longest ITL of the others, ms",
     "cached_share": "prompt tokens found",
+    "short_p99_s": "TTFT p99 of prompts below 1,000, s",
+    "longest_p99_s": "TTFT p99 of prompts from 4,000, s",
 }
 ABOUT = {
     "overlap": "The next step is scheduled while the device computes this one. It gains what the host takes for a "
@@ -52,6 +56,9 @@ ABOUT = {
     "and leave more of their last one empty.",
     "LFU for LRU": "What is evicted when the cache is full: what was used least recently (the default), or least often "
     "(`--cache lfu`).",
+    "schedule policy": "Which waiting request starts next (`--schedule-policy`): the first that came, that with the "
+    "longest cached prefix, that with the least left to compute. Nobody starves with any. All loads, traces and "
+    "claims: [record](../benchmark/runs/2026-11-27-policies/README.md).",
 }
 INTRODUCTION = """# What each idea gains
 
@@ -250,9 +257,47 @@ def evictions() -> Iterator[Experiment]:
             )
 
 
+def in_line() -> Iterator[Experiment]:
+    """Who of the waiting goes first."""
+
+    def run_on(job: Callable[[str], Job], load: float) -> Any:
+        def run() -> dict[str, Figures]:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "shared.jsonl"
+                write_shared(file)
+                rows = job(str(file)).run((load,))
+            return {row["policy"]: policy_figures(row) for row in rows}
+
+        return run
+
+    yield Experiment(
+        idea="schedule policy",
+        where=f"simulated {DEVICE}",
+        load="Azure code at 0.9 of what it can do",
+        figures=("short_p99_s", "longest_p99_s"),
+        run=run_on(lambda _: Job(DEVICE, "azure-code", "azure-code", ("fcfs", "srpf")), 0.9),
+    )
+    yield Experiment(
+        idea="schedule policy",
+        where=f"simulated {DEVICE}",
+        load="256 shared prefixes, an eighth of them kept, at 1.2 of what it can do",
+        figures=("cached_share", "ttft_p50_ms"),
+        run=run_on(lambda file: Job(DEVICE, SHARED, file, ("fcfs", "lpm"), PRESSED_PAGES), 1.2),
+    )
+
+
+def policy_figures(row: Mapping[str, Any]) -> Figures:
+    return {
+        "short_p99_s": ttft(row, SHORT, "p99"),
+        "longest_p99_s": ttft(row, LONGEST, "p99"),
+        "cached_share": row["hit_rate"],
+        "ttft_p50_ms": 1e3 * row["ttft_s"]["p50"],
+    }
+
+
 def experiments() -> list[Experiment]:
     """In the order of the ideas."""
-    return [*in_virtual_time(), *evictions()]
+    return [*in_virtual_time(), *evictions(), *in_line()]
 
 
 # ------------------------------------------------------------------------------------------------------------- showing
