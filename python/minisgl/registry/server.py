@@ -1,5 +1,5 @@
 """One model's server: a whole `minisgl serve` as a child process, on a loopback port of its own. The next one
-waits as a process that has imported what every server does and lacks its settings: that is most of a small model's start.
+waits as a process that has imported what every server does and lacks its settings: imports are most of a start.
 
 Invariants: it ends with this process, however that ends, because it watches its standard input; of what it says, every
 line goes on to this process's standard error with its model's name before it, and the last one is why it failed; what a
