@@ -7,6 +7,13 @@ be edited (the model's own first answer), chats, and chats sampled at temperatur
 prompt is answered with and without, in turns, there and back, from an empty prefix cache: what is guessed comes from
 the text alone. "asked again" is chats whose answers the cache still has.
 
+    python -m benchmark.speculative --out FOLDER --speculative model:smollm2:4 --agree 0.8 0
+
+A small model that drafts for a large one: here a shape with random weights, of which no large file need be at hand. It
+agrees with nothing, so agreement is staged: the small model computes what it always does, and then the tokens that the
+large one will say take the place of its own, each wrong with a probability of one minus the share. Texts are sampled
+at temperature 1: nothing repeats in them.
+
 Answers must be the same, token by token: the program stops where they are not. Ratios are of tokens a second: from the
 first text on; with the prefill; and by CPU time, prefill included, which others on the machine disturb least. Those of
 a kind are joined by their geometric mean, with Student's t interval at 95 %.
@@ -15,6 +22,7 @@ a kind are joined by their geometric mean, with Student's t interval at 95 %.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -23,14 +31,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from minisgl.bench.prompts import mt_bench
+from minisgl.bench.random_models import SHAPES, random_model
 from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.bench.stats import geometric_interval, turns
 from minisgl.config import ConfigError
 from minisgl.llm import LLM
+from minisgl.runner.drafting import Asked, Guesses
 from minisgl.sampling_params import SamplingParams
+from minisgl.step import Draft
 
 TITLE = "Guessed tokens"
 COMMAND = "python -m benchmark.speculative"
@@ -137,6 +149,52 @@ def measure(
         }
 
 
+class Staged:
+    """What `inner` computes, with other tokens: of `texts`, each right with a probability of `share`, the same one
+    whenever it is asked."""
+
+    def __init__(self, inner: Guesses, texts: Sequence[Ids], share: float) -> None:
+        self._inner = inner
+        self._texts = texts
+        self._right = [np.random.default_rng((i, 5)).random(len(text)) < share for i, text in enumerate(texts)]
+
+    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+        return [self._staged(one, draft) for draft in self._inner.guess(asked) for one in asked if _is_of(draft, one)]
+
+    def _staged(self, asked: Asked, draft: Draft) -> Draft:
+        known, start, end = asked.tokens.tolist(), draft.length, draft.length + len(draft.tokens)
+        for text, right in zip(self._texts, self._right, strict=True):
+            if text[:start] == known:
+                told = zip(text[start:end], right[start:end], strict=True)
+                return dataclasses.replace(draft, tokens=tuple(token ^ (not is_right) for token, is_right in told))
+        return draft
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _is_of(draft: Draft, asked: Asked) -> bool:
+    return draft.req_id == asked.req_id
+
+
+def staged(
+    llms: dict[str, LLM], share: float, prompts: list[Ids], clients: int, rounds: int, num_out: int
+) -> list[dict[str, Any]]:
+    """As `measure`, of a small model that agrees with so many tokens."""
+    kind = Kind(f"agreement of {share:.0%}, staged", prompts, temperature=1.0)
+    loop = llms[GUESSING]._loop
+    real = loop._guesses
+    assert real is not None
+    found = []
+    for at in range(0, len(prompts), clients):
+        some = prompts[at : at + clients]
+        said = answer(llms[PLAIN], some, kind, num_out).tokens
+        loop._guesses = Staged(real, [[*one, *other] for one, other in zip(some, said, strict=True)], share)
+        found += measure(llms, dataclasses.replace(kind, prompts=some), clients, rounds, num_out, lambda: None)
+    loop._guesses = real
+    return found
+
+
 def rows(measured: Sequence[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
     for name in dict.fromkeys(one["kind"] for one in measured):
         those = [one for one in measured if one["kind"] == name]
@@ -170,25 +228,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark.speculative", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for raw.json and a report")
-    parser.add_argument("--speculative", default="ngram:8", metavar="ngram:K")
+    parser.add_argument("--speculative", default="ngram:8", metavar="ngram:K|model:FILE[:K]")
+    parser.add_argument("--agree", type=float, nargs="+", metavar="SHARE", help="stage the agreement of a small model")
+    parser.add_argument(
+        "--model-config", choices=tuple(SHAPES), default="smollm2-1.7b", help="the large one, with that"
+    )
+    parser.add_argument("--type", default="q4_k_m", help="of its weights (default: q4_k_m)")
     parser.add_argument("--prompts", type=int, default=10, help="of each kind, at most (default: 10)")
     parser.add_argument("--clients", type=int, nargs="+", default=[1], help="prompts answered at once (default: 1)")
     parser.add_argument("--rounds", type=int, default=2, help="(default: 2)")
     parser.add_argument("--num-out", type=int, default=128, help="tokens of an answer (default: 128)")
     parser.add_argument("--activations", choices=("exact", "int8"), default="exact")
     args = parser.parse_args(arguments)
-    settings: dict[str, Any] = {"engine": "cpu", "num_pages": 2048, "log_level": "error"}
+    settings: dict[str, Any] = {"engine": "cpu", "num_pages": 256 if args.agree else 2048, "log_level": "error"}
     settings["activations"] = args.activations
     report = Report(args.out, TITLE, command=public_command(arguments, COMMAND))
     try:
-        llms = {PLAIN: LLM("smollm2", **settings), GUESSING: LLM("smollm2", speculative=args.speculative, **settings)}
-        chosen = kinds(llms[PLAIN], args.prompts)
+        model = str(random_model(args.model_config, args.type)) if args.agree else "smollm2"
+        llms = {PLAIN: LLM(model, **settings), GUESSING: LLM(model, speculative=args.speculative, **settings)}
+        chosen = [] if args.agree else kinds(llms[PLAIN], args.prompts)
     except ConfigError as error:
         parser.error(str(error))
     found: dict[int, list[dict[str, Any]]] = {}
+    if args.agree:
+        prompts = [llms[PLAIN].tokenizer.encode(first).tolist() for first, _ in mt_bench()[WRITING][: args.prompts]]
+        for clients in args.clients:
+            found[clients] = [
+                one for share in args.agree for one in staged(llms, share, prompts, clients, args.rounds, args.num_out)
+            ]
     groups = sum(-(-len(kind.prompts) // clients) for kind in chosen for clients in args.clients)
     with tqdm(total=2 * args.rounds * groups, unit="answer", disable=None) as bar:
-        for clients in args.clients:
+        for clients in args.clients if chosen else ():
             found[clients] = [
                 one for kind in chosen for one in measure(llms, kind, clients, args.rounds, args.num_out, bar.update)
             ]
@@ -200,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.section(f"{clients} at once, {args.speculative}, activations {args.activations}", text)
     raw = {"clients": {str(clients): measured for clients, measured in found.items()}}
     report.write({**raw, "load_average": round(os.getloadavg()[0], 2)})
-    print_result({"bench": "speculative", "kinds": len(chosen)})
+    print_result({"bench": "speculative", "kinds": len(args.agree or chosen)})
     return 0
 
 

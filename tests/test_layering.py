@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "step",
         "metrics",
         "weights.sources",
+        "tokenizer",  # whether two models have one vocabulary
     },
     # text and HTTP
     "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources", "_rust"},

@@ -47,12 +47,20 @@ def test_answers_are_the_same(name: str, backend: str) -> None:
         assert stats.num_accepted_total > 20
 
 
-@pytest.mark.parametrize("value", ["ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", ""])
+WRONG = ["ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", "", "model:", "model:a:0", "model:a:100"]
+
+
+@pytest.mark.parametrize("value", WRONG)
 def test_other_values_are_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match="must be ngram:K, with K from 1 to 99"):
+    with pytest.raises(ConfigError, match=r"must be ngram:K or model:FILE\[:K\], with K from 1 to 99"):
         LLM("none", engine="echo", speculative=value)
 
 
 def test_there_must_be_rows_for_it() -> None:
     with pytest.raises(ConfigError, match="--max-running-requests must be above 8"):
         LLM("none", engine="echo", speculative="ngram:8", max_running_requests=8)
+
+
+def test_a_draft_model_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match="--speculative model:a:3: not with --engine echo: it has no model"):
+        LLM("none", engine="echo", speculative="model:a:3")

@@ -32,7 +32,8 @@ _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-
 _FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
 _MOST = 2**31 - 1  # of every count
 _MOST_TOKENS = 2**52  # of a KV pool
-_SPECULATIVE = re.compile(r"ngram:[1-9][0-9]?")
+_SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
+_DRAFT_LEN = 4  # of a model's drafts, without a number
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
@@ -108,7 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
     warm_prefixes: tuple[str | PrefixFile, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
-    speculative: str | None = None  # ngram:K: up to K tokens of a row are guessed and computed with it
+    speculative: str | None = None  # ngram:K, model:FILE[:K]: up to K tokens of a row are guessed and computed with it
     schedule_policy: SchedulePolicy = "fcfs"  # who of the waiting starts next, within the bound of ageing
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
@@ -179,8 +180,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
         if self.speculative is not None:
-            if not _SPECULATIVE.fullmatch(self.speculative):
-                raise ConfigError(f"--speculative {self.speculative}: must be ngram:K, with K from 1 to 99")
+            if not 1 <= self.max_draft_len <= 99:
+                raise ConfigError(
+                    f"--speculative {self.speculative}: must be ngram:K or model:FILE[:K], with K from 1 to 99"
+                )
+            if self.draft_model is not None and self.engine in ("echo", "sim"):
+                raise ConfigError(f"--speculative {self.speculative}: not with --engine {self.engine}: it has no model")
             if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
                     f"--speculative {self.speculative}: each guessed token takes the place of a row: "
@@ -204,7 +209,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_draft_len(self) -> int:
         """Tokens of a row that are guessed; 0: none."""
-        return int(self.speculative.removeprefix("ngram:")) if self.speculative else 0
+        found = _SPECULATIVE.fullmatch(self.speculative or "")
+        if found is None:
+            return 0
+        return int(found["count"] or (_DRAFT_LEN if found["model"] else 0))
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that guesses beside what the text and the cache know; None: there is none."""
+        found = _SPECULATIVE.fullmatch(self.speculative or "")
+        return None if found is None else found["model"]
 
     def rows_on(self, device: str) -> int:
         """`max_running_requests` where the engine computes: 256 on a CUDA device, else 64, unless it is given."""

@@ -27,7 +27,7 @@ from minisgl.frontend.generation_config import read_defaults
 from minisgl.frontend.output_processor import RequestState, Subscriber, with_bad_words
 from minisgl.frontend.prefixes import Prefix
 from minisgl.metrics.steps import step_timers
-from minisgl.runner.build import build_compiler, build_control_plane, build_engine, build_step_time
+from minisgl.runner.build import build_compiler, build_control_plane, build_engines, build_step_time
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.sampling_params import ParamError, SamplingParams
@@ -108,7 +108,7 @@ class LLM:
         say = _say if self._shows("info") else _say_nothing
         early = EarlyTokenizer(self.config)
         terminal = sys.stderr if self._shows("info") and sys.stderr.isatty() else None
-        self._engine = build_engine(self.config, Display(say, terminal))
+        self._engine, self._guesses = build_engines(self.config, Display(say, terminal))
         info = self._engine.info
         self._control_plane = build_control_plane(self.config, info, _say_all)
         self._client = InProcessClient()
@@ -121,7 +121,7 @@ class LLM:
             timing=Timing(
                 timers=step_timers(self.config.debug.profile_steps, say), step_time=build_step_time(self.config, info)
             ),
-            beside=Beside(self._compiler),
+            beside=Beside(self._compiler, guesses=self._guesses),
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)
@@ -253,6 +253,8 @@ class LLM:
         self._loop.timers.close()
         if self._compiler is not None:
             self._compiler.close()
+        if self._guesses is not None:
+            self._guesses.close()
         self._engine.close()
 
     def __enter__(self) -> LLM:

@@ -124,7 +124,17 @@ class PagesRead:
     stored_to: int
 
 
-Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache | TokenBudget | PagesRead
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """After the first `length` tokens of the request's text, `tokens` may follow. Taken in the place of what is guessed
+    from the text, as far as a draft of it may reach. No-op when the text is another length, or not guessed now."""
+
+    req_id: int
+    length: int
+    tokens: tuple[int, ...]
+
+
+Event = Arrival | Finish | Abort | ForwardFailed | Unpin | ClearCache | TokenBudget | PagesRead | Draft
 
 
 @dataclass(slots=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
 from benchmark import speculative
-from benchmark.speculative import GUESSING, PLAIN, Kind, measure, rows
+from benchmark.speculative import GUESSING, PLAIN, Kind, measure, rows, staged
 from minisgl.llm import LLM
+from minisgl.runner.drafting import Asked
+from minisgl.step import Draft
 
 PROMPTS = [[97 + i, 98, 99, 100] for i in range(3)]
 
@@ -45,3 +48,25 @@ def test_answers_that_differ_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(AssertionError, match="differ"),
     ):
         list(measure({PLAIN: llm, GUESSING: llm}, Kind("once", PROMPTS), 1, 1, 8, lambda: None))
+
+
+class Asleep:
+    """A small model that has nothing to say but how much it was asked for."""
+
+    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+        return [Draft(one.req_id, len(one.tokens), (0,) * one.count) for one in asked]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_staged_agreement_is_the_share_that_was_asked_for() -> None:
+    settings = {"engine": "echo", "num_pages": 200, "page_size": 4, "log_level": "error"}
+    llms = {PLAIN: LLM("none", **settings), GUESSING: LLM("none", speculative="ngram:4", **settings)}
+    llms[GUESSING]._loop._guesses = Asleep()
+    always, never = (staged(llms, share, PROMPTS, 2, 1, 60) for share in (1.0, 0.0))
+    for llm in llms.values():
+        llm.close()
+    assert [one["prompts"] for one in always] == [2, 1]
+    assert sum(one["accepted"] for one in always) == sum(one["drafted"] for one in always) > 100
+    assert sum(one["accepted"] for one in never) == 0 < sum(one["drafted"] for one in never) < 60

@@ -18,13 +18,13 @@ from tests.helpers.seconds import WAIT_S
 
 PROGRAM = """
 from minisgl.engine.cuda_engine import step_failure
-from minisgl.runner import process
+from minisgl.runner import build, process
 from tests.helpers.seconds import WAIT_S
 
-build = process.build_engine
+build_engine = build.build_engine
 
 def build_mortal(*args, **settings):
-    engine = build(*args, **settings)
+    engine = build_engine(*args, **settings)
     launch = engine.launch
 
     def launch_or_die(plan, buffers, bindings):
@@ -35,7 +35,7 @@ def build_mortal(*args, **settings):
     engine.launch = launch_or_die
     return engine
 
-process.build_engine = build_mortal
+build.build_engine = build_mortal
 raise SystemExit(process.main())
 """
 

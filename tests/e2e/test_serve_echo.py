@@ -316,7 +316,7 @@ def test_a_killed_server_takes_its_engine_along() -> None:
         (("--engine", "echo", "--page-size", "0"), "page_size"),
         (("--engine", "echo", "--tp", "0"), "tp: 0: must be at least 1"),
         (("--engine", "echo", "--port", "70000"), "--port"),
-        (("--engine", "echo", "--speculative", "ngram:many"), "must be ngram:K"),
+        (("--engine", "echo", "--speculative", "ngram:many"), "must be ngram:K or model:FILE[:K]"),
     ],
 )
 def test_a_bad_start_says_what_to_change(args: tuple[str, ...], reason: str) -> None:

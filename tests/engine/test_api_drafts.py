@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minisgl.config import ConfigError
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.llm import LLM
 from minisgl.message import AbortRequest, AddRequest
+from minisgl.runner.build import build_control_plane
+from minisgl.runner.drafting import Asked, DraftModel
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import FinishReason
+from minisgl.step import Draft, FinishReason
+from minisgl.tokenizer.echo import echo_json
 from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, assert_greedy, greedy, load
 from tests.helpers.models import save, tiny_model
 
@@ -116,3 +127,100 @@ def test_aborts_and_too_few_pages_leave_nothing(engine_name: str, folder: Path) 
     assert stats.num_free_pages + stats.num_evictable_pages == 60
     ends = {i: reason for i, reason in collector.reasons.items() if i not in (1, 4)}
     assert set(ends.values()) == {FinishReason.LENGTH} and len(ends) == 6
+
+
+class Contrary(DraftModel):
+    """It never says what it thinks."""
+
+    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+        found = super().guess(asked)
+        return [replace(one, tokens=tuple((token + 1) % LARGE_VOCAB for token in one.tokens)) for one in found]
+
+
+LARGE_VOCAB = 131  # texts of so many words repeat less
+
+
+def small_model(folder: Path, kind: type[DraftModel]) -> DraftModel:
+    engine, config = load("cpu", folder, page_size=4, num_pages=300, max_running_requests=4, max_prefill_length=32)
+    return kind(engine, build_control_plane(config, engine.info), LARGE_VOCAB)
+
+
+def idle_pages(model: DraftModel) -> int:
+    plane = model._control_plane
+    plane.check()
+    assert plane.stats().num_live == plane.stats().num_draining == 0
+    return plane.stats().num_free_pages + plane.stats().num_evictable_pages
+
+
+def few(**changes: Any) -> dict[int, tuple[list[int], SamplingParams]]:
+    """Two requests, whose prompts are longer than a chunk of the small model."""
+    generator = np.random.default_rng(5)
+    params = SamplingParams(**{"temperature": 0.0, "seed": 4, "max_tokens": 60, "logprobs": 1, **changes})
+    return {i: (generator.integers(0, LARGE_VOCAB, 50).tolist(), params) for i in range(2)}
+
+
+@NEEDS_CPU
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", [DraftModel, Contrary])
+def test_a_small_model_changes_no_bit(kind: type[DraftModel], overlap: bool, tmp_path: Path) -> None:
+    """One that is the large one is always right where the text is greedy; one that never agrees is seldom asked."""
+    model = tiny_model("llama-linear-mha", max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None)
+    folder = save(model, tmp_path)
+    for changes in ({}, {"temperature": 0.8}):
+        engine, config = load("cpu", folder, page_size=4, num_pages=400, max_running_requests=12)
+        plain = Collector(engine, config, overlap=overlap)
+        plain.run(few(**changes))
+        engine.close()
+        engine, config = load(
+            "cpu", folder, page_size=4, num_pages=400, max_running_requests=12, speculative="model:itself:4"
+        )
+        small = small_model(folder, kind)
+        drafting = Collector(engine, config, overlap=overlap, guesses=small)
+        drafting.run(few(**changes))
+        engine.close()
+        assert drafting.tokens == plain.tokens and drafting.logprobs == plain.logprobs
+        stats = drafting.plane.stats()
+        assert stats.num_free_pages + stats.num_evictable_pages == 400
+        assert idle_pages(small) == 300
+        small.close()
+        if kind is DraftModel and not changes:
+            assert stats.num_accepted_total > 80 and drafting.loop.num_steps < plain.loop.num_steps / 2
+        if kind is Contrary and not changes:
+            assert stats.num_drafted_total < 60
+
+
+@pytest.fixture
+def spoken(tmp_path: Path) -> Path:
+    """A model with a vocabulary."""
+    folder = save(tiny_model("llama-linear-mha", vocab_size=260, max_position_embeddings=CONTEXT), tmp_path / "model")
+    (folder / "tokenizer.json").write_text(echo_json())
+    return folder
+
+
+@NEEDS_CPU
+def test_its_memory_is_part_of_what_is_set_aside(spoken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
+    monkeypatch.setattr("minisgl.engine.pool_size.psutil.Process", lambda: process)
+    pools, memory = {}, 8 << 20
+    for speculative in (None, f"model:{spoken}:4"):
+        with LLM(str(spoken), engine="cpu", memory=memory, speculative=speculative, log_level="error") as llm:
+            assert isinstance(llm._engine, CpuEngine)
+            pools[speculative] = llm._engine.pool_bytes
+            small = llm._guesses
+            [answer] = llm.generate("a b c", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+            assert len(answer.token_ids) == 9
+    assert isinstance(small, DraftModel) and isinstance(small._engine, CpuEngine)
+    of_small, own = small._engine.info, pools[speculative]
+    taken = of_small.num_pages * 4 * 384  # bytes of a token: 3 layers, 2 heads of 16 keys and values, 2 bytes each
+    assert 0 < taken <= memory // 8
+    assert own <= pools[None] - taken + 16 * 384 < pools[None], "to a page"
+
+
+@NEEDS_CPU
+def test_another_vocabulary_is_refused_by_name(spoken: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(spoken, other)
+    (other / "tokenizer.json").write_text(echo_json().replace('"!"', '"~~"'))
+    match = "--speculative model:.*other: its vocabulary is another than that of --model model: id 33"
+    with pytest.raises(ConfigError, match=match):
+        LLM(str(spoken), engine="cpu", num_pages=64, speculative=f"model:{other}", log_level="error")

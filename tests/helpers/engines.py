@@ -16,6 +16,7 @@ from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AdapterChanged, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
+from minisgl.runner.drafting import Guesses
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
@@ -39,12 +40,22 @@ class Collector:
     """Runs requests through the step loop and keeps what they got."""
 
     def __init__(
-        self, engine: Engine, config: EngineConfig, *, overlap: bool = True, compiler: GrammarCompiler | None = None
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        *,
+        overlap: bool = True,
+        compiler: GrammarCompiler | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         self.engine = engine
         self.plane = build_control_plane(config, engine.info)
         self.loop = StepLoop(
-            self.plane, engine, self._take, settings=LoopSettings(overlap=overlap), beside=Beside(compiler=compiler)
+            self.plane,
+            engine,
+            self._take,
+            settings=LoopSettings(overlap=overlap),
+            beside=Beside(compiler=compiler, guesses=guesses),
         )
         self.errors: dict[int, str] = {}
         self.adapters: dict[int, str] = {}

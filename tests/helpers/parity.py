@@ -7,7 +7,7 @@ runs come from a seed or from hypothesis, which shrinks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import cycle
 from time import perf_counter
@@ -18,12 +18,14 @@ import numpy as np
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.reference.request import Request
 from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import (
     NOT_FINITE,
     Abort,
     Arrival,
     ClearCache,
+    Draft,
     Event,
     EventError,
     Events,
@@ -84,7 +86,7 @@ class Pair:
         )
         for name, one, two in regions:
             self._same_array(name, one, two)
-        self._same("stats", self.ours.stats(), self.theirs.stats())
+        self._same_counts()
         return plan  # type: ignore[no-any-return]
 
     def commit(self, step: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
@@ -93,8 +95,12 @@ class Pair:
         output, other = self._both(lambda plane: plane.commit(step, tokens))
         for name in OUTPUT_ARRAYS:
             self._same_array(f"output.{name}", getattr(output, name), getattr(other, name))
-        self._same("stats", self.ours.stats(), self.theirs.stats())
+        self._same_counts()
         return output.req_ids[output.reasons != 0].tolist()  # type: ignore[no-any-return]
+
+    def _same_counts(self) -> None:
+        self._same("stats", self.ours.stats(), self.theirs.stats())
+        self._same("drafts wanted", self.ours.drafts_wanted(), self.theirs.drafts_wanted())
 
     def check(self) -> None:
         self.check_pages()
@@ -214,6 +220,16 @@ def draw_steering(draw: Draw, next_id: int) -> list[Event]:
     return events
 
 
+def draw_drafts(draw: Draw, live: Mapping[int, Request]) -> list[Event]:
+    """Of texts as they are, or as they were or will be; too long ones, and of requests that never lived."""
+    found: list[Event] = []
+    for req_id, request in live.items():
+        length = len(request.tokens) + (draw(-2, 2) if draw(0, 4) == 0 else 0)
+        tokens = tuple(draw(0, 2) for _ in range(draw(0, 7)))
+        found.append(Draft(req_id if draw(0, 20) else 10**9, length, tokens))
+    return found
+
+
 def draw_budget(draw: Draw) -> TokenBudget:
     return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12)
 
@@ -321,6 +337,7 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
     limit = script.config.limits().max_seq_len
     load = draw(1, 6)
     breaks = draw(0, 2) == 0
+    drafts = draw(0, 1) == 1
     next_id, sequences = 1, list[list[int]]()
     for _ in range(num_steps):
         events: list[Event] = []
@@ -333,6 +350,8 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
             req_id = player.live[draw(0, len(player.live) - 1)] if draw(0, 9) else 10**9
             events.append(Abort(req_id) if draw(0, 1) else Finish(req_id))
         events += draw_steering(draw, next_id)
+        if drafts and draw(0, 2):
+            events += draw_drafts(draw, player.pair.ours.state.live)
         ratio = (102, 1024)[draw(0, 1)] if draw(0, 40) == 0 else None
         script.steps.append(ScriptStep(tuple(events), ratio=ratio))
         player.schedule(events, ratio)

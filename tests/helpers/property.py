@@ -24,6 +24,7 @@ from minisgl.step import (
     Abort,
     Arrival,
     ClearCache,
+    Draft,
     EventError,
     Events,
     Finish,
@@ -104,6 +105,7 @@ class Scenario:
     clear_steps: set[int]
     budgets: dict[int, TokenBudget]
     read_steps: set[int]  # in which the pages that need not be computed are told again
+    draft_steps: dict[int, tuple[int, int, int]]  # lateness, length and first wrong token of drafts from outside
     broken: dict[int, int]  # adapters, and from which position on what they give is not finite
 
 
@@ -166,7 +168,11 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
         most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite
         spec.stored = (draw(0, 3) // 3, draw(0, most))
     read_steps = {draw(1, 60) for _ in range(draw(0, 12))}
-    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, read_steps, broken)
+    draft_steps = {}
+    for step in range(draw(0, 1) * 60):
+        if draw(0, 2):
+            draft_steps[step] = (draw(0, 5) // 5, draw(0, 8), draw(0, 8))
+    return Scenario(config, overlap, specs, fail_steps, clear_steps, budgets, read_steps, draft_steps, broken)
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
@@ -336,9 +342,24 @@ class Driver:
             events.add(ClearCache())
         if self.step in self.scenario.read_steps:
             events.items += [PagesRead(one.req_id, *one.stored) for one in self.scenario.specs]
+        events.items += self._drafts()
         if budget := self.scenario.budgets.get(self.step):
             events.add(budget)
         return events
+
+    def _drafts(self) -> list[Draft]:
+        """What comes, as far as it is told rightly; for everybody who has begun."""
+        if self.step not in self.scenario.draft_steps:
+            return []
+        late, count, wrong = self.scenario.draft_steps[self.step]
+        found = []
+        for spec in self.scenario.specs:
+            done = len(self.seen[spec.req_id].tokens)
+            if done and self.seen[spec.req_id].reason == FinishReason.NONE:
+                right = alone(spec, self.limit)[done : done + count]
+                tokens = [1 - token if i >= wrong else token for i, token in enumerate(right) if token in ALPHABET]
+                found.append(Draft(spec.req_id, len(spec.prompt) + done - late, tuple(tokens)))
+        return found
 
     def _inspect(self, plan: StepPlan) -> None:
         """No row passes its limit; a bound request's cached length is whole pages and leaves a token to compute."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minisgl.scheduler.api import Stats
+from minisgl.scheduler.reference import drafts
 from minisgl.scheduler.reference.radix.tree import RadixTree
 from minisgl.scheduler.reference.request import Request
 from minisgl.step import FinishReason
@@ -65,7 +66,15 @@ def forget_the_minimum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "accept", accept)
 
 
-@pytest.mark.parametrize("change", [free_whole_leaves, forget_the_minimum])
+def take_drafts_of_any_length(patch: pytest.MonkeyPatch) -> None:
+    def take(request: Request, length: int, tokens: Sequence[int]) -> None:
+        original(request, len(request.tokens), tokens)
+
+    original = drafts.take
+    patch.setattr(drafts, "take", take)
+
+
+@pytest.mark.parametrize("change", [free_whole_leaves, forget_the_minimum, take_drafts_of_any_length])
 def test_a_divergence_comes_with_a_minimal_list_of_events(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

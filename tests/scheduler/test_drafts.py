@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minisgl.step import Abort, FinishReason, ForwardFailed
+from minisgl.step import Abort, Draft, EventError, FinishReason, ForwardFailed
 from tests.helpers.scheduler import Driver, Sampler, arrival, lengths
 
 pytestmark = pytest.mark.usefixtures("each_control_plane")
@@ -246,3 +246,84 @@ def test_a_draft_of_a_request_that_is_retracted_meanwhile_still_counts() -> None
     one.commit()
     one.run()
     assert one.tokens[2] == [0, 1, 2, 0, 1, 2, 0]
+
+
+# ------------------------------------------------------------------------------------------------ drafts from outside
+
+
+def plainly(req_id: int, position: int) -> int:
+    """A text that says nothing twice."""
+    return 1000 + position
+
+
+def right(length: int, count: int = 4) -> tuple[int, ...]:
+    """What follows the first `length` tokens of such a text."""
+    return tuple(1000 + position for position in range(length, length + count))
+
+
+def test_drafts_are_wanted_and_taken_where_nothing_else_is_known() -> None:
+    """They get longer as they are right, and reach to the last token but the one that is sure."""
+    one = driver(plainly)
+    assert one.plane.drafts_wanted() == []
+    one.step(arrival(1, [5, 6, 7], max_tokens=15))
+    asked = []
+    while not one.ends:
+        [(req_id, count)] = one.plane.drafts_wanted() or [(1, 0)]
+        asked.append(count)
+        length = 3 + len(one.tokens[1])
+        one.step(Draft(req_id, length, right(length)))
+    assert asked == [2, 4, 4, 0] and one.tokens[1] == list(right(3, 15))
+    assert len(one.rows) == 5
+    stats = one.plane.stats()
+    assert stats.num_drafted_total == stats.num_accepted_total == 10
+
+
+def test_a_draft_of_another_text_is_none_and_a_wrong_one_makes_a_pause() -> None:
+    one = driver(plainly, page_size=1)
+    one.step(arrival(1, [5, 6, 7], max_tokens=30))
+    for length in (3, 6, -1, 2**70):
+        assert len(one.step(Draft(1, length, right(4)))) == 1
+    assert len(one.step(Draft(2, 8, right(8)))) == 1, "of nobody"
+    assert len(one.step(Draft(1, 9, (1, 2, 3)))) == 3
+    assert one.plane.drafts_wanted() == [] and len(one.tokens[1]) == 7, "it pauses for a token"
+    assert len(one.step(Draft(1, 10, right(10)))) == 1
+    assert one.plane.drafts_wanted() == [(1, 2)]
+    assert len(one.step(Draft(1, 11, right(11)))) == 3
+    assert one.plane.drafts_wanted() == [(1, 4)]
+    one.run()
+    assert one.tokens[1] == list(right(3, 30))
+    stats = one.plane.stats()
+    assert stats.num_free_pages + stats.num_evictable_pages == 64
+
+
+def test_a_draft_takes_the_place_of_a_guess_and_covers_a_token_in_flight() -> None:
+    one = driver(max_running_requests=10)
+    one.schedule(arrival(1, PROMPT, max_tokens=30), arrival(2, [50, 51], max_tokens=30))
+    one.schedule(Draft(1, 12, (0, 1, 2)))
+    assert one.plane.drafts_wanted() == [(2, 2)], "1 is guessed"
+    one.commit()
+    assert [row.req_id for row in one.rows[-1]] == [2], "1 waits for its token"
+    one.step(Draft(1, 13, ()))
+    assert [row.req_id for row in one.rows[-1]] == [1, 2], "nothing is to follow it"
+
+
+def test_for_whom_no_draft_is_wanted() -> None:
+    """Not while a prompt is computed in parts, nor where a step has no rows for everybody's."""
+    one = driver(plainly, max_prefill_length=8)
+    one.step(arrival(1, [5, 6, 7]), arrival(2, [8], no_drafts=True), arrival(3, [9], background=True))
+    while len(one.tokens) < 3:
+        one.step()
+    assert [req_id for req_id, _ in one.plane.drafts_wanted()] == [], "8 rows are too few for three drafts of 4"
+    one = driver(plainly, max_prefill_length=8, max_running_requests=20)
+    one.step(arrival(1, [5, 6, 7]), arrival(2, [8], no_drafts=True))
+    one.step()
+    assert one.plane.drafts_wanted() == [(1, 1)], "it ends with the fourth"
+    one.step(arrival(4, list(range(20))))
+    assert one.plane.drafts_wanted() == []
+
+
+@pytest.mark.parametrize("tokens", [(-1,), (3, 2**31), (2**70,)])
+def test_no_token_is_no_draft(tokens: tuple[int, ...]) -> None:
+    one = driver()
+    with pytest.raises(EventError, match="event 0: tokens: must be unsigned 31-bit integers"):
+        one.schedule(Draft(1, 1, tokens))

@@ -19,9 +19,10 @@ from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
 from minisgl.scheduler.wrapped import make_faulty
-from minisgl.step import Abort, Events, TokenBudget
+from minisgl.step import Abort, Draft, Events, TokenBudget
 from tests.helpers.e2e import serving
 from tests.helpers.parity import draw_arrival
+from tests.helpers.scheduler import arrival
 
 CONFIG = ControlPlaneConfig(24, 4, 4, 16, 64, (2,), graph_sizes=(1, 2, 4))
 
@@ -55,6 +56,25 @@ def test_a_trace_gives_the_same_decisions_again(tmp_path: Path, name: str, polic
     found = replay(trace, make_control_plane(name, trace.config))
     assert found.num_steps == 60 and found.digests == replay(trace, make_control_plane("python", config)).digests
     assert len(set(found.digests)) > 60
+
+
+@pytest.mark.parametrize("name", ["python", "rust_hotpath"])
+def test_drafts_from_outside_are_in_the_trace(tmp_path: Path, name: str) -> None:
+    config = replace(CONFIG, max_draft_len=3)
+    drafts = [Draft(1, 4, (1, 1, 1)), Draft(1, 6, (1, 1)), Draft(1, 7, ())]
+    with (tmp_path / "trace").open("wb") as file:
+        plane = RecordingControlPlane(make_control_plane("python", config), config, file)
+        for step in range(6):
+            events = [arrival(1, [5, 6, 7], max_tokens=20)] if step == 0 else drafts[step - 1 : step]
+            plan = plane.schedule(step, Events(list(events)))
+            plane.commit(step, np.ones(plan.num_rows, np.int32))
+    assert plane.stats().num_accepted_total >= 4
+    trace = read_trace(tmp_path / "trace")
+    given = [event for _, call in trace.calls if isinstance(call, Events) for event in call]
+    assert given[1:] == drafts
+    found = replay(trace, other := make_control_plane(name, config))
+    assert not found.error and found.digests == replay(trace, make_control_plane("python", config)).digests
+    assert other.stats() == plane.stats()
 
 
 def test_a_call_that_breaks_the_control_plane_is_in_the_trace(tmp_path: Path) -> None:

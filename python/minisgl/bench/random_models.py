@@ -125,6 +125,10 @@ SHAPES = {
         arch="qwen2", layers=28, hidden=1536, heads=12, kv_heads=2, head_dim=128, inner=8960, vocab=151_936,
         context=32_768, tied=True,
     ),
+    "smollm2-1.7b": Shape(
+        arch="llama", layers=24, hidden=2048, heads=32, kv_heads=32, head_dim=64, inner=8192, vocab=49_152,
+        context=8192, theta=1.3e5, tied=True,
+    ),
     "llama-3.2-3b": Shape(
         arch="llama", layers=28, hidden=3072, heads=24, kv_heads=8, head_dim=128, inner=8192, vocab=128_256,
         context=131_072, theta=5e5, tied=True,

@@ -370,9 +370,9 @@ STEPS = (
     ),
     setting(
         "--speculative",
-        metavar="ngram:K",
-        help="guess up to K tokens a row from the text so far and the prefix cache, and compute them with it; answers "
-        "stay the same (default: none)",
+        metavar="ngram:K|model:FILE[:K]",
+        help="guess up to K tokens a row from the text so far and the prefix cache, and where these know nothing by a "
+        "small model of the same vocabulary (K: 4), and compute them with it; answers stay the same (default: none)",
     ),
     setting(
         "--schedule-policy",

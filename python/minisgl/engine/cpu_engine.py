@@ -89,6 +89,12 @@ class CpuEngine:
         return self._rust
 
     @property
+    def pool_bytes(self) -> int:
+        """Of its pages, all in use."""
+        kv = int(self._rust.about()["kv_bytes"])
+        return kv * self._info.page_size * self._info.num_pages
+
+    @property
     def store(self) -> PageStore | None:
         return self._store
 

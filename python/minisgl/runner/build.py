@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,7 @@ from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
 from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
@@ -26,11 +28,60 @@ from minisgl.utils.installed import need, need_torch_engine
 from minisgl.utils.progress import Report
 from minisgl.weights.sources import find_tokenizer
 
+if TYPE_CHECKING:
+    from minisgl.engine.cpu_engine import CpuEngine
+
 Say = Callable[[str], None]
 ECHO_CONTEXT_LEN = 8192
 ECHO_NUM_PAGES = 8192
 CHECKPOINT_INTERVAL = 256  # tokens
 CPU_STEP_MS = 250
+
+
+def build_engines(
+    config: EngineConfig,
+    report: Report,
+    *,
+    folder: Path | None = None,
+    on_rank_death: Callable[[str], None] | None = None,
+    step_timeout: float = Limits().step_timeout,
+) -> tuple[Engine, DraftModel | None]:
+    """As `build_engine`, with the model that guesses, if there is to be one. That is loaded first: the other one gets
+    what it leaves."""
+    if config.draft_model is None:
+        return build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout), None
+    config.check()
+    small, own = _build_small(config, report), draft_config(config)
+    try:
+        if config.memory is not None:
+            left = max(1, config.memory - small.pool_bytes)  # of which the process holds nothing yet
+            config = msgspec.structs.replace(config, memory=left)
+        engine = build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout)
+        try:
+            check_vocabulary(config, engine.info, small.info)
+        except BaseException:
+            engine.close()
+            raise
+    except BaseException:
+        small.close()
+        raise
+    return engine, DraftModel(small, build_control_plane(own, small.info), engine.info.vocab_size)
+
+
+def _build_small(config: EngineConfig, report: Report) -> CpuEngine:
+    """Raises `ConfigError`."""
+
+    def say(text: str, done: int = 0, total: int = 0) -> None:
+        report(f"the model that guesses: {text}", done, total)
+
+    try:
+        engine = _build_cpu(draft_config(config), say)
+        if engine.info.kind != "decoder" or engine.info.num_checkpoints is not None:
+            engine.close()
+            raise ConfigError("it makes no text" if engine.info.kind != "decoder" else "its layers keep states")
+    except ConfigError as error:
+        raise ConfigError(f"--speculative {config.speculative}: {error}") from error
+    return engine
 
 
 def build_engine(
@@ -127,7 +178,7 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
     return load_engine(config, report, group)
 
 
-def _build_cpu(config: EngineConfig, report: Report) -> Engine:
+def _build_cpu(config: EngineConfig, report: Report) -> CpuEngine:
     try:
         from minisgl.engine.cpu_engine import load_cpu_engine  # imports the extension
     except ImportError as error:

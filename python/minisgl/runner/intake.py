@@ -29,6 +29,7 @@ from minisgl.message import (
     Watch,
 )
 from minisgl.runner.adapters import EngineAdapters
+from minisgl.runner.drafting import Guesses
 from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
@@ -60,10 +61,12 @@ class LoopSettings:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Who works beside the steps: the compiler of grammars, and the readers of adapters and pages, which call `wake`
-    from their threads when they are done; without `wake` all is read at once."""
+    from their threads when they are done; without `wake` all is read at once. And who is asked between two steps how
+    texts go on."""
 
     compiler: GrammarCompiler | None = None
     wake: Callable[[], None] | None = None
+    guesses: Guesses | None = None
 
 
 class Intake:

@@ -17,6 +17,7 @@ from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHand
 from minisgl.message import ToEngine
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
+from minisgl.runner.drafting import Asked
 from minisgl.runner.intake import Beside, Intake, LoopSettings, Send
 from minisgl.runner.request_tracker import (
     UncommittedStep,
@@ -127,6 +128,7 @@ class StepLoop:
         self._ending = self._intake.ending
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
+        self._guesses = beside.guesses
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
@@ -188,8 +190,8 @@ class StepLoop:
         end the loop.
         """
         timers = self.timers
-        self._left_something = False
-        plan = self._schedule(self._events(messages))
+        drafts, self._left_something = self._ask_for_drafts(), False
+        plan = self._schedule(self._events(messages, drafts))
         timers.lap(timers.schedule, plan.step)
         if metadata_ns := metadata_time_ns(self._control_plane):
             timers.metadata.add(metadata_ns)
@@ -209,12 +211,12 @@ class StepLoop:
 
     # ------------------------------------------------------------------------------------------------- into a step
 
-    def _events(self, messages: Sequence[ToEngine]) -> Events:
+    def _events(self, messages: Sequence[ToEngine], drafts: Sequence[Event]) -> Events:
         events, failed = Events(), self._failed_step is not None
         if self._failed_step is not None:
             events.add(ForwardFailed(self._failed_step))
             self._failed_step = None
-        events.items += self._new_budget + self._replay
+        events.items += [*self._new_budget, *self._replay, *drafts]
         self._new_budget, self._replay = [], []
         self._intake.take(messages, events, self._control_plane)
         if (watch := self._intake.watch) is not None:
@@ -224,6 +226,23 @@ class StepLoop:
         if failed:
             self.prefixes.lost()  # for the next step: until this one the old pins are there
         return events
+
+    def _ask_for_drafts(self) -> list[Event]:
+        """What a model guesses of the texts that may be guessed. It computes while no step is in flight: two forwards
+        at once would be in each other's way, and all texts are guessed in the same forwards."""
+        if self._guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
+            return []
+        self.drain()
+        wanted = self._control_plane.drafts_wanted() if self._failed_step is None else []
+        if not wanted:
+            return []
+        requests = [(self._requests.get(req_id), count) for req_id, count in wanted]
+        self.timers.rest()
+        with self._timing.forward(self._intake.step):
+            asked = [Asked(one.req_id, one.tokens, count, one.namespace) for one, count in requests]
+            found = self._guesses.guess(asked)
+        self.timers.awake(self.timers.wait)
+        return list(found)
 
     def _schedule(self, events: Events) -> StepPlan:
         """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""

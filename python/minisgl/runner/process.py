@@ -38,7 +38,7 @@ from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
 from minisgl.runner.build import (
     build_compiler,
-    build_engine,
+    build_engines,
     build_fallback,
     build_step_time,
     choose_control_plane,
@@ -101,7 +101,7 @@ class Link:
 
 
 def serve(config: ProcessConfig, link: Link) -> None:
-    engine = build_engine(
+    engine, guesses = build_engines(
         config.engine,
         lambda *report: link.send([LoadProgress(*report)]),
         folder=_ranks_folder(config),
@@ -125,7 +125,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
             link.send,
             LoopSettings.of(config.engine),
             timing=Timing(link.activity, link.timers, build_step_time(config.engine, engine.info, serves=True)),
-            beside=Beside(compiler, link.wake),
+            beside=Beside(compiler, link.wake, guesses),
             fallback=lambda: build_fallback(config.engine, engine.info, link.narrate),
         )
         collections = GcWatch(link.timers.meters["gc"])
@@ -137,6 +137,8 @@ def serve(config: ProcessConfig, link: Link) -> None:
         link.timers.close()
         if compiler is not None:
             compiler.close()
+        if guesses is not None:
+            guesses.close()
         engine.close()
 
 

@@ -136,6 +136,12 @@ class ControlPlane(Protocol):
         """How many whole pages of `tokens` the prefix cache has for requests of no namespace, of a model with states up
         to the last checkpoint: others may be read from a disk before an arrival. Reads only. O(tokens)."""
 
+    def drafts_wanted(self) -> list[tuple[int, int]]:
+        """For whom a `Draft` may be of use, and of how many tokens: requests that decode and do not pause, of which
+        nothing is guessed already. Of those with a token in flight that is certain after its commit only. Nobody while
+        a prompt is being computed, or where a step has no rows for the longest draft of everybody who has started.
+        Reads only. O(started requests)."""
+
     def check(self) -> None:
         """Check every invariant; raises `ControlPlaneError`. O(everything)."""
 

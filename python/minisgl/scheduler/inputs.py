@@ -17,6 +17,7 @@ from minisgl.step import (
     NOT_FINITE,
     Abort,
     Arrival,
+    Draft,
     EventError,
     Events,
     ForwardFailed,
@@ -101,6 +102,8 @@ def check_events(
                 for name in ("stored_from", "stored_to"):
                     if getattr(event, name) < 0:
                         raise EventError(index, name, "must be at least 0")
+            case Draft(tokens=tokens) if not all(0 <= token <= MAX_INT32 for token in tokens):
+                raise EventError(index, "tokens", "must be unsigned 31-bit integers")
             case ForwardFailed(step):
                 if index:
                     raise EventError(index, "step", "a failed forward must be the first event")

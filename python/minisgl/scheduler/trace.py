@@ -28,6 +28,7 @@ from minisgl.step import (
     Abort,
     Arrival,
     ClearCache,
+    Draft,
     Event,
     Events,
     Finish,
@@ -133,8 +134,23 @@ class _PagesRead(msgspec.Struct, tag="read", array_like=True):
     stored_to: int
 
 
+class _Draft(msgspec.Struct, tag="draft", array_like=True):
+    req_id: int
+    length: int
+    tokens: tuple[int, ...]
+
+
 _Event = (
-    _Arrival | _StoredArrival | _Finish | _Abort | _ForwardFailed | _Unpin | _ClearCache | _TokenBudget | _PagesRead
+    _Arrival
+    | _StoredArrival
+    | _Finish
+    | _Abort
+    | _ForwardFailed
+    | _Unpin
+    | _ClearCache
+    | _TokenBudget
+    | _PagesRead
+    | _Draft
 )
 
 
@@ -200,6 +216,8 @@ def _packed(event: Event) -> _Event:
             return _TokenBudget(beside_decode, prefill_only)
         case PagesRead(req_id, stored_from, stored_to):
             return _PagesRead(req_id, stored_from, stored_to)
+        case Draft(req_id, length, tokens):
+            return _Draft(req_id, length, tokens)
 
 
 def _unpacked(event: _Event) -> Event:
@@ -221,6 +239,8 @@ def _unpacked(event: _Event) -> Event:
             return TokenBudget(beside_decode, prefill_only)
         case _PagesRead(req_id, stored_from, stored_to):
             return PagesRead(req_id, stored_from, stored_to)
+        case _Draft(req_id, length, tokens):
+            return Draft(req_id, length, tokens)
 
 
 @dataclass(frozen=True, slots=True)

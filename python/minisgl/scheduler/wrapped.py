@@ -31,6 +31,9 @@ class WrappedControlPlane:
     def cached_pages(self, tokens: Int32Array) -> int:
         return self._inner.cached_pages(tokens)
 
+    def drafts_wanted(self) -> list[tuple[int, int]]:
+        return self._inner.drafts_wanted()
+
     def check(self) -> None:
         self._inner.check()
 

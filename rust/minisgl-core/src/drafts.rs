@@ -9,13 +9,15 @@
 //! after one with its draft: what comes next is not known before the commit.
 //!
 //! What follows is looked up in the prefix cache, below the request's own node: there is what another text went on with
-//! after the same tokens. Else in the request's own text (`drafter`). Requests are synchronized.
+//! after the same tokens. Else in the request's own text (`drafter`). Where neither knows anything somebody outside
+//! may: an event brings what a model of its own thinks. Requests are synchronized.
 
 use crate::api::Result;
 use crate::numbers::ToUsize;
 use crate::page_pool::PageSize;
 use crate::radix::RadixTree;
-use crate::request::{Index, Requests};
+use crate::request::{Index, Requests, State};
+use crate::step::Draft;
 
 /// A decode row that computes a drafted token.
 #[derive(Clone, Copy)]
@@ -47,6 +49,24 @@ pub(crate) fn propose(requests: &mut Requests, index: Index, tree: &RadixTree) {
     if drafter.draft.is_empty() {
         drafter.guess(tokens, count);
     }
+}
+
+/// A draft from outside, if it is of the text as it is now and the text may be guessed; whether it is.
+pub(crate) fn take(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
+    let request = requests.get(index);
+    let decodes = request.state == State::Started && !request.is_prefilling();
+    let (length, num_pending) = (request.len.to_usize(), request.num_pending.to_usize());
+    let Some(drafter) = &mut requests.cold_mut(index).drafter else {
+        return false;
+    };
+    let is_of_text = usize::try_from(draft.length) == Ok(length) && length >= drafter.paused_until;
+    if !decodes || !is_of_text || !drafter.in_flight.is_empty() {
+        return false;
+    }
+    drafter.draft.clear();
+    let count = drafter.draft_len + num_pending;
+    drafter.draft.extend(draft.tokens.iter().take(count));
+    true
 }
 
 /// Tokens that may be computed behind the row of the request that the step has.

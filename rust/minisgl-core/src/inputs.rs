@@ -49,7 +49,8 @@ impl CheckedEvents {
                 let fields = [("stored_from", read.stored_from), ("stored_to", read.stored_to)];
                 check_at_least(index, 0, fields)?;
             }
-            Event::Finish(_) | Event::Abort(_) | Event::ClearCache => {}
+            Event::Draft(draft) if has_negative(&draft.tokens) => return Err(not_ids(index)),
+            Event::Finish(_) | Event::Abort(_) | Event::ClearCache | Event::Draft(_) => {}
         }
         self.events.push(event);
         Ok(())
@@ -121,6 +122,14 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
         return refuse(format!("{step} is not the oldest step in flight ({oldest})"));
     }
     Ok(())
+}
+
+/// Of tokens that somebody guessed.
+#[must_use]
+pub fn not_ids(index: usize) -> Error {
+    let reason = "must be unsigned 31-bit integers".into();
+    let field = "tokens";
+    Error::Event { index, field, reason }
 }
 
 fn check_at_least(index: usize, low: i64, fields: [(&'static str, i64); 2]) -> Result<()> {

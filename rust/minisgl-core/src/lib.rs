@@ -30,13 +30,14 @@ mod step;
 pub use api::{CachePolicy, Config, Error, Result, SchedulePolicy, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
-pub use inputs::CheckedEvents;
+pub use inputs::{CheckedEvents, not_ids};
 #[doc(hidden)]
 pub use radix::timed::TimedTree;
 pub use radix::{TreeNode, TreeView};
 pub use scheduler::Scheduler;
 pub use step::{
-    Arrival, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled, TokenBudget,
+    Arrival, Draft, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
+    TokenBudget,
 };
 
 /// What was compiled.

@@ -43,6 +43,15 @@ pub struct PagesRead {
     pub stored_to: i64,
 }
 
+/// What may follow the first `length` tokens of a text. See `minisgl.step.Draft`.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct Draft {
+    pub req_id: i64,
+    pub length: i64,
+    pub tokens: Vec<i32>,
+}
+
 /// An input of `schedule`.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -62,6 +71,8 @@ pub enum Event {
     TokenBudget(TokenBudget),
     /// Pages of a request that was sent back to wait were read.
     PagesRead(PagesRead),
+    /// Somebody else has guessed how a text goes on.
+    Draft(Draft),
 }
 
 /// The same as `StepLimits` of the Python side.

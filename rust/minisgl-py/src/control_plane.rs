@@ -161,6 +161,11 @@ impl ControlPlane {
         self.scheduler.cached_pages(tokens.as_slice())
     }
 
+    /// For whom a `Draft` may be of use, and of how many tokens.
+    fn drafts_wanted(&self) -> Vec<(i64, usize)> {
+        self.scheduler.drafts_wanted()
+    }
+
     /// The `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
     fn tree_view(&self, limit: usize) -> (usize, usize, Vec<TreeNode>) {
         let view = self.scheduler.tree_view(limit);

@@ -1,6 +1,8 @@
 //! From the event objects of `minisgl.step` to those of the core.
 
-use minisgl_core::{Arrival, CheckedEvents, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget};
+use minisgl_core::{
+    Arrival, CheckedEvents, Draft, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget, not_ids,
+};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -19,6 +21,7 @@ pub(crate) struct EventTypes {
     clear_cache: Py<PyType>,
     token_budget: Py<PyType>,
     pages_read: Py<PyType>,
+    draft: Py<PyType>,
 }
 
 impl EventTypes {
@@ -34,6 +37,7 @@ impl EventTypes {
             clear_cache: class("ClearCache")?,
             token_budget: class("TokenBudget")?,
             pages_read: class("PagesRead")?,
+            draft: class("Draft")?,
         })
     }
 
@@ -81,6 +85,14 @@ impl EventTypes {
                 req_id: req_id()?,
                 stored_from: integer(&event.getattr(intern!(py, "stored_from"))?)?,
                 stored_to: integer(&event.getattr(intern!(py, "stored_to"))?)?,
+            }));
+        }
+        if kind.is(&self.draft) {
+            let tokens = event.getattr(intern!(py, "tokens"))?;
+            return Ok(Event::Draft(Draft {
+                req_id: req_id()?,
+                length: integer(&event.getattr(intern!(py, "length"))?)?,
+                tokens: tokens.extract().map_err(|_| to_python(py, &not_ids(index)))?,
             }));
         }
         Err(PyTypeError::new_err(format!("event {index}: {kind} is no event")))

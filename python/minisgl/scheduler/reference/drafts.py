@@ -8,13 +8,16 @@ Invariants: a request owns pages beyond its `kv_len` only while its draft is in 
 one with its draft: what comes next is not known before the commit.
 
 What follows is looked up in the prefix cache, below the request's own node: there is what another text went on with
-after the same tokens. Else in the request's own text (`drafter`).
+after the same tokens. Else in the request's own text (`drafter`). Where neither knows anything somebody outside may: an
+event brings what a model of its own thinks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minisgl.scheduler.reference.radix import RadixTree
-from minisgl.scheduler.reference.request import Request
+from minisgl.scheduler.reference.request import Request, State
 
 
 def propose(request: Request, tree: RadixTree) -> None:
@@ -30,6 +33,30 @@ def propose(request: Request, tree: RadixTree) -> None:
         drafter.draft = tree.following(request.handle, request.tokens, request.num_tree_pages, count, request.namespace)
     if not drafter.draft:
         drafter.draft = drafter.guess(request.tokens, count)
+
+
+def wanted(started: Sequence[Request], max_draft_len: int, max_rows: int) -> list[tuple[int, int]]:
+    """See `ControlPlane.drafts_wanted`."""
+    if len(started) * (1 + max_draft_len) > max_rows or any(request.is_prefilling for request in started):
+        return []
+    found = []
+    for request in started:
+        drafter = request.drafter
+        if drafter is None or drafter.draft or len(request.tokens) < drafter.paused_until:
+            continue
+        count = min(drafter.draft_len, request.max_len - len(request.tokens) - 1)
+        if count > 0:
+            found.append((request.req_id, count))
+    return found
+
+
+def take(request: Request, length: int, tokens: Sequence[int]) -> None:
+    """A draft from outside, of a text of `length` tokens."""
+    drafter = request.drafter
+    if drafter is None or drafter.in_flight or request.state is not State.STARTED or request.is_prefilling:
+        return
+    if length == len(request.tokens) >= drafter.paused_until:
+        drafter.draft = list(tokens[: drafter.draft_len + request.num_pending])
 
 
 def draft_len(request: Request) -> int:

@@ -23,7 +23,7 @@ use crate::request::{Index, NO_STEP, Requests};
 
 impl Row {
     /// Committed tokens of a row that decodes: its KV reaches to the last token before the one that it makes last.
-    fn len(&self) -> u32 {
+    pub fn len(&self) -> u32 {
         self.kv_len + 1 - self.num_pending
     }
 

@@ -9,9 +9,35 @@ use crate::drafts::{self, DraftRow};
 use crate::numbers::{ToI64, ToU64, ToUsize};
 use crate::request::{Index, State};
 use crate::state::InFlight;
-use crate::step::{Entry, Sampled};
+use crate::step::{Draft, Entry, Sampled};
 
 impl Scheduler {
+    /// See `minisgl.scheduler.api.ControlPlane.drafts_wanted`.
+    #[must_use]
+    pub fn drafts_wanted(&self) -> Vec<(i64, usize)> {
+        let (started, most) = (&self.state.started, self.config.max_draft_len);
+        let fits = started.len() * (1 + most) <= self.limits.max_rows;
+        if most == 0 || !fits || started.iter().any(|row| row.kind.prefills) {
+            return Vec::new();
+        }
+        let wanted = started.iter().filter_map(|row| {
+            let drafter = self.state.requests.cold(row.index).drafter.as_ref()?;
+            let pauses = row.len().to_usize() < drafter.paused_until;
+            let left = (row.left + row.num_pending).saturating_sub(1).to_usize();
+            let count = drafter.draft_len.min(left);
+            (count > 0 && !pauses && drafter.draft.is_empty()).then_some((row.req_id, count))
+        });
+        wanted.collect()
+    }
+
+    /// A draft from outside, in the place of what was guessed.
+    pub(super) fn take_draft(&mut self, index: Index, draft: &Draft) {
+        self.synchronize(index);
+        if drafts::take(&mut self.state.requests, index, draft) {
+            self.state.started.load(index, &self.state.requests);
+        }
+    }
+
     /// Drafts get what everybody else left of rows, tokens and pages, in request order; for their pages requests in the
     /// background give way. One that gets nothing is forgotten, so that it holds up nobody.
     pub(super) fn add_drafts(&mut self, budget: i64) -> Result<()> {

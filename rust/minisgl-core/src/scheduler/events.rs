@@ -59,6 +59,12 @@ impl Scheduler {
                 }
                 Ok(())
             }
+            Event::Draft(draft) => {
+                if let Some(&index) = self.state.live.get(&draft.req_id) {
+                    self.take_draft(index, &draft);
+                }
+                Ok(())
+            }
         }
     }
 

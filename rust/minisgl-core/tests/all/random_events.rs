@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Error, Event, PagesRead, Plan, SchedulePolicy, TokenBudget};
+use minisgl_core::{CachePolicy, Config, Draft, Error, Event, PagesRead, Plan, SchedulePolicy, TokenBudget};
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -98,6 +98,13 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
             req_id: random.below(*next_id as usize + 1) as i64,
             stored_from: random.below(3) as i64,
             stored_to: random.below(20) as i64,
+        }));
+    }
+    if random.below(3) == 0 {
+        events.push(Event::Draft(Draft {
+            req_id: random.below(*next_id as usize + 1) as i64,
+            length: random.below(50) as i64,
+            tokens: (0..random.below(6)).map(|_| random.below(3) as i32).collect(),
         }));
     }
     if random.below(8) == 0 {

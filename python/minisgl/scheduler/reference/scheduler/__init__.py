@@ -30,6 +30,7 @@ from minisgl.step import (
     Abort,
     Arrival,
     ClearCache,
+    Draft,
     Events,
     Finish,
     FinishReason,
@@ -164,6 +165,9 @@ class ReferenceControlPlane:
             match = tree.beginning(tree.root, match, (self._last_step or 0) + 1)
         return len(match.pages)
 
+    def drafts_wanted(self) -> list[tuple[int, int]]:
+        return drafts.wanted(self.state.started.items, self.config.max_draft_len, self.limits.max_rows)
+
     def check(self) -> None:
         self._require_alive()
         with self._changing("check()"):
@@ -232,6 +236,9 @@ class ReferenceControlPlane:
                     request = self.state.live.get(req_id)
                     if request is not None and request.state is State.WAITING:
                         request.stored = (stored_from, stored_to)
+                case Draft(req_id, length, tokens):
+                    if (request := self.state.live.get(req_id)) is not None:
+                        drafts.take(request, length, tokens)
 
     def _arrive(self, arrival: Arrival) -> None:
         """Into the queue; a prompt that could never fit is answered with an error at once."""

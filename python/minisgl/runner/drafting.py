@@ -1,0 +1,178 @@
+"""A small model that guesses how texts go on, for the large one that checks the guesses (`--speculative model:FILE`).
+
+It has an engine and a scheduler of its own. Each guess is a request there: the text so far is its prompt, and the guess
+its greedy answer. What it knows of a text from earlier guesses is what its prefix cache has, in pages of a token or a
+few. So there is nothing to undo: what was refused, and texts that ended or went back to wait, leave pages that nobody
+holds, which stay until others need them.
+
+Invariants: nobody lives and nothing is in flight there between two calls; a call computes at most one chunk of what is
+new, for all texts together, and then one forward for each further token; whatever fails here, there are fewer guesses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minisgl.config import ConfigError, EngineConfig
+from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment
+from minisgl.sampling_params import SamplingParams
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError
+from minisgl.step import Abort, Arrival, Draft, Event, Events, ForwardFailed, Int32Array, StepPlan
+from minisgl.tokenizer import Tokenizer
+
+CHUNK = 256  # tokens of texts that a call computes at most, beside one for each guessed one
+MEMORY_RATIO = 1 / 8  # of what is free, for the pages
+PAGE_SIZE = 4  # tokens: as many are computed again at most
+GREEDY = SamplingParams(temperature=0, seed=0)
+
+_log = logging.getLogger("minisgl.runner")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A text of which up to `count` tokens are to be guessed. `namespace`: only texts of the same one share what is
+    known of them."""
+
+    req_id: int
+    tokens: Int32Array
+    count: int
+    namespace: int = 0
+
+
+class Guesses(Protocol):
+    """Who guesses how texts go on."""
+
+    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+        """Of those that it knows something of."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Text:
+    asked: Asked
+    found: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """`vocab_size`: that of the large model; guesses end before ids that it has not."""
+
+    def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
+        self._engine = engine
+        self._control_plane = control_plane
+        self._vocab_size = vocab_size
+        self._step = 0
+        self._next_id = 0
+        self._owners: dict[int, _Text] = {}  # who lives, by the number of its request
+        self._failed: list[Event] = []  # for the next step
+        self._known_lens: dict[int, int] = {}  # of the texts of the last call, by request: how much was computed
+        self._broken = False
+
+    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+        texts = [_Text(one) for one in asked if self._takes(one)]
+        known = self._known_lens
+        texts.sort(key=lambda text: len(text.asked.tokens) - known.get(text.asked.req_id, 0))  # the least new first
+        if self._broken or not texts:
+            return []
+        try:
+            self._run(texts)
+        except ControlPlaneError as error:
+            self._broken = True
+            _log.warning("--speculative: the model guesses no more: its scheduler broke: %s", error)
+            return []
+        except EngineStepError as error:
+            self._failed = [ForwardFailed(self._step - 1), *map(Abort, self._owners)]
+            _log.warning("--speculative: a forward of the model failed: %s", error)
+        self._known_lens = {
+            one.req_id: len(one.tokens) if text.found else known.get(one.req_id, 0)
+            for text in texts
+            for one in (text.asked,)
+        }
+        found = [(text.asked, self._known(text.found)) for text in texts]
+        return [Draft(one.req_id, len(one.tokens), tokens) for one, tokens in found if tokens]
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _takes(self, asked: Asked) -> bool:
+        fits = len(asked.tokens) + asked.count <= self._control_plane.buffers.limits.max_seq_len
+        return fits and int(asked.tokens.max()) < self._engine.info.vocab_size
+
+    def _known(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        beyond = (i for i, token in enumerate(tokens) if token >= self._vocab_size)
+        return tuple(tokens[: next(beyond, len(tokens))])
+
+    def _run(self, texts: Sequence[_Text]) -> None:
+        """Until all have what they asked for. Who has nothing after the first step has too much that is new: what was
+        computed of it stays, and the next call goes on from there."""
+        events = Events(self._failed)
+        self._failed = []
+        self._owners.clear()
+        for text in texts:
+            self._owners[self._next_id] = text
+            events.add(self._arrival(self._next_id, text.asked))
+            self._next_id += 1
+        while self._owners:
+            self._compute(events)
+            events = Events([Abort(number) for number, text in self._owners.items() if not text.found])
+
+    def _arrival(self, number: int, asked: Asked) -> Arrival:
+        return Arrival(number, asked.tokens, len(asked.tokens), asked.count, namespace=asked.namespace)
+
+    def _compute(self, events: Events) -> None:
+        plane = self._control_plane
+        self._step += 1
+        plan = plane.schedule(self._step - 1, events)
+        result = self._engine.launch(plan, plane.buffers, self._assignments(plan)).wait()
+        output = plane.commit(plan.step, result.tokens)
+        columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist()
+        for number, token, reason in zip(*columns, strict=True):
+            text = self._owners.pop(number, None) if reason else self._owners[number]
+            if token >= 0 and text is not None:  # not one of a step that failed
+                text.found.append(token)
+
+    def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
+        entry = self._control_plane.buffers.ring[plan.ring_index]
+        slots = entry.assigned[: plan.num_assigned, 0].tolist()
+        numbers = entry.assigned_ids[: plan.num_assigned].tolist()
+        texts = [self._owners[number].asked.tokens for number in numbers]
+        return [
+            SlotAssignment(slot, number, GREEDY, tokens, len(tokens))
+            for slot, number, tokens in zip(slots, numbers, texts, strict=True)
+        ]
+
+
+def draft_config(config: EngineConfig) -> EngineConfig:
+    """That of the small model beside the one of `config`. Its pages have room for as many texts as are guessed at once,
+    at full length, but take an eighth of what is free at most."""
+    return EngineConfig(
+        model=config.draft_model or "",
+        model_source=config.model_source,
+        engine="cpu",
+        activations=config.activations,
+        page_size=PAGE_SIZE,
+        memory=config.memory,
+        memory_ratio=MEMORY_RATIO,
+        max_running_requests=max(1, config.rows_on("cpu") // (1 + config.max_draft_len)),
+        max_prefill_length=CHUNK,
+        num_threads=config.num_threads,
+        cpu_backend=config.cpu_backend,
+    )
+
+
+def check_vocabulary(config: EngineConfig, large: EngineInfo, small: EngineInfo) -> None:
+    """Raise `ConfigError` unless the ids that both have mean the same to both. One may have more at the end: texts with
+    such are not guessed, or they are no guesses."""
+    flag = f"--speculative {config.speculative}"
+    if large.model_dir is None or small.model_dir is None:
+        raise ConfigError(f"{flag}: not with --engine {large.name}, which has no vocabulary of a model's")
+    ours, theirs = Tokenizer.load(large.model_dir), Tokenizer.load(small.model_dir)
+    for i in range(min(ours.num_ids, theirs.num_ids)):
+        if ours.token_bytes(i) != theirs.token_bytes(i):
+            raise ConfigError(
+                f"{flag}: its vocabulary is another than that of --model {config.shown_model}: id {i} is "
+                f"{theirs.token_bytes(i)!r}, not {ours.token_bytes(i)!r}"
+            )
