@@ -106,7 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
     state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
     max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
-    own_cache_keys: tuple[int, ...] = ()  # numbers of API keys with `own_cache`
+    own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: number, digest
     warm_prefixes: tuple[str | PrefixFile, ...] = ()  # texts that are computed and pinned before anything else
     lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
     speculative: str | None = None  # ngram:K, model:FILE[:K]: up to K tokens of a row are guessed and computed with it

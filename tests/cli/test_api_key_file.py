@@ -52,8 +52,16 @@ def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         name="team-a", key=SECRET, share=3, max_inflight=16, max_queued_requests=100, tokens_per_minute=60000
     )
     assert second == ApiKey(name="b.2", key="other", own_cache=True, max_priority=9)
-    assert taken[0].engine.own_cache_keys == (2,)
+    assert taken[0].engine.own_cache_keys == ((2, api_key_file.digest(second)),)
     assert SECRET not in repr(taken[0])
+
+
+def test_another_name_or_secret_has_another_digest() -> None:
+    """And the same key the same one, whatever else is said of it."""
+    one = ApiKey(name="a", key="x", own_cache=True)
+    others = [ApiKey(name="b", key="x"), ApiKey(name="a", key="y"), ApiKey(name="ax", key=" ")]
+    assert len({api_key_file.digest(each) for each in (one, *others)}) == 4
+    assert api_key_file.digest(ApiKey(name="a", key="x", share=5)) == api_key_file.digest(one)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,6 +23,7 @@ from minisgl.config import ConfigError
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.tokenizer.echo import echo_json
 from minisgl.weights.sources import find_smollm2
+from tests.helpers.adapters import TinyAdapter
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.models import save, tiny_model
 
@@ -73,8 +75,8 @@ def test_a_restart_after_kill_9_computes_nothing_twice(tmp_path: Path, front_end
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files(cache))
 
 
-def metric(server: ServerProcess, name: str) -> float:
-    text = httpx.get(server.url + "/metrics", timeout=ANSWER_S).raise_for_status().text
+def metric(server: ServerProcess, name: str, headers: dict[str, str] | None = None) -> float:
+    text = httpx.get(server.url + "/metrics", headers=headers, timeout=ANSWER_S).raise_for_status().text
     lines = [line for line in text.splitlines() if line.startswith(f"minisgl:store_{name}")]
     return float(lines[0].split()[-1])
 
@@ -237,6 +239,42 @@ def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str
     with serving(*flags) as server:
         assert answer(server) == (cold, 0)
         until(lambda: metric(server, "damaged_pages_total") > 0, "it is counted")
+
+
+def test_keys_with_a_cache_of_their_own_find_theirs_after_a_restart(tmp_path: Path, front_end: str) -> None:
+    """And neither each other's nor everybody's, with an adapter or without one; with a new secret a key begins anew."""
+    cache, keys = tmp_path / "cache", tmp_path / "keys.yaml"
+    model = tiny_model("qwen3-tied", vocab_size=258)
+    folder, adapter = save(model, tmp_path / "tiny"), TinyAdapter(model, 1).save(tmp_path / "adapter")
+    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    flags = (*flags_of(folder, cache), "--frontend", front_end, "--api-key-file", str(keys), "--lora", f"x={adapter}")
+    body = {"prompt": [3 + at * at % 250 for at in range(90)], **SAMPLING, "ignore_eos": True}
+    computed, found = (29, 0), (0, 22)  # pages that are written and loaded, of an answer of 30 tokens to 90
+
+    def answers(secrets: dict[str, str], expected: list[tuple[int, int]]) -> list[str]:
+        """Of each key, by the names of `secrets`, without the adapter and with it. `c` shares with all."""
+        lines = [
+            f"- {{name: {name}, key: {key}, own_cache: {str(name != 'c').lower()}}}" for name, key in secrets.items()
+        ]
+        keys.write_text("\n".join(["keys:", *lines]))
+        texts, total = [], (0, 0)
+        with serving(*flags) as server:
+            for number, counts in enumerate(expected):
+                headers = {"authorization": f"Bearer {secrets['abc'[number // 2]]}"}
+                asked = {**body, "model": ("tiny", "x")[number % 2]}
+                said = httpx.post(server.url + "/v1/completions", json=asked, headers=headers, timeout=ANSWER_S)
+                texts.append(said.raise_for_status().json()["choices"][0]["text"])
+                total = total[0] + counts[0], total[1] + counts[1]
+                until(partial(counted, server, headers, total), f"{total} pages after answer {number}")
+        return texts
+
+    def counted(server: ServerProcess, headers: dict[str, str], total: tuple[int, int]) -> bool:
+        return tuple(metric(server, f"{what}_pages_total", headers) for what in ("written", "loaded")) == total
+
+    cold = answers({"a": "sk-1", "b": "sk-2", "c": "sk-3"}, [computed] * 6)
+    assert cold == cold[:2] * 3 and cold[0] != cold[1]
+    assert answers({"c": "sk-3", "b": "sk-2", "a": "sk-1"}, [found] * 6) == cold, "in whatever order"
+    assert answers({"a": "sk-new", "b": "sk-2", "c": "sk-3"}, [computed] * 2 + [found] * 4) == cold
 
 
 @pytest.mark.slow

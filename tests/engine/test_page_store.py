@@ -54,7 +54,7 @@ def answer(engine: CpuEngine, pages: list[int], *, loads: bool = False, steps: i
     is not computed."""
     staged = engine.store.stage(TEXT, 0, (len(TEXT) - 1) // SIZE) if loads and engine.store is not None else None
     first = 0 if staged is None else staged.columns[1]
-    binding = SlotAssignment(1, 7, SAMPLING, TEXT, len(TEXT), None, staged, keeps=True)
+    binding = SlotAssignment(1, 7, SAMPLING, TEXT, len(TEXT), None, staged)
     found: list[Row] = []
     start, ids = first * SIZE, TEXT[first * SIZE :].tolist()
     for step in range(steps):

@@ -107,7 +107,13 @@ class Pair:
         self._same("tree", sorted(self.ours.tree_pages()), sorted(self.theirs.tree_pages()))
         self._same("states", sorted(self.ours.tree_states()), sorted(self.theirs.tree_states()))
         paths = [np.array([*path, 5], np.int32) for path, _ in self.ours.tree_pages()[:3]]
-        self._same("cached", *([one.cached_pages(path) for path in paths] for one in (self.ours, self.theirs)))
+        self._same(
+            "cached",
+            *(
+                [one.cached_pages(path, space) for path in paths for space in range(3)]
+                for one in (self.ours, self.theirs)
+            ),
+        )
         self._same("tree view", self.ours.tree_view(5), self.theirs.tree_view(5))
 
     def check_pages(self) -> None:

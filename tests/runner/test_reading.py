@@ -30,13 +30,15 @@ class Store:
 
     def __init__(self, num_pages: int, held: bool = False) -> None:
         self.asked: list[tuple[int, int, int]] = []
+        self.spaces: list[bytes] = []
         self._num_pages = num_pages
         self.go_on = threading.Event()
         if not held:
             self.go_on.set()
 
-    def stage(self, tokens: Int32Array, first: int, most: int) -> Pages:
+    def stage(self, tokens: Int32Array, first: int, most: int, space: bytes) -> Pages:
         assert self.go_on.wait(WAIT_S)
+        self.spaces.append(space)
         self.asked.append((int(tokens[0]), first, most))
         return Pages(first, max(first, min(first + most, self._num_pages)))
 
@@ -62,18 +64,23 @@ def test_without_a_store_nobody_waits() -> None:
 
 @pytest.mark.parametrize(
     "one",
-    [request(1, 4), request(1, prompt_logprobs=1), request(1, embedding="mean"), request(1, adapter=3)],
-    ids=["no page before the last token", "scored", "embedded", "of an adapter"],
+    [request(1, 4), request(1, prompt_logprobs=1), request(1, embedding="mean")],
+    ids=["no page before the last token", "scored", "embedded"],
 )
 def test_who_can_load_nothing_does_not_wait(one: TrackedRequest) -> None:
     assert not Reading(Store(9), SIZE).add(one, not_asked)
 
 
-def test_pages_of_a_namespace_of_its_own_are_neither_read_nor_kept() -> None:
+def test_pages_are_read_and_kept_in_the_requests_own_space() -> None:
     plain, own = request(1), request(2)
-    own.namespace = 1 << 30
-    assert not Reading(Store(9), SIZE).add(own, not_asked)
-    assert (plain.assignment(0).keeps, own.assignment(0).keeps) == (True, False)
+    own.space = b"own"
+    store = Store(9)
+    reading = Reading(store, SIZE)
+    assert reading.add(plain, nothing_cached) and reading.add(own, nothing_cached)
+    reading.sent_back(own)
+    assert store.spaces == [b"", b"own", b"own"]
+    assert (plain.assignment(0).space, own.assignment(0).space) == (b"", b"own")
+    reading.close()
 
 
 def test_without_threads_it_is_read_at_once() -> None:
@@ -110,9 +117,8 @@ def test_they_leave_in_the_order_in_which_they_came_but_those_who_were_dropped()
 
 def test_of_who_was_sent_back_all_is_read_and_said_unless_it_has_started_again() -> None:
     reading = Reading(Store(3), SIZE)
-    one, started, new, own = request(1), request(2), request(3, 4), request(4)
-    own.namespace = 1 << 30
-    for each in (one, started, new, own):
+    one, started, new = request(1), request(2), request(3, 4)
+    for each in (one, started, new):
         reading.sent_back(each)
     reading.started(2)
     assert not len(reading), "the scheduler has them"

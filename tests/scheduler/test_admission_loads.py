@@ -255,6 +255,6 @@ def test_what_is_cached_is_known_up_to_the_last_checkpoint() -> None:
     one.run()
     one.step(arrival(2, LONG, max_tokens=20))
     known = np.array(LONG, np.int32)
-    assert one.plane.cached_pages(known) == 15, "the step that saves it is under way"
-    assert one.plane.cached_pages(known[:56]) == 10, "of the pages behind it, which are there, no state is"
+    assert one.plane.cached_pages(known, 0) == 15, "the step that saves it is under way"
+    assert one.plane.cached_pages(known[:56], 0) == 10, "of the pages behind it, which are there, no state is"
     one.run()

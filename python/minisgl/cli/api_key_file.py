@@ -11,6 +11,8 @@ Invariants: every mistake is told with file, line, entry, field and reason; no k
 from __future__ import annotations
 
 import re
+from functools import cache
+from hashlib import pbkdf2_hmac
 from typing import Any
 
 import yaml
@@ -23,6 +25,7 @@ DEFAULT = "default"
 """How the caller of --api-key is called."""
 MAX_KEYS = 256
 MAX_SHARE = 1000
+DIGEST_ROUNDS = 20_000
 MAX_NUMBER = 10**9
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -34,6 +37,13 @@ _NUMBERS = {
     "max_priority": (0, MAX_SHARE),
 }
 _SWITCHES = ("own_cache", "cache", "lora", "models")
+
+
+@cache
+def digest(key: ApiKey) -> bytes:
+    """What names it in a folder of pages: another name or another secret has another one. It is slow to make, so that
+    who has it finds no secret by trying."""
+    return pbkdf2_hmac("sha256", key.key.encode(), f"minisgl own_cache {key.name}".encode(), DIGEST_ROUNDS)
 
 
 def read(path: str) -> tuple[ApiKey, ...]:

@@ -38,7 +38,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields["frontend"] = args.frontend or ("python" if args.resumable else envs.frontend() or "auto")
     fields["api_key"] = args.api_key or envs.api_key()
     fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
-    own = tuple(number for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
+    own = tuple((number, api_key_file.digest(one)) for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
     fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())

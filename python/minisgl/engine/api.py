@@ -78,10 +78,10 @@ class StoreCounts:
 class PageReader(Protocol):
     """Pages on a disk."""
 
-    def stage(self, tokens: Int32Array, first: int, most: int) -> StoredPages:
-        """Read the pages of `tokens` from `first` on, as far as they are there, at most `most` of them; of a model that
-        has states, up to the last behind which one is there. In any thread. Whatever is wrong with the disk, there are
-        fewer."""
+    def stage(self, tokens: Int32Array, first: int, most: int, space: bytes) -> StoredPages:
+        """Read the pages of `tokens` in `space` from `first` on, as far as they are there, at most `most` of them; of a
+        model that has states, up to the last behind which one is there. In any thread. Whatever is wrong with the disk,
+        there are fewer."""
 
 
 @runtime_checkable
@@ -93,6 +93,9 @@ class Stores(Protocol):
         """None: it was not asked to."""
 
     def store_counts(self) -> StoreCounts | None: ...
+
+    def adapter_digest(self, number: int) -> bytes:
+        """Of all that an adapter which is there changes: two with the same one compute the same."""
 
 
 @runtime_checkable
@@ -108,7 +111,7 @@ class SlotAssignment:
     """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
     first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None. `grammar`
     is the request's own: the engine restarts it with what was generated, in forward order. `stored` has at least the
-    pages that plans load for the slot; `keeps`: those that it fills may go to the store."""
+    pages that plans load for the slot; those that it fills go to the store, in `space`: pages are shared within one."""
 
     slot: int
     req_id: int
@@ -117,7 +120,7 @@ class SlotAssignment:
     num_prompt: int
     grammar: Matcher | None = None
     stored: StoredPages | None = None
-    keeps: bool = False
+    space: bytes = b""
 
     def generated(self) -> list[int]:
         """By the request so far; for its grammar."""

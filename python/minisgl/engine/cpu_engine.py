@@ -40,7 +40,7 @@ from minisgl.engine.api import (
     StoreCounts,
 )
 from minisgl.engine.heads import NO_HEADS, read_heads
-from minisgl.engine.page_store import export, open_store
+from minisgl.engine.page_store import adapter_digest, export, open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
 from minisgl.models.architectures import find_architecture, has_text_half
@@ -72,6 +72,7 @@ class CpuEngine:
         self._rust = rust
         self._store = store
         self._troubles: set[str] = set()  # with its folder, that were told
+        self._digests: dict[int, bytes] = {}  # of adapters
         if store is not None:
             rust.keep(store)
         self._info = info
@@ -106,6 +107,9 @@ class CpuEngine:
             _log.warning("--cache-dir: a page was not written or read: %s", why)
         return StoreCounts(*self._store.counts())
 
+    def adapter_digest(self, number: int) -> bytes:
+        return self._digests[number]
+
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
         if self._store is None:
             raise ConfigError(f"{path}: pages come from a folder: cache_dir names it")
@@ -115,18 +119,21 @@ class CpuEngine:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
-    def read_adapter(self, folder: str) -> CpuAdapter:
+    def read_adapter(self, folder: str) -> tuple[CpuAdapter, bytes]:
+        """With its digest: of what was read, whatever becomes of the files meanwhile."""
         pairs, places = [], adapter_places(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
             for own, rows in _parts_of(self._model, (layer, part), b):
                 pairs.append((layer, own, a.tobytes(), rows.tobytes()))
-        return CpuAdapter(self._settings, pairs)
+        return CpuAdapter(self._settings, pairs), adapter_digest(pairs)
 
-    def add_adapter(self, number: int, adapter: CpuAdapter) -> None:
-        self._thread.submit(lambda: self._rust.add_adapter(number, adapter))
+    def add_adapter(self, number: int, adapter: tuple[CpuAdapter, bytes]) -> None:
+        made, self._digests[number] = adapter
+        self._thread.submit(lambda: self._rust.add_adapter(number, made))
 
     def remove_adapter(self, number: int) -> None:
+        del self._digests[number]
         self._thread.submit(lambda: self._rust.remove_adapter(number))
 
     def close(self) -> None:

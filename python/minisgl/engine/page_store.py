@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -76,6 +76,16 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
         part.write_bytes(digest)
         part.replace(place)
     return digest
+
+
+def adapter_digest(pairs: Iterable[tuple[int, str, bytes, bytes]]) -> bytes:
+    """Of the layers, parts, and numbers of A and scaled B, with which an adapter is computed."""
+    digest = hashlib.sha256()
+    for layer, part, a, b in pairs:
+        digest.update(f"{layer} {part} {len(a)} {len(b)}\n".encode())
+        digest.update(a)
+        digest.update(b)
+    return digest.digest()
 
 
 def open_store(

@@ -6,9 +6,10 @@ looked for in the store, or is refused; an end that a client asks for reaches wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from minisgl.config import EngineConfig
@@ -44,12 +45,12 @@ Send = Callable[[Sequence[FromEngine]], None]
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
     """What a step loop is asked to do. `has_budget`: the cache is cut after requests have ended. `own_cache_keys`: the
-    numbers of API keys that share prefixes with no others."""
+    API keys that share prefixes with no others, by number, with what names them in a store."""
 
     overlap: bool = True
     keeps_prefixes: bool = True
     has_budget: bool = False
-    own_cache_keys: Collection[int] = ()
+    own_cache_keys: Sequence[tuple[int, bytes]] = ()
 
     @classmethod
     def of(cls, config: EngineConfig) -> LoopSettings:
@@ -83,12 +84,13 @@ class Intake:
         self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
         self.compiling = Compiling(beside.compiler)
         self.adapters = EngineAdapters(engine, send, self.end_early, self._adapters_in_use, beside.wake)
-        store = engine.store if isinstance(engine, Stores) else None
+        self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
+        store = None if self._stores is None else self._stores.store
         self.reading = Reading(store, limits.page_size, beside.wake)
         self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
         self.watch: Watch | None = None  # that the loop has not seen
         self.shutdown = False
-        self._own_cache_keys = frozenset(settings.own_cache_keys)
+        self._own_cache_keys = dict(settings.own_cache_keys)
         self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
         self._num_arrivals = 0  # at the scheduler
 
@@ -179,7 +181,7 @@ class Intake:
 
     def _arrive(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
         """Now, or once its pages are read."""
-        if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens)):
+        if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens, request.namespace)):
             events.add(request.arrival())
 
     def _tracked(self, message: AddRequest, grammar: Matcher | None = None) -> TrackedRequest:
@@ -193,10 +195,18 @@ class Intake:
         if message.key in self._own_cache_keys:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
+        request.space = self._space_of(message.sampling.adapter, self._own_cache_keys.get(message.key))
         request.grammar = grammar
         request.number = self._num_arrivals
         self._num_arrivals += 1
         return request
+
+    def _space_of(self, adapter: int, own: bytes | None) -> bytes:
+        """What stands for a namespace in the store; empty: everybody's."""
+        if self._stores is None or (not adapter and own is None):
+            return b""
+        digest = self._stores.adapter_digest(adapter) if adapter else b""
+        return msgspec.msgpack.encode((digest, own))
 
     def _return(self, request: TrackedRequest) -> Arrival:
         """Of one that waited outside for a mask. It does not stand behind those that came since it did."""

@@ -43,7 +43,7 @@ class Reading:
     def add(self, request: TrackedRequest, num_cached: Callable[[], int]) -> bool:
         """Whether the request waits here from now on. `num_cached`: pages of it that need not be read."""
         most = (len(request.tokens) - 1) // self._page_size
-        if self._store is None or not request.keeps or request.no_match or not most:
+        if self._store is None or request.no_match or not most:
             return False
         first = num_cached()
         if first >= most:
@@ -56,7 +56,7 @@ class Reading:
         """The scheduler has taken its pages. The tree has them still, but may lose them before its turn comes: all of
         them are read."""
         most = (len(request.tokens) - 1) // self._page_size
-        if self._store is not None and request.keeps and not request.no_match and most:
+        if self._store is not None and not request.no_match and most:
             self._sent_back[request.req_id] = request
             self._begin(self._sent_back, request, 0, most)
 
@@ -102,7 +102,8 @@ class Reading:
     def _read(self, place: dict[int, TrackedRequest], request: TrackedRequest, first: int, most: int) -> StoredPages:
         """In the reader's thread."""
         assert self._store is not None
-        return self._store.stage(request.tokens, first, most if place.get(request.req_id) is request else 0)
+        most = most if place.get(request.req_id) is request else 0
+        return self._store.stage(request.tokens, first, most, request.space)
 
     def _was_read(self, request: TrackedRequest, reading: Future[StoredPages]) -> None:
         """In the reader's thread."""

@@ -53,14 +53,10 @@ class TrackedRequest:
     admitted: bool = False
     grammar: Matcher | None = None
     namespace: int = 0  # of the prefix cache
+    space: bytes = b""  # the same in a store, where it lasts
     number: int = 0  # of arrivals before it
     stored: StoredPages | None = None  # until it gets a slot: what was read of its pages
     is_judged: bool = False  # its score is of its last token, which sees those before it alone
-
-    @property
-    def keeps(self) -> bool:
-        """Whether its pages are everybody's: those of an adapter, or of a key with a cache of its own, are not."""
-        return not self.namespace
 
     @property
     def no_match(self) -> bool:
@@ -100,7 +96,7 @@ class TrackedRequest:
     def assignment(self, slot: int) -> SlotAssignment:
         stored, self.stored = self.stored, None
         return SlotAssignment(
-            slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar, stored, self.keeps
+            slot, self.req_id, self.sampling, self.tokens, self.num_prompt, self.grammar, stored, self.space
         )
 
 

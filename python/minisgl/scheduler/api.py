@@ -132,8 +132,8 @@ class ControlPlane(Protocol):
     def tree_view(self, limit: int) -> TreeView:
         """The prefix cache with its `limit` largest nodes, for people who watch. Reads only. O(nodes)."""
 
-    def cached_pages(self, tokens: Int32Array) -> int:
-        """How many whole pages of `tokens` the prefix cache has for requests of no namespace, of a model with states up
+    def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
+        """How many whole pages of `tokens` the prefix cache has for requests of `namespace`, of a model with states up
         to the last checkpoint: others may be read from a disk before an arrival. Reads only. O(tokens)."""
 
     def drafts_wanted(self) -> list[tuple[int, int]]:

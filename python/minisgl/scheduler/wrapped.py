@@ -28,8 +28,8 @@ class WrappedControlPlane:
     def tree_view(self, limit: int) -> TreeView:
         return self._inner.tree_view(limit)
 
-    def cached_pages(self, tokens: Int32Array) -> int:
-        return self._inner.cached_pages(tokens)
+    def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
+        return self._inner.cached_pages(tokens, namespace)
 
     def drafts_wanted(self) -> list[tuple[int, int]]:
         return self._inner.drafts_wanted()

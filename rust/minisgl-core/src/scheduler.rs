@@ -196,12 +196,12 @@ impl Scheduler {
             .view(limit, &self.state.pins.locked_nodes(&self.state.tree))
     }
 
-    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace, of a model with states up to
+    /// How many whole pages of `tokens` the prefix cache has for requests of `namespace`, of a model with states up to
     /// the last checkpoint. Reads only.
     #[must_use]
-    pub fn cached_pages(&self, tokens: &[i32]) -> usize {
+    pub fn cached_pages(&self, tokens: &[i32], namespace: u32) -> usize {
         let tree = &self.state.tree;
-        let mut found = tree.find(ROOT, 0, tokens, 0, tokens.len() / tree.page_size());
+        let mut found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
         if tree.checkpoints.is_some() {
             found = tree.beginning(ROOT, found, self.last_step.unwrap_or(0) + 1);
         }

@@ -132,7 +132,7 @@ impl Engine {
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
             if let Some(keeper) = &mut self.keeper {
-                keeper.bind(slot, &binding.tokens, binding.keeps, binding.staged.take());
+                keeper.bind(slot, &binding.tokens, &binding.space, binding.staged.take());
             }
             self.slots.bind(slot, binding);
         }

@@ -155,10 +155,10 @@ impl ControlPlane {
         kind.call1(PyTuple::new(py, counts)?)
     }
 
-    /// How many whole pages of `tokens` the prefix cache has for requests of no namespace.
+    /// How many whole pages of `tokens` the prefix cache has for requests of `namespace`.
     #[allow(clippy::needless_pass_by_value)] // an argument of Python
-    fn cached_pages(&self, tokens: Int32s<'_>) -> usize {
-        self.scheduler.cached_pages(tokens.as_slice())
+    fn cached_pages(&self, tokens: Int32s<'_>, namespace: u32) -> usize {
+        self.scheduler.cached_pages(tokens.as_slice(), namespace)
     }
 
     /// For whom a `Draft` may be of use, and of how many tokens.

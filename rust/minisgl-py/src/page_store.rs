@@ -79,9 +79,10 @@ impl PageStore {
         self.inner.state_bytes()
     }
 
-    fn stage(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, most: usize) -> StagedPages {
+    #[pyo3(signature = (tokens, first, most, space=b"".as_slice()))]
+    fn stage(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, most: usize, space: &[u8]) -> StagedPages {
         let tokens = tokens.as_slice().to_vec();
-        let staged = py.detach(|| self.inner.stage(&tokens, first, most));
+        let staged = py.detach(|| self.inner.stage(space, &tokens, first, most));
         StagedPages {
             inner: Arc::new(staged),
         }

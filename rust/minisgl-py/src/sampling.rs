@@ -68,7 +68,7 @@ pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize
         tokens: tokens.extract::<Int32s<'_>>()?.as_slice().to_vec(),
         num_prompt: binding.getattr("num_prompt")?.extract()?,
         grammar: grammar_of(&binding.getattr("grammar")?)?,
-        keeps: binding.getattr("keeps")?.extract()?,
+        space: binding.getattr("space")?.extract::<&[u8]>()?.to_vec(),
         staged: staged_of(&binding.getattr("stored")?)?,
     };
     Ok((binding.getattr("slot")?.extract()?, made))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::folder::Kind;
-use crate::key::{Key, next_key};
+use crate::key::{Key, first_key_in, next_key};
 use crate::store::{Staged, Store};
 
 const LEAST_PAGES: usize = 4; // of a step that says how fast prompts are computed
@@ -16,8 +16,9 @@ const LEAST_PAGES: usize = 4; // of a step that says how fast prompts are comput
 #[derive(Default)]
 struct Slot {
     tokens: Vec<i32>,
+    first: Key, // what stands before its pages
     keys: Vec<Key>,
-    keeps: bool,
+    has_gap: bool, // its text is not known any more
     staged: Option<Arc<Staged>>,
 }
 
@@ -35,12 +36,13 @@ impl Keeper {
         Self { store, slots }
     }
 
-    /// A slot's text so far; whether its pages are the store's kind; what was read of them.
-    pub fn bind(&mut self, slot: usize, tokens: &[i32], keeps: bool, staged: Option<Arc<Staged>>) {
+    /// A slot's text so far; the space that it shares pages in; what was read of them.
+    pub fn bind(&mut self, slot: usize, tokens: &[i32], space: &[u8], staged: Option<Arc<Staged>>) {
         self.slots[slot] = Slot {
             tokens: tokens.to_vec(),
+            first: first_key_in(self.store.first_key(), space),
             keys: Vec::new(),
-            keeps,
+            has_gap: false,
             staged,
         };
     }
@@ -82,11 +84,11 @@ impl Keeper {
         {
             slot.staged = None; // nothing of it will be asked for
         }
-        if !slot.keeps {
+        if slot.has_gap {
             return;
         }
         if slot.tokens.len() < first {
-            slot.keeps = false; // a text with a gap
+            slot.has_gap = true;
             return;
         }
         for (at, &id) in (first..).zip(ids) {
@@ -99,7 +101,7 @@ impl Keeper {
         for column in first / size..end / size {
             while slot.keys.len() <= column {
                 let at = slot.keys.len() * size;
-                let before = slot.keys.last().unwrap_or(self.store.first_key());
+                let before = slot.keys.last().unwrap_or(&slot.first);
                 slot.keys.push(next_key(before, &slot.tokens[at..at + size]));
             }
             self.store.give(Kind::Page, slot.keys[column], || page(column));
@@ -111,7 +113,7 @@ impl Keeper {
     pub fn saved(&self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
         let (slot, size) = (&self.slots[slot], self.store.page_size());
         let last = (num_tokens / size).checked_sub(1).and_then(|last| slot.keys.get(last));
-        if let Some(key) = last.filter(|_| slot.keeps && num_tokens.is_multiple_of(size)) {
+        if let Some(key) = last.filter(|_| !slot.has_gap && num_tokens.is_multiple_of(size)) {
             self.store.give(Kind::State, *key, state);
         }
     }

@@ -1,7 +1,7 @@
 //! Keys of pages: hashes over everything that their numbers depend on.
 //!
-//! Invariants: two pages have one key only if the same model, by the same rules of computing, made them of the same
-//! tokens, all those before them among these.
+//! Invariants: two pages have one key only if the same model, by the same rules of computing, made them in the same
+//! space of the same tokens, all those before them among these.
 
 use std::fs::File;
 use std::io;
@@ -19,6 +19,16 @@ pub type Key = [u8; 32];
 #[must_use]
 pub fn first_key(identity: &[u8]) -> Key {
     blake3::derive_key("minisgl pages of KV, version 1", identity)
+}
+
+/// What stands before the first page of a text that shares pages only with those of its own `space`: an empty one is
+/// everybody's. `first` is the whole store's.
+#[must_use]
+pub fn first_key_in(first: &Key, space: &[u8]) -> Key {
+    if space.is_empty() {
+        return *first;
+    }
+    blake3::derive_key("minisgl space of pages, version 1", &[first, space].concat())
 }
 
 /// The key of the page that holds `tokens`, behind the page with the key `before`.

@@ -9,5 +9,5 @@ mod store;
 
 pub use folder::{Folder, Kind, Totals};
 pub use keeper::Keeper;
-pub use key::{Key, digest_of_files, first_key, keys, next_key};
+pub use key::{Key, digest_of_files, first_key, first_key_in, keys, next_key};
 pub use store::{Counts, Staged, Store};

@@ -14,7 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::folder::{Folder, Kind};
-use crate::key::{Key, first_key, keys};
+use crate::key::{Key, first_key, first_key_in, keys};
 
 const QUEUE_BYTES: usize = 256 << 20;
 const QUEUE_LEAST: usize = 4; // pages
@@ -387,13 +387,14 @@ impl Store {
         drop(wait(self.shared.queued()));
     }
 
-    /// Read the pages of `tokens` from `first` on, at most `most` of them: as far as they are there, there is room, and the
-    /// disk is faster than computing. Of a model that has states, up to the last one behind which there is a state.
+    /// Read the pages of `tokens` in `space` from `first` on, at most `most` of them: as far as they are there, there
+    /// is room, and the disk is faster than computing. Of a model that has states, up to the last one behind which there
+    /// is a state.
     #[must_use]
-    pub fn stage(&self, tokens: &[i32], first: usize, most: usize) -> Staged {
+    pub fn stage(&self, space: &[u8], tokens: &[i32], first: usize, most: usize) -> Staged {
         let taken = self.shared.staged_bytes() + self.state_bytes;
         let room = STAGED_BYTES.saturating_sub(taken) / self.page_bytes.max(1);
-        let keys = keys(&self.first, tokens, self.page_size);
+        let keys = keys(&first_key_in(&self.first, space), tokens, self.page_size);
         let keys = keys.get(first..).unwrap_or_default();
         let keys = &keys[..keys.len().min(most).min(room)];
         let (pages, state) = match self.state_bytes {

@@ -1,5 +1,6 @@
 //! The store as an engine and a person see it, with what disks and other processes do to it.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use minisgl_store::{Folder, Keeper, Kind, Store, digest_of_files, first_key, keys};
+use minisgl_store::{Folder, Keeper, Kind, Store, digest_of_files, first_key, first_key_in, keys};
 use tempfile::TempDir;
 
 const SIZE: usize = 4;
@@ -54,19 +55,23 @@ fn what_one_process_computed_another_reads() {
     let root = root.path().join("made/here");
     filled(&root, &text(22));
     let store = open(&root, 1 << 30, b"model");
-    let staged = store.stage(&text(40), 0, 100);
+    let staged = store.stage(b"", &text(40), 0, 100);
     assert_eq!(staged.columns(), (0, 5), "whole pages");
     assert!((0..5).all(|column| staged.page(column) == Some(&page(column)[..])));
-    let staged = store.stage(&text(40), 2, 2);
+    let staged = store.stage(b"", &text(40), 2, 2);
     assert_eq!((staged.columns(), staged.page(1), staged.page(4)), ((2, 4), None, None));
     assert_eq!(staged.page(3), Some(&page(3)[..]));
     assert_eq!(store.counts().loaded, 7);
     assert!(store.has(&text(22), 4) && !store.has(&text(22), 5));
     let mut other = text(40);
     other[9] = 77;
-    assert_eq!(store.stage(&other, 0, 100).columns(), (0, 2), "all tokens before count");
+    assert_eq!(
+        store.stage(b"", &other, 0, 100).columns(),
+        (0, 2),
+        "all tokens before count"
+    );
     let other = open(&root, 1 << 30, b"another model");
-    assert_eq!(other.stage(&text(40), 0, 100).columns(), (0, 0));
+    assert_eq!(other.stage(b"", &text(40), 0, 100).columns(), (0, 0));
 }
 
 #[test]
@@ -96,7 +101,7 @@ fn a_damaged_page_is_no_page_and_goes() {
     let mut damaged = 0;
     let mut check = |file: &Path, whole: &[u8], wrong: &[u8]| {
         fs::write(file, wrong).expect("a file");
-        let staged = store.stage(&tokens, 0, 3);
+        let staged = store.stage(b"", &tokens, 0, 3);
         let (_, end) = staged.columns();
         assert!(end < 3 && (0..end).all(|column| staged.page(column) == Some(&page(column)[..])));
         assert!(!file.exists(), "it would be read again and again");
@@ -123,7 +128,7 @@ fn a_damaged_page_is_no_page_and_goes() {
     }
     assert_eq!(store.counts().damaged, damaged);
     assert!(damaged > 1000);
-    assert_eq!(store.stage(&tokens, 0, 3).columns(), (0, 3), "and whole again");
+    assert_eq!(store.stage(b"", &tokens, 0, 3).columns(), (0, 3), "and whole again");
     fs::write(&all[0].0, "no page").expect("a file");
     let totals = Folder::open(root, 1)
         .and_then(|folder| folder.verify())
@@ -213,7 +218,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
         let store = open(&root, 1 << 30, b"model");
         let mut whole = 0;
         for _ in 0..=ours.len() {
-            let staged = store.stage(&tokens, 0, ours.len());
+            let staged = store.stage(b"", &tokens, 0, ours.len());
             whole = staged.columns().1;
             found += whole;
             assert!(
@@ -251,7 +256,7 @@ fn what_another_store_has_read_is_put_as_a_whole() {
     let pages: Vec<Vec<u8>> = (1..3).map(page).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     store.put(&text(14), 1, &pages).expect("a folder");
-    let staged = store.stage(&text(14), 1, 5);
+    let staged = store.stage(b"", &text(14), 1, 5);
     assert_eq!((staged.columns(), staged.page(2)), ((1, 3), Some(&page(2)[..])));
     assert!(store.put(&text(14), 2, &pages).is_err(), "beyond the text");
     assert!(store.put(&text(14), 0, &[&pages[0][1..]]).is_err(), "of another size");
@@ -285,7 +290,7 @@ fn what_was_not_used_for_longest_goes_first() {
     }
     let each = fs::metadata(&files(root)[0]).expect("a file").len();
     let store = open(root, 12 * each, b"model");
-    assert_eq!(store.stage(&old, 0, 3).columns(), (0, 3), "they are used");
+    assert_eq!(store.stage(b"", &old, 0, 3).columns(), (0, 3), "they are used");
     for (number, key) in keys(store.first_key(), &new, SIZE).into_iter().enumerate() {
         store.give(Kind::Page, key, || page(number));
     }
@@ -298,8 +303,8 @@ fn what_was_not_used_for_longest_goes_first() {
     assert!(bytes <= 12 * each);
     drop(store);
     let store = open(root, 12 * each, b"model");
-    assert_eq!(store.stage(&old, 0, 10).columns(), (0, 3));
-    assert_eq!(store.stage(&new, 0, 10).columns(), (0, 8));
+    assert_eq!(store.stage(b"", &old, 0, 10).columns(), (0, 3));
+    assert_eq!(store.stage(b"", &new, 0, 10).columns(), (0, 8));
 }
 
 /// Many write, read and clear one folder: whoever reads gets what is right or nothing.
@@ -318,7 +323,7 @@ fn threads_race_to_fill_read_and_clear_it() {
         scope.spawn(|| {
             let store = open(root, 1 << 30, b"model");
             for _ in 0..200 {
-                let staged = store.stage(&text(80), 0, 100);
+                let staged = store.stage(b"", &text(80), 0, 100);
                 assert!((0..staged.columns().1).all(|column| staged.page(column) == Some(&page(column)[..])));
             }
             assert_eq!(store.counts().damaged, 0);
@@ -342,7 +347,7 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
     while store.counts().written == 0 {
         std::thread::yield_now();
     }
-    assert_eq!(store.stage(&text(8), 0, 2).columns(), (0, 1));
+    assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 1));
     fs::remove_dir_all(&root).expect("a folder");
     fs::write(&root, "a file").expect("a file");
     store.give(Kind::Page, all[1], || page(1));
@@ -353,7 +358,7 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
         store.take_trouble().is_some() && store.take_trouble().is_none(),
         "it is told once"
     );
-    assert_eq!(store.stage(&text(8), 0, 2).columns(), (0, 0));
+    assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 0));
 }
 
 /// A text in chunks and tokens, with a page found elsewhere; a draft's row is not told of.
@@ -364,20 +369,23 @@ fn a_slot_gives_away_what_it_filled() {
     let mut keeper = Keeper::new(Arc::clone(&store), 2);
     let tokens = text(14);
     let ids: Vec<u32> = (0..20).collect();
-    keeper.bind(1, &tokens, true, None);
+    keeper.bind(1, &tokens, b"", None);
     keeper.computed(1, 4, &ids[4..12], page); // page 0 was found in the tree
     keeper.computed(1, 12, &ids[12..14], page);
     for at in 14..17 {
         keeper.computed(1, at, &ids[at..=at], page);
     }
-    keeper.bind(0, &tokens, false, None);
-    keeper.computed(0, 0, &ids[..8], |_| unreachable!("not the store's kind"));
+    keeper.bind(0, &tokens, b"other", None);
+    keeper.computed(0, 0, &ids[..8], |column| page(7 + column));
     store.flush(PATIENCE);
     let store = open(root.path(), 1 << 30, b"model");
     let there: Vec<bool> = (0..5).map(|column| store.has(&text(20), column)).collect();
     assert_eq!(there, [false, true, true, true, false]);
-    let staged = store.stage(&text(20), 1, 3);
+    let staged = store.stage(b"", &text(20), 1, 3);
     assert!((1..4).all(|column| staged.page(column) == Some(&page(column)[..])));
+    let staged = store.stage(b"other", &text(20), 0, 9);
+    assert_eq!((staged.columns(), staged.page(1)), ((0, 2), Some(&page(8)[..])));
+    assert_eq!(store.stage(b"another", &text(20), 0, 9).columns(), (0, 0));
 }
 
 #[test]
@@ -390,6 +398,12 @@ fn keys_depend_on_all_that_is_before() {
     let mut other = text(12);
     other[0] = 9;
     assert!(of_one.iter().zip(keys(&one, &other, SIZE)).all(|(a, b)| *a != b));
+    let spaces: [&[u8]; 4] = [b"", b"a", b"b", &[0; 64]];
+    let mut all: Vec<_> = spaces.map(|space| first_key_in(&one, space)).into();
+    assert_eq!(all[0], one, "everybody's");
+    all.push(first_key_in(&two, b"a"));
+    all.extend(of_one);
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), 8);
 }
 
 #[test]
@@ -407,18 +421,18 @@ fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
     give_all();
     give_all();
     assert_eq!(store.counts().written, 3, "once");
-    let staged = store.stage(&text(12), 0, 3);
+    let staged = store.stage(b"", &text(12), 0, 3);
     Folder::existing(root)
         .and_then(|folder| folder.clear())
         .expect("a folder");
-    let again = store.stage(&text(12), 0, 3);
+    let again = store.stage(b"", &text(12), 0, 3);
     assert_eq!(
         (staged.columns(), again.columns()),
         ((0, 3), (0, 3)),
         "somebody has them"
     );
     drop((staged, again));
-    assert_eq!(store.stage(&text(12), 0, 3).columns(), (0, 0));
+    assert_eq!(store.stage(b"", &text(12), 0, 3).columns(), (0, 0));
     give_all();
     assert_eq!((store.counts().written, files(root).len()), (6, 3));
 }
@@ -492,7 +506,7 @@ fn pages_are_read_up_to_the_last_one_with_a_state() {
     filled_with_states(root, &text(40), &[2, 5, 8]);
     let store = with_states(root);
     let found = |first, most| {
-        let staged = store.stage(&text(40), first, most);
+        let staged = store.stage(b"", &text(40), first, most);
         let (from, to) = staged.columns();
         assert!((from..to).all(|column| staged.page(column) == Some(&page(column)[..])));
         assert_eq!(staged.state().map(<[u8]>::to_vec), (to > from).then(|| state(to)));
@@ -515,7 +529,7 @@ fn pages_are_read_up_to_the_last_one_with_a_state() {
     assert_eq!(found(0, 10), (0, 2));
     assert_eq!(found(4, 3), (4, 5));
     assert_eq!(
-        open(root, 1 << 30, b"model").stage(&text(40), 0, 9).columns(),
+        open(root, 1 << 30, b"model").stage(b"", &text(40), 0, 9).columns(),
         (0, 3),
         "of a model without"
     );
@@ -542,13 +556,13 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
         .enumerate()
     {
         fs::write(&deepest, wrong).expect("a file");
-        let staged = store.stage(&text(40), 0, 10);
+        let staged = store.stage(b"", &text(40), 0, 10);
         assert_eq!((staged.columns(), staged.state()), ((0, 5), Some(&state(5)[..])));
         assert!(!deepest.exists() && store.counts().damaged == number as u64 + 1);
     }
     fs::create_dir(&deepest).expect("a folder in its place");
     assert_eq!(
-        store.stage(&text(40), 0, 10).columns(),
+        store.stage(b"", &text(40), 0, 10).columns(),
         (0, 5),
         "that cannot be removed"
     );
@@ -556,7 +570,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
     store.give(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(
-        store.stage(&text(40), 0, 10).columns(),
+        store.stage(b"", &text(40), 0, 10).columns(),
         (0, 8),
         "and it is written again"
     );
@@ -572,7 +586,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
     store.give(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(store.counts().states_written, 1, "as far as is known it is there");
-    assert_eq!(store.stage(&text(40), 0, 10).columns(), (0, 0));
+    assert_eq!(store.stage(b"", &text(40), 0, 10).columns(), (0, 0));
     assert!(
         store.put_state(&text(40), 8, &state(8)[1..]).is_err() && store.put_state(&text(40), 0, &state(8)).is_err()
     );
@@ -585,18 +599,20 @@ fn a_slot_gives_away_the_states_that_it_saves() {
     let store = Arc::new(with_states(root.path()));
     let mut keeper = Keeper::new(Arc::clone(&store), 2);
     let ids: Vec<u32> = (0..20).collect();
-    keeper.bind(1, &text(14), true, None);
+    keeper.bind(1, &text(14), b"", None);
     keeper.computed(1, 0, &ids[..14], page);
     keeper.saved(1, 8, || state(2));
     keeper.saved(1, 13, || unreachable!("within a page"));
     keeper.saved(1, 0, || unreachable!("before the first"));
-    keeper.bind(0, &text(14), false, None);
-    keeper.computed(0, 0, &ids[..8], |_| unreachable!("not the store's kind"));
-    keeper.saved(0, 8, || unreachable!("not the store's kind"));
+    keeper.bind(0, &text(14), b"other", None);
+    keeper.computed(0, 0, &ids[..8], page);
+    keeper.saved(0, 8, || state(5));
     store.flush(PATIENCE);
-    let staged = Arc::new(store.stage(&text(20), 0, 3));
+    let staged = Arc::new(store.stage(b"", &text(20), 0, 3));
     assert_eq!((staged.columns(), staged.state()), ((0, 2), Some(&state(2)[..])));
-    keeper.bind(0, &text(14), true, Some(staged));
+    let of_other = store.stage(b"other", &text(20), 0, 3);
+    assert_eq!((of_other.columns(), of_other.state()), ((0, 2), Some(&state(5)[..])));
+    keeper.bind(0, &text(14), b"", Some(staged));
     assert_eq!(
         (keeper.staged_state(0), keeper.staged_state(1)),
         (Some(&state(2)[..]), None)

@@ -39,8 +39,8 @@ pub struct Binding {
     pub grammar: Option<SharedGrammar>,
     /// Number of the adapter that changes the model for it; 0: none.
     pub adapter: u32,
-    /// Whether the store of pages may have its pages.
-    pub keeps: bool,
+    /// In the store of pages it shares some with those of the same space alone; empty: with all of none.
+    pub space: Vec<u8>,
     /// Pages of `tokens` that were computed before.
     pub staged: Option<Arc<Staged>>,
 }

@@ -158,9 +158,9 @@ class ReferenceControlPlane:
     def tree_view(self, limit: int) -> TreeView:
         return view(self.state.tree, limit, self.state.pins.locked_nodes())
 
-    def cached_pages(self, tokens: Int32Array) -> int:
+    def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
         tree = self.state.tree
-        match = tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size)
+        match = tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size, namespace)
         if tree.checkpoints is not None:
             match = tree.beginning(tree.root, match, (self._last_step or 0) + 1)
         return len(match.pages)
