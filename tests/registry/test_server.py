@@ -17,6 +17,8 @@ CONFIG = ServerConfig(engine=EngineConfig(engine="echo", model="echo"), host="12
 
 
 def run(work: Callable[[ChildServers], Coroutine[Any, Any, None]]) -> None:
+    before = psutil.Process().children(recursive=True)
+
     async def around() -> None:
         servers = ChildServers()
         try:
@@ -25,7 +27,7 @@ def run(work: Callable[[ChildServers], Coroutine[Any, Any, None]]) -> None:
             await servers.close()
 
     asyncio.run(around())
-    assert not psutil.Process().children(recursive=True)
+    assert [one for one in psutil.Process().children(recursive=True) if one not in before] == []
 
 
 def has_imported(pid: int) -> bool:
