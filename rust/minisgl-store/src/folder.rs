@@ -12,7 +12,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::key::Key;
@@ -107,12 +107,14 @@ impl Folder {
     }
 
     /// Find out how many bytes it holds; once, after `open`. What is written meanwhile may count twice: then a sweep, which
-    /// counts anew, comes early, and none late.
+    /// counts anew, comes early, and none late. `ended` breaks it off: whoever closes the store waits for it.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn count(&self) -> io::Result<()> {
-        self.bytes.fetch_add(self.totals()?.bytes, Ordering::Relaxed);
+    pub fn count(&self, ended: &AtomicBool) -> io::Result<()> {
+        let found = self.entries_while(|| !ended.load(Ordering::Relaxed))?;
+        let bytes = found.iter().map(|entry| entry.bytes).sum();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -303,8 +305,15 @@ impl Folder {
 
     /// Files of pages and states, those of other makers aside.
     fn entries(&self) -> io::Result<Vec<Entry>> {
+        self.entries_while(|| true)
+    }
+
+    fn entries_while(&self, go_on: impl Fn() -> bool) -> io::Result<Vec<Entry>> {
         let mut found = Vec::new();
         for folder in self.files(&self.root)? {
+            if !go_on() {
+                break;
+            }
             if folder.file_name().len() != 2 || !folder.path().is_dir() {
                 continue;
             }

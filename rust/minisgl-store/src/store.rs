@@ -140,7 +140,7 @@ impl Shared {
     fn write(&self, from: &Receiver<Given>) {
         #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
         let _ = rustix::process::setpriority_process(None, NICE);
-        if let Err(error) = self.folder.count() {
+        if let Err(error) = self.folder.count(&self.ended) {
             self.counters.error(&error);
         }
         for Given { name, room, data } in from {
@@ -514,6 +514,18 @@ impl Drop for Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_closes_waits_for_no_count() {
+        let root = tempfile::TempDir::new().expect("a folder");
+        let folder = Folder::open(root.path(), 1 << 30).expect("a folder");
+        folder.write(Kind::Page, &[7; 32], &[1; 100]).expect("a page");
+        let again = Folder::open(root.path(), 1 << 30).expect("a folder");
+        again.count(&AtomicBool::new(true)).expect("a count");
+        assert_eq!(again.bytes(), 0);
+        again.count(&AtomicBool::new(false)).expect("a count");
+        assert!(again.bytes() > 100);
+    }
 
     #[test]
     fn a_disk_is_waited_for_no_longer_than_computing_takes() {
