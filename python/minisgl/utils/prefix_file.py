@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ParamSpec, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ MAGIC = b"minisgl pages of a prefix, 1\n"
 _DIGEST = hashlib.sha256().digest_size
 _MOST_HEAD = 64 * 2**20
 _AT_ONCE = 16  # pages
+P = ParamSpec("P")
 Ids: TypeAlias = "npt.NDArray[np.int32]"
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -110,18 +111,18 @@ def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
         for first in range(0, head.num_pages, _AT_ONCE):
             count = min(_AT_ONCE, head.num_pages - first)
             pages = [file.read(head.page_bytes) for _ in range(count)]
-            _written(path, lambda: store.put(head.ids, first, pages))  # noqa: B023 (called at once)
+            _written(path, store.put, head.ids, first, pages)
         if head.state_bytes:
             state = file.read(head.state_bytes)
-            _written(path, lambda: store.put_state(head.ids, head.state_behind, state))
+            _written(path, store.put_state, head.ids, head.state_behind, state)
         return head
 
     return _opened(path, work)
 
 
-def _written(path: str, put: Callable[[], None]) -> None:
+def _written(path: str, put: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
     try:
-        put()
+        put(*args, **kwargs)
     except OSError as error:
         raise ConfigError(f"{path}: its pages cannot be written: {error}") from error
 
