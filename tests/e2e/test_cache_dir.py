@@ -234,6 +234,7 @@ def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str
     with serving(*flags) as server:
         assert answer(server) == (cold, 88), "of 90 tokens two are computed"
         assert metric(server, "loaded_pages_total") == 22
+        assert metric(server, "loaded_states_total") == 1
     for state in cache.glob("??/*.state"):
         state.write_bytes(state.read_bytes()[:-1])
     with serving(*flags) as server:

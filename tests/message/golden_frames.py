@@ -181,6 +181,8 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             num_store_dropped_total=25,
             num_store_failed_total=26,
             num_store_damaged_total=27,
+            num_store_written_states_total=28,
+            num_store_loaded_states_total=29,
         )
     ],
     "heartbeat": [Heartbeat("idle", 0.5), Heartbeat("forward", 1.25, 17, 2.5, 4096)],

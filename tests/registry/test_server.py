@@ -41,8 +41,11 @@ def test_a_process_waits_with_all_imports_and_becomes_the_next_server() -> None:
         assert servers._next is not None
         pid = (await servers._next).process.pid
         await until(lambda: has_imported(pid))
+        (engine,) = psutil.Process(pid).children()
+        await until(lambda: any("_rust" in one.path for one in engine.memory_maps()))
         server = await servers.start(CONFIG, lambda line: None)
         assert server._child.process.pid == pid  # type: ignore[attr-defined]
+        assert psutil.Process(pid).children() == [engine], "its engine's process waited, too"
         assert server.max_model_len > 0
         await server.stop()
 
@@ -54,8 +57,11 @@ def test_one_that_was_killed_is_not_missed() -> None:
         servers.prepare()
         assert servers._next is not None
         waiting = await servers._next
+        await until(lambda: psutil.Process(waiting.process.pid).children() != [])
+        (engine,) = psutil.Process(waiting.process.pid).children()
         waiting.process.kill()
         await waiting.process.wait()
+        await until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
         server = await servers.start(CONFIG, lambda line: None)
         await server.stop()
 
@@ -68,7 +74,26 @@ def test_an_end_takes_the_waiting_one_along(begun: bool) -> None:
         servers.prepare()
         if begun:
             assert servers._next is not None
-            await servers._next
+            waiting = await servers._next
+            await until(lambda: psutil.Process(waiting.process.pid).children() != [])
+            gone.extend(psutil.Process(waiting.process.pid).children())
+
+    gone: list[psutil.Process] = []
+    run(work)
+    assert len(gone) == begun and not any(one.is_running() for one in gone)
+
+
+def test_the_next_server_is_there_where_the_waiting_engine_was_killed() -> None:
+    async def work(servers: ChildServers) -> None:
+        servers.prepare()
+        assert servers._next is not None
+        pid = (await servers._next).process.pid
+        await until(lambda: psutil.Process(pid).children() != [])
+        (engine,) = psutil.Process(pid).children()
+        engine.kill()
+        await until(lambda: engine.status() == psutil.STATUS_ZOMBIE)
+        server = await servers.start(CONFIG, lambda line: None)
+        await server.stop()
 
     run(work)
 

@@ -13,7 +13,17 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
 from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
-from minisgl.runner.drafting import CHUNK, Asked, DraftModel, check_vocabulary, draft_config
+from minisgl.runner.drafting import (
+    CHUNK,
+    NUM_NEW,
+    NUM_VERDICTS,
+    REST,
+    Asked,
+    DraftModel,
+    Trust,
+    check_vocabulary,
+    draft_config,
+)
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
@@ -141,7 +151,7 @@ def test_a_failed_forward_and_a_broken_scheduler_cost_guesses_only() -> None:
 # -------------------------------------------------------------------------------------------------------- with a loop
 
 LARGE = ControlPlaneConfig(200, 4, 16, 64, 200, (EOS_ID,), max_draft_len=5)
-PROMPTS = {i: text(5 + 3 * i, seed=i) for i in range(6)}
+PROMPTS = {i: text(5 + 3 * (i % 6), seed=i) for i in range(120)}
 
 
 class Clients:
@@ -204,6 +214,39 @@ def test_a_model_that_never_agrees_is_seldom_asked(overlap: bool) -> None:
     assert clients.tokens[1] == alone(1)
     stats = clients.plane.stats()
     assert stats.num_accepted_total == 0 and small.num_asked <= 8
+
+
+def test_a_model_that_agrees_with_nobody_rests() -> None:
+    """It is not asked for each new text, nor does it read their prompts; while it agrees it is asked again."""
+    small = Small()
+    clients = Clients(make_control_plane("rust_hotpath", LARGE), small, overlap=True)
+    asked = []
+    for i in range(1, 41, 2):
+        before = small.num_asked
+        clients.run([i], max_tokens=60)
+        assert clients.tokens[i] == alone(i, 60)
+        asked.append(small.num_asked - before)
+    assert asked[0] >= 5 and sum(asked[10:]) <= 2 * (NUM_NEW + 2), asked
+    for i in range(42, 102, 2):
+        clients.run([i], max_tokens=60)
+        assert clients.tokens[i] == alone(i, 60)
+    before = clients.plane.stats().num_accepted_total
+    clients.run([102], max_tokens=60)
+    assert clients.plane.stats().num_accepted_total - before > 40
+    small.check()
+
+
+def test_guesses_are_compared_whenever_their_text_is_asked_about_again() -> None:
+    trust = Trust()
+    for at in range(NUM_VERDICTS):
+        trust.judge([ask(text(20), req_id=at)])
+        trust.remember([Draft(at, 20, (1,))])
+    assert trust.asks()
+    trust.judge([ask([*text(20), 2], req_id=at) for at in range(NUM_VERDICTS)])
+    assert [trust.asks() for _ in range(REST[0])] == [False] * (REST[0] - 1) + [True]
+    trust.remember([Draft(99, 20, (2,))])
+    trust.judge([ask([*text(20), 2], req_id=99)])
+    assert trust.asks(), "a rest is followed by more than one guess"
 
 
 def test_nobody_is_asked_about_where_everybodys_drafts_do_not_fit() -> None:

@@ -215,6 +215,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_store_dropped_total: int = 0
     num_store_failed_total: int = 0
     num_store_damaged_total: int = 0
+    num_store_written_states_total: int = 0
+    num_store_loaded_states_total: int = 0
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

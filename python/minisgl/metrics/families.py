@@ -102,6 +102,8 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ),
         ("store_failed_pages", "pages that could not be written or read", stats.num_store_failed_total),
         ("store_damaged_pages", "pages that were damaged, and removed", stats.num_store_damaged_total),
+        ("store_written_states", "states that were written to it", stats.num_store_written_states_total),
+        ("store_loaded_states", "states that were read from it", stats.num_store_loaded_states_total),
         ("retractions", "requests put back to waiting for lack of pages", stats.num_retracted_total),
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),

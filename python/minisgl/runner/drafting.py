@@ -12,6 +12,7 @@ new, for all texts together, and then one forward for each further token; whatev
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,14 @@ from minisgl.tokenizer import Tokenizer
 CHUNK = 256  # tokens of texts that a call computes at most, beside one for each guessed one
 MEMORY_RATIO = 1 / 8  # of what is free, for the pages
 PAGE_SIZE = 4  # tokens: as many are computed again at most
+NUM_VERDICTS = 16  # the last guesses, of all texts, of which at least `NUM_RIGHT` must have begun rightly
+NUM_RIGHT = 2
+NUM_GUESSES = 64  # that wait to be compared, at most: texts end
+NUM_NEW = 4  # of them that are new after a rest
+REST = (
+    64,
+    1024,
+)  # times that a model is not asked, the first time and at most: each rest is twice as long as the last one
 GREEDY = SamplingParams(temperature=0, seed=0)
 
 _log = logging.getLogger("minisgl.runner")
@@ -49,6 +58,43 @@ class Guesses(Protocol):
         """Of those that it knows something of."""
 
     def close(self) -> None: ...
+
+
+class Trust:
+    """Whether a model is worth asking, by what all texts together have shown. Each text pauses by itself while guesses
+    are wrong, but learns that anew, and the model must read its prompt first: one that is of use to nobody rests."""
+
+    def __init__(self) -> None:
+        self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
+        self._guesses: dict[int, Draft] = {}  # that were not compared yet, by request
+        self._rest = 0  # the last one
+        self._left = 0  # of it
+
+    def asks(self) -> bool:
+        """There are texts that the model may guess: shall it?"""
+        self._left = max(0, self._left - 1)
+        return self._left == 0
+
+    def judge(self, asked: Sequence[Asked]) -> None:
+        """Compare the last guesses with what the texts are now."""
+        for one in asked:
+            guess = self._guesses.pop(one.req_id, None)
+            if guess is not None and guess.length < len(one.tokens):
+                self._verdicts.append(int(one.tokens[guess.length]) == guess.tokens[0])
+        if len(self._verdicts) < NUM_VERDICTS:
+            return
+        if sum(self._verdicts) >= NUM_RIGHT:
+            self._rest = 0
+            return
+        self._rest = min(max(2 * self._rest, REST[0]), REST[1])
+        self._left = self._rest
+        for _ in range(NUM_NEW):
+            self._verdicts.popleft()
+
+    def remember(self, guesses: Sequence[Draft]) -> None:
+        self._guesses |= {one.req_id: one for one in guesses}
+        while len(self._guesses) > NUM_GUESSES:
+            del self._guesses[next(iter(self._guesses))]
 
 
 @dataclass(slots=True)

@@ -55,6 +55,32 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 STOP_TIMEOUT_S = 10.0
 AT_ONCE_S = 1.0
 
+_waiting: list[subprocess.Popen[bytes]] = []
+
+
+def prepare() -> None:
+    """Let a process import what an engine needs; the next `EngineProcess.start` takes it. It ends with this process."""
+    _waiting.append(_spawn())
+
+
+def dismiss() -> None:
+    """End the one that waits."""
+    while _waiting:
+        process = _waiting.pop()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
+
+
+def _take() -> subprocess.Popen[bytes]:
+    if _waiting and (process := _waiting.pop()).poll() is None:
+        return process
+    return _spawn()
+
 
 class EngineProcess:
     """The address exists from `create` on; the child listens there soon after `start`."""
@@ -104,8 +130,7 @@ class EngineProcess:
         pages = tuple(one for one in self._config.warm_prefixes if isinstance(one, PrefixFile))
         engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end sees to the others
         config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
-        process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
-        self._process = process
+        process = self._process = _take()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `wait` notices its end
             process.stdin.write(msgspec.json.encode(config) + b"\n")

@@ -17,7 +17,7 @@ from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHand
 from minisgl.message import ToEngine
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.drafting import Asked
+from minisgl.runner.drafting import Asked, Trust
 from minisgl.runner.intake import Beside, Intake, LoopSettings, Send
 from minisgl.runner.request_tracker import (
     UncommittedStep,
@@ -129,6 +129,7 @@ class StepLoop:
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
         self._guesses = beside.guesses
+        self._trust = Trust()
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
@@ -232,6 +233,8 @@ class StepLoop:
         at once would be in each other's way, and all texts are guessed in the same forwards."""
         if self._guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
             return []
+        if not self._trust.asks():
+            return []
         self.drain()
         wanted = self._control_plane.drafts_wanted() if self._failed_step is None else []
         if not wanted:
@@ -240,7 +243,9 @@ class StepLoop:
         self.timers.rest()
         with self._timing.forward(self._intake.step):
             asked = [Asked(one.req_id, one.tokens, count, one.namespace) for one, count in requests]
+            self._trust.judge(asked)
             found = self._guesses.guess(asked)
+            self._trust.remember(found)
         self.timers.awake(self.timers.wait)
         return list(found)
 

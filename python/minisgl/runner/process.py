@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import shutil
 import signal
 import sys
@@ -253,6 +254,8 @@ def _store_counts(engine: Engine) -> dict[str, int]:
         "num_store_dropped_total": counts.num_dropped,
         "num_store_failed_total": counts.num_failed,
         "num_store_damaged_total": counts.num_damaged,
+        "num_store_written_states_total": counts.num_written_states,
+        "num_store_loaded_states_total": counts.num_loaded_states,
     }
 
 
@@ -273,7 +276,11 @@ def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        if not select.select([stdin], [], [], 0)[0]:  # it waits for its settings: most have this engine
+            from minisgl.engine import cpu_engine  # noqa: F401
         line = stdin.readline()  # unbuffered: the poller must see what follows the line
+    if not line:
+        return 1  # nobody wants it any more
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
     try:

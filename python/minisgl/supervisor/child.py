@@ -1,5 +1,5 @@
 """A server whose settings another process has resolved: it reads them as the first line of its standard input, and ends
-when that is closed (`--managed`). Until they come it imports what every server needs."""
+when that is closed (`--managed`). Until they come it imports what every server needs, as does its engine's process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import msgspec
 
 from minisgl import envs
 from minisgl.config import ConfigError, ServerConfig
+from minisgl.runner import launch
 
 
 def main() -> int:
     envs.keep_little()
     if not select.select([sys.stdin], [], [], 0)[0]:  # else the engine starts first, and this is imported beside it
+        launch.prepare()
         from minisgl.supervisor import serving, start  # noqa: F401
     said = bytearray()
     while not said.endswith(b"\n"):  # byte for byte: what comes after the line is not for Python's buffer
         if not (one := os.read(sys.stdin.fileno(), 1)):
+            launch.dismiss()
             return 1
         said += one
     config = msgspec.structs.replace(msgspec.json.decode(said, type=ServerConfig), managed=True)
