@@ -189,6 +189,27 @@ def test_a_small_model_changes_no_bit(kind: type[DraftModel], overlap: bool, tmp
             assert stats.num_drafted_total < 60
 
 
+@NEEDS_CPU
+def test_the_torch_engine_takes_what_a_small_model_guesses(tmp_path: Path) -> None:
+    """Its tokens are those of the model; the small one is the same on the CPU engine, and so nearly always right."""
+    model = tiny_model("llama-linear-mha", max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None)
+    folder = save(model, tmp_path)
+    small = small_model(folder, DraftModel)
+    engine, config = load(
+        "torch", folder, page_size=4, num_pages=400, max_running_requests=12, speculative="model:itself:4"
+    )
+    collector = Collector(engine, config, guesses=small)
+    prompts = {i: [i, 1, 2, 3, 50 + i] for i in range(2)}
+    collector.run({i: (prompt, greedy(60)) for i, prompt in prompts.items()})
+    engine.close()
+    assert idle_pages(small) == 300
+    small.close()
+    for i, prompt in prompts.items():
+        assert len(collector.tokens[i]) == 60
+        assert_greedy(model, prompt, collector.tokens[i])
+    assert collector.plane.stats().num_accepted_total > 80
+
+
 @pytest.fixture
 def spoken(tmp_path: Path) -> Path:
     """A model with a vocabulary."""

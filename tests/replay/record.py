@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.trace import RecordingControlPlane, parse_trace, replay
-from minisgl.step import Abort, Arrival, ClearCache, Event, Events, Finish, ForwardFailed, TokenBudget, Unpin
+from minisgl.step import Abort, Arrival, ClearCache, Draft, Event, Events, Finish, ForwardFailed, TokenBudget, Unpin
 
 CORPUS = Path(__file__).with_name("corpus")
 DIGESTS = CORPUS / "digests.json"
@@ -55,7 +56,7 @@ class Scenario:
     prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
     the steps `clear_at` the cache is emptied; `budget_every` n: at each n-th step steps get another budget.
     `num_namespaces`: each request is of one of so many. `stored`: of so many of them, in percent, some pages can be
-    loaded."""
+    loaded. `guessed`: drafts come from outside, a word right in one of `num_words`."""
 
     num_requests: int
     prompt_len: tuple[int, int]
@@ -73,6 +74,7 @@ class Scenario:
     unpin_every: int = 0
     num_namespaces: int = 1
     stored: int = 0
+    guessed: bool = False
     clear_at: tuple[int, ...] = ()
     budget_every: int = 0
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
@@ -192,6 +194,18 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "drafts-page16-lru": Scenario(
         30, (1, 30), (1, 60), burst=3, gap=9, num_words=2, overlap=False, config={"page_size": 16, "max_draft_len": 7}
+    ),
+    "drafts-guessed-page4-lru": Scenario(
+        40,
+        (1, 30),
+        (1, 40),
+        gap=3,
+        num_words=4,
+        told_every=9,
+        fail_at=(25,),
+        background=20,
+        guessed=True,
+        config={"num_pages": 120, "max_draft_len": 4, "max_running_requests": 40},
     ),
     "budgets-page4-lru": Scenario(
         40, (1, 90), (1, 30), burst=2, gap=4, background=20, budget_every=3, config={"num_pages": 160}
@@ -341,20 +355,26 @@ def drive(scenario: Scenario, plane: ControlPlane) -> Stats:
     """Drive `plane` to the end of the scenario; its counts then."""
     numbers, sampled, prompts = Numbers(1), Numbers(2), list[list[int]]()
     in_flight: list[tuple[int, int]] = []  # step, rows
+    guessed, num_generated = Numbers(3), Counter[int]()
     for step in range(MAX_STEPS):
         events = list(events_of(scenario, step, prompts, numbers))
         if step in scenario.fail_at and in_flight:
             events.insert(0, ForwardFailed(in_flight[0][0]))
             in_flight.clear()
+        elif scenario.guessed:
+            for req_id, count in plane.drafts_wanted():
+                tokens = tuple(guessed.below(scenario.num_words) for _ in range(count))
+                events.insert(0, Draft(req_id, len(prompts[req_id]) + num_generated[req_id], tokens))
         in_flight.append((step, plane.schedule(step, Events(events)).num_rows))
         idle = plane.stats().num_live == 0
         while len(in_flight) > scenario.overlap or (in_flight and idle):
             done, num_rows = in_flight.pop(0)
-            tokens = [
+            sampled_tokens = [
                 EOS if sampled.below(scenario.eos_every) == 0 else sampled.below(scenario.num_words)
                 for _ in range(num_rows)
             ]
-            plane.commit(done, np.array(tokens, np.int32))
+            output = plane.commit(done, np.array(sampled_tokens, np.int32))
+            num_generated.update(output.req_ids[output.tokens >= 0].tolist())
         if idle and plane.stats().num_live == 0 and len(prompts) == scenario.num_requests:
             return plane.stats()
     raise AssertionError("the scenario did not come to an end")

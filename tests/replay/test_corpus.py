@@ -78,6 +78,10 @@ def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
         if "shared_prefix" in name:
             assert stats.num_cached_tokens_total > stats.num_prompt_tokens_total / 2, name
         assert (stats.num_drafted_total > stats.num_accepted_total > 20) == ("drafts" in name), name
+        if "guessed" in name:
+            alone = dataclasses.replace(scenario, guessed=False)
+            without = drive(alone, control_plane(alone.control_plane_config()))
+            assert without.num_drafted_total < 20 < stats.num_accepted_total, "the texts themselves say little"
         assert (stats.num_loaded_pages_total > 80) == ("stored" in name), name
         if "naive" in name:
             assert stats.num_cached_tokens_total == 0
