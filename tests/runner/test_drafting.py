@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,29 @@ def test_guesses_are_compared_whenever_their_text_is_asked_about_again() -> None
     trust.remember([Draft(99, 20, (2,))])
     trust.judge([ask([*text(20), 2], req_id=99)])
     assert trust.asks(), "a rest is followed by more than one guess"
+
+
+def test_each_rest_is_twice_as_long_until_guesses_are_right_again() -> None:
+    trust, req_ids = Trust(), iter(range(1000))
+
+    def guess(count: int, *, right: bool) -> None:
+        for req_id in itertools.islice(req_ids, count):
+            trust.remember([Draft(req_id, 20, (2 if right else 1,))])
+            trust.judge([ask([*text(20), 2], req_id=req_id)])
+
+    def rest() -> int:
+        return next(i for i in itertools.count() if trust.asks())
+
+    guess(NUM_VERDICTS, right=False)
+    assert rest() == REST[0] - 1
+    for times in (2, 4, 8, 16, 16):
+        guess(NUM_NEW, right=False)
+        assert rest() == times * REST[0] - 1
+    assert times * REST[0] == REST[1]
+    guess(NUM_NEW, right=True)
+    assert rest() == 0
+    guess(NUM_VERDICTS - 1, right=False)
+    assert rest() == REST[0] - 1, "it begins anew"
 
 
 def test_nobody_is_asked_about_where_everybodys_drafts_do_not_fit() -> None:

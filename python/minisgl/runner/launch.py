@@ -1,6 +1,5 @@
-"""Start an engine process, watch it, end it. Nothing that computes is imported here, so that the child starts early.
-
-What an engine process reads when it starts. Nothing that computes is imported here.
+"""Start an engine process, watch it, end it; what it reads when it starts. One may be started ahead, before it has its
+settings. Nothing that computes is imported here, so that the child starts early.
 
 Invariants: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
 left in the file system.
@@ -59,7 +58,7 @@ _waiting: list[subprocess.Popen[bytes]] = []
 
 
 def prepare() -> None:
-    """Let a process import what an engine needs; the next `EngineProcess.start` takes it. It ends with this process."""
+    """Let a process import what an engine needs; the next `EngineProcess.start` takes it. It ends with this one."""
     _waiting.append(_spawn())
 
 

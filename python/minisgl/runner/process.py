@@ -28,6 +28,7 @@ from minisgl.message import (
     Codec,
     EngineReady,
     EngineStats,
+    Heartbeat,
     LoadProgress,
     MeasuredCodec,
     Narration,
@@ -69,7 +70,13 @@ class Link:
         self.send = self._front_ends.send
         self.wake = self._front_ends.wake
         self.last_words = self._front_ends.last_words
-        self._heartbeat = HeartbeatThread(self.activity.heartbeat, contextlib.nullcontext(self._front_ends.beat))
+        self.has_news: Callable[[], bool] = lambda: False  # of what goes on beside the steps; asked in another thread
+        self._heartbeat = HeartbeatThread(self._beat, contextlib.nullcontext(self._front_ends.beat))
+
+    def _beat(self) -> Heartbeat:
+        if self.has_news():
+            self.wake()  # a loop that rests sends its stats again
+        return self.activity.heartbeat()
 
     def narrate(self, lines: Sequence[str]) -> None:
         self.send([Narration(tuple(lines))])
@@ -153,12 +160,13 @@ def _ranks_folder(config: ProcessConfig) -> Path:
 
 
 def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
-    last_sent = 0.0
+    last_sent, told = 0.0, _stats(loop, chosen, engine)
+    link.has_news = lambda: any(getattr(told, name) != now for name, now in _store_counts(engine).items())
     delay = None if config.engine.debug.step_delay_file is None else Path(config.engine.debug.step_delay_file)
     loop.timers.begin()
     while not loop.shutdown:
         if idle := loop.rests:
-            link.send([_stats(loop, chosen, engine)])
+            link.send([told := _stats(loop, chosen, engine)])
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
@@ -168,7 +176,8 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
-            link.send([_stats(loop, chosen, engine)])
+            link.send([told := _stats(loop, chosen, engine)])
+    link.has_news = lambda: False
     loop.drain()
 
 
