@@ -91,6 +91,19 @@ def program(name: str, place: str) -> Callable[[str, Path, str], list[str]]:
     return start
 
 
+def aider(url: str, folder: Path, task: str) -> list[str]:
+    """It has no tools: blocks of changes, which it makes, and a command of its own, whose failure it tells."""
+    at = ["--model", "openai/scripted", "--openai-api-base", f"{url}/v1", "--openai-api-key", "none"]
+    quiet = ["--no-git", "--no-check-update", "--no-show-model-warnings", "--no-analytics", "--yes-always"]
+    tests = ["--auto-test", "--test-cmd", f"{RUN}; grep four notes.txt", "--edit-format", "diff"]
+    return [str(environment("aider") / "bin" / "aider"), *at, *quiet, *tests, "--message", task, "notes.txt"]
+
+
+def block(old: str, new: str) -> str:
+    """A change as aider's models write it."""
+    return f"notes.txt\n```\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
+
+
 def env_of(url: str, folder: Path) -> dict[str, str]:
     """All that an agent keeps lies beside its folder."""
     homes = ("HOME", "CODEX_HOME", "LLM_USER_PATH", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
@@ -112,6 +125,7 @@ class Agent:
     are_many: bool = False  # commands, in a list
     more: Mapping[str, object] = field(default_factory=dict)  # of each call
     last: str = LAST_WORDS  # what the model says at the end
+    says: Mapping[str, str] = field(default_factory=dict)  # without tools, by what it has seen last
 
 
 AGENTS = {
@@ -119,6 +133,14 @@ AGENTS = {
     "opencode": Agent(opencode, "bash", more={"description": "Does it."}),
     "cline": Agent(cline, "run_commands", "commands", are_many=True),
     "llm": Agent(llm),
+    "aider": Agent(
+        aider,
+        says={
+            ".*2 notes.txt": LAST_WORDS + "\n\n" + block("five apples", "four apples"),
+            "": block("three apples", "five apples"),
+        },
+    ),
+    "goose": Agent(program("goose", "goose")),
     "openai-agents": Agent(program("openai_agents", "openai-agents")),
     "langgraph": Agent(program("langgraph", "langchain")),
     "llama-index": Agent(program("llama_index", "llama-index")),
@@ -134,6 +156,8 @@ def script(name: str, agent: Agent) -> dict[str, str]:
         return call(agent.tool, **{agent.argument: [command] if agent.are_many else command}, **agent.more)
 
     task = f"task of {name}:"
+    if agent.says:
+        return {task + seen: said for seen, said in agent.says.items()}
     return {
         f"{task}.*2 notes.txt": agent.last,
         f"{task}.*changed it": runs(RUN),
@@ -170,4 +194,5 @@ def test_an_agent_ends_its_task(scripted: Frontend, name: str, tmp_path: Path) -
     assert LAST_WORDS in done.stdout
     assert (folder / "notes.txt").read_text() == "four apples\n"
     asked = [one for one in scripted.engine.received[before:] if isinstance(one, AddRequest)]
-    assert len(asked) >= 4 and f'"name": "{AGENTS[name].tool}"' in prompt_text(asked[-1])
+    if not AGENTS[name].says:
+        assert len(asked) >= 4 and f'"name": "{AGENTS[name].tool}"' in prompt_text(asked[-1])
