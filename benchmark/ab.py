@@ -4,7 +4,8 @@
 
 Two servers may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for both.
 Every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that drift of the
-machine hits both. A run with a failed request is no result.
+machine hits both. A run with a failed request is no result. Variants whose loads differ (`--b-load`) have the same
+server, and all of their runs share one: short runs, many pairs, and a difference of a percent is seen.
 
 A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
 both are gone at the end, and this checkout stays as it is.
@@ -36,7 +37,7 @@ from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_run import load_of, renderer_for, warm_up
 from minisgl.bench.serve_settings import Serve, points_of
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
-from minisgl.bench.stats import PairedDifference, paired_figures, turns
+from minisgl.bench.stats import PairedDifference, in_turns, paired_figures, turns
 from minisgl.bench.workloads import make_workload
 from minisgl.config import ConfigError
 
@@ -56,12 +57,18 @@ NOT_FOR_A_LOAD = ("base_url", "out", "flags", "served_model")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`flags` come after those that both variants share; `env` is set over the caller's environment."""
+    """`flags` come after those that both variants share, `load` after those of both loads; `env` is set over the
+    caller's environment."""
 
     name: str
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     revision: str | None = None
+    load: tuple[str, ...] = ()
+
+    @property
+    def has_own_server(self) -> bool:
+        return bool(self.flags or self.env or self.revision)
 
     def launch(self, shared: Sequence[str], source: Path | None) -> Launch:
         return Launch((*shared, *self.flags), dict(self.env), source)
@@ -69,6 +76,7 @@ class Variant:
     def describe(self) -> str:
         parts = [shlex.join(self.flags), *(f"{key}={value}" for key, value in self.env)]
         parts.append("" if self.revision is None else f"revision {self.revision}")
+        parts.append(f"load {shlex.join(self.load)}" if self.load else "")
         return ", ".join(part for part in parts if part) or "as it is"
 
 
@@ -237,6 +245,7 @@ def make_parser() -> argparse.ArgumentParser:
         group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of its server, in one text")
         group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="its environment")
         group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
+        group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags after those of --load")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each variant (default: 5)")
     parser.add_argument(
         "--load",
@@ -266,6 +275,7 @@ def run(args: argparse.Namespace, command: str) -> int:
             tuple(shlex.split(getattr(args, f"{letter}_flags"))),
             parse_env(getattr(args, f"{letter}_env")),
             getattr(args, f"{letter}_revision"),
+            tuple(shlex.split(getattr(args, f"{letter}_load"))),
         )
         for letter in ("a", "b")
     )
@@ -275,9 +285,16 @@ def run(args: argparse.Namespace, command: str) -> int:
         raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
     if not 0.5 <= args.confidence < 1:
         raise ConfigError(f"--confidence {args.confidence}: must be between 0.5 and 1")
-    load = point_from(shlex.split(args.load))
+    given = shlex.split(args.load)
+    load = point_from(given)
+    loads = {variant.name: point_from((*given, *variant.load)) for variant in variants}
     report = None if args.out is None else Report(args.out, "A against B", command=command)
-    runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
+    if any(variant.load for variant in variants):
+        if any(variant.has_own_server for variant in variants):
+            raise ConfigError("--a-load, --b-load: variants differ in their servers or in their loads, not in both")
+        runs = compare_loads(loads, args.server_flags, args.pairs)
+    else:
+        runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
     a, b = (runs[variant.name] for variant in variants)
     differences = paired_figures(a, b, args.confidence)
     print(figures_table(variants, differences))
@@ -314,6 +331,15 @@ def compare(
             runs[name].append({**found, "start_s": server.start_s, "stop_s": server.stop_s})
             bar.update()
     return runs
+
+
+def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> dict[str, list[Figures]]:
+    """The same, of one server that has each of the loads in turns. Raises `ConfigError`."""
+    try:
+        with ServerProcess(Launch(tuple(flags))) as server:
+            return in_turns(list(loads), pairs, lambda name: measure_point(server, loads[name]))
+    except ServerFailed as error:
+        raise ConfigError(f"the server: {error}") from error
 
 
 def verdict(name: str, found: PairedDifference) -> str:

@@ -108,17 +108,17 @@ def with_unlimited(rows: Rows, shared: str, profile: str) -> Rows:
     return [{**row, "load": load, "policy": "unlimited"} for row, load in zip(found, scales, strict=True)]
 
 
-def with_all_waiting(shared: str, profile: str) -> Rows:
+def with_all_waiting(shared: str, profile: str, loads: tuple[float, ...]) -> Rows:
     """lpm that chooses among all that wait: no order of theirs finds much more. Such a policy would starve some."""
     with patch.dict(WINDOWS, lpm=10**9):
-        rows = Job(profile, SHARED, shared, ("lpm",), PRESSED_PAGES, scheduler="python").run(LOADS)
+        rows = Job(profile, SHARED, shared, ("lpm",), PRESSED_PAGES, scheduler="python").run(loads)
     return [{**row, "policy": "lpm of all"} for row in rows]
 
 
-def with_nobody_passing(job: Job) -> Rows:
+def with_nobody_passing(job: Job, loads: tuple[float, ...]) -> Rows:
     """srpf with a head without room in everybody's way."""
     with patch.object(StepPass, "_let_pass", lambda self, head, wait, needed, decided, budget: budget):
-        rows = replace(job, policies=("srpf",), scheduler="python").run(LOADS[-2:])
+        rows = replace(job, policies=("srpf",), scheduler="python").run(loads[-2:])
     return [{**row, "policy": "srpf, none passes"} for row in rows]
 
 
@@ -192,7 +192,7 @@ def claims(rows: Rows) -> str:
             is_met = less >= 0.5 and more <= 0.15
             claim = "srpf, Azure code at 0.9: p99 of prompts below 1,000 halved, of the longest at most 15 % more"
             found.append((claim, profile, f"{-100 * less:+.1f} %, {100 * more:+.1f} %", "met" if is_met else "missed"))
-        for load in LOADS if (profile, SHARED, "lpm", LOADS[0]) in by else ():
+        for load in (row["load"] for row in rows if _is(row, profile, SHARED, "lpm")):
             of = {one: by[profile, SHARED, one, load]["hit_rate"] for one in ("fcfs", "lpm", *ORACLES)}
             for oracle, name in ORACLES.items():
                 part = (of["lpm"] - of["fcfs"]) / max(of[oracle] - of["fcfs"], 1e-9)
@@ -208,19 +208,23 @@ def main() -> None:
     parser.add_argument(
         "--profiles", nargs="+", choices=PROFILES, default=PROFILES, help="the rest stays as it is there"
     )
+    parser.add_argument("--traces", nargs="+", choices=(SHARED, *TRACES), default=(SHARED, *TRACES))
+    parser.add_argument("--loads", nargs="+", type=float, default=LOADS, metavar="SHARE", help="of capacity")
     args = parser.parse_args()
+    loads = tuple(args.loads)
     command = public_command(sys.argv[1:], "python -m benchmark.policies")
     report = Report(args.out, "Schedule policies on traces", command=command)
     before = read_raw(args.out)["rows"] if (args.out / RAW).exists() else []
     with tempfile.TemporaryDirectory() as folder:
         shared = str(Path(folder) / "shared.jsonl")
         write_shared(Path(shared))
-        for job in tqdm([job for job in jobs(shared) if job.profile in args.profiles], unit="job"):
-            rows = job.run(LOADS)
+        wanted = [job for job in jobs(shared) if job.profile in args.profiles and job.trace in args.traces]
+        for job in tqdm(wanted, unit="job"):
+            rows = job.run(loads)
             if job.trace == SHARED:
-                rows += with_unlimited(rows, shared, job.profile) + with_all_waiting(shared, job.profile)
+                rows += with_unlimited(rows, shared, job.profile) + with_all_waiting(shared, job.profile, loads)
             elif job.profile == PROFILES[0]:
-                rows += with_nobody_passing(job)
+                rows += with_nobody_passing(job, loads)
             before = [row for row in before if (row["profile"], row["trace"]) != (job.profile, job.trace)] + rows
             write(report, before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("flags", "said"),
     [(["--pairs", "0"], "--pairs 0"), (["--b-name", "A"], "--b-name A"), (["--a-env", "X"], "NAME=VALUE"),
-     (["--confidence", "1"], "--confidence"), (["--a-revision", "no-such-revision"], "git rev-parse")],
+     (["--confidence", "1"], "--confidence"), (["--a-revision", "no-such-revision"], "git rev-parse"),
+     (["--b-load", "--seed 2", "--b-env", "X=1"], "--b-load")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags]) == 2
@@ -187,6 +189,23 @@ def test_a_real_server() -> None:
     assert found["http_rss_mib"] > 1 and found["scheduler_us_per_step"] > 0
     assert 0 < found["rows_per_step"] <= 2
     assert 24 / 2 <= found["steps"] <= 24 + 4 * 2  # 24 tokens, at most two at once; no steps of the warm-up
+
+
+def test_two_loads_have_one_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Launch] = []
+
+    class Counted(ServerProcess):
+        def __init__(self, launch: Launch) -> None:
+            super().__init__(launch)
+            started.append(launch)
+
+    monkeypatch.setattr(ab, "ServerProcess", Counted)
+    load = shlex.join([*SMALL, "--extra-body", '{"receipt": true}'])
+    assert main(["--pairs", "2", "--load", load, "--b-load", "--output-len 24 24", "--", "--engine", "echo"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [launch.flags for launch in started] == [("--engine", "echo")]
+    assert found["b"] == "load --output-len 24 24"
+    assert found["metrics"]["steps"]["median_b"] > found["metrics"]["steps"]["median_a"]
 
 
 def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_the_lock_is_of_these_dependencies() -> None:
 
 
 def test_of_the_installed_package() -> None:
-    assert own_version() == importlib.metadata.version("minisgl")
+    assert own_version.__wrapped__() == importlib.metadata.version("minisgl") == own_version()
 
 
 def test_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +105,4 @@ def test_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert own_version() == "0+sources"
+    assert own_version.__wrapped__() == "0+sources"
