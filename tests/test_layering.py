@@ -131,6 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "server",
         "runner.launch",
         "runner.several",
+        "runner.process",  # that it forks
         "message",
         "tokenizer",
         "config",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -139,9 +140,22 @@ def notices() -> list[str]:
     return lines
 
 
-def with_temporary(folder: str) -> dict[str, str]:
-    """The environment of a child process whose temporary files lie there."""
-    return {**os.environ, "TMPDIR": folder}
+def use_temporary(folder: str) -> None:
+    """For temporary files of this process and its children."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+OPENBLAS = "OPENBLAS_NUM_THREADS"  # of numpy's library, which starts them with its import
+
+
+def with_one_thread() -> dict[str, str]:
+    """The environment of a process that imports numpy and forks."""
+    return {**os.environ, OPENBLAS: "1"}
+
+
+def forget_one_thread() -> None:
+    """What a process behind `with_one_thread` starts is free again."""
+    os.environ.pop(OPENBLAS, None)
 
 
 def shell_settings() -> dict[str, int | float]:

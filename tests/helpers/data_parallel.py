@@ -101,12 +101,16 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
     assert usage["prompt_tokens"] == ask.num_prompt()
 
 
+ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child"}
+"""What the command lines of engines have: of those that were started, and of those that were forked."""
+
+
 def engine_processes(server: Pool) -> list[psutil.Process]:
     """Of those that run, in the order of their start."""
     found = []
     for child in psutil.Process(server.process.pid).children():
         try:
-            if "minisgl.runner.process" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+            if ENGINES.intersection(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
         except psutil.NoSuchProcess:
             pass

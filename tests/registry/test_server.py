@@ -1,22 +1,26 @@
-"""Servers of models as processes: one that waits for its settings, and what becomes of it."""
+"""Servers of models as processes: what forks them, and what becomes of what is killed."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from minisgl.config import EngineConfig, ServerConfig
-from minisgl.registry.server import ChildServers
-from tests.helpers.several import until
+from minisgl.registry.batches import ENGINE_DIED
+from minisgl.registry.server import ChildServer, ChildServers, NotLoaded
 
 CONFIG = ServerConfig(engine=EngineConfig(engine="echo", model="echo"), host="127.0.0.1", port=0)
 
 
 def run(work: Callable[[ChildServers], Coroutine[Any, Any, None]]) -> None:
+    """Neither a process nor a file is left."""
     before = psutil.Process().children(recursive=True)
 
     async def around() -> None:
@@ -26,85 +30,104 @@ def run(work: Callable[[ChildServers], Coroutine[Any, Any, None]]) -> None:
         finally:
             await servers.close()
 
-    asyncio.run(around())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        asyncio.run(around())
+        assert os.listdir(folder) == []
     assert [one for one in psutil.Process().children(recursive=True) if one not in before] == []
 
 
-def has_imported(pid: int) -> bool:
-    """uvloop is the last that a server imports, and the extension comes before it."""
-    return any("uvloop" in one.path for one in psutil.Process(pid).memory_maps())
+async def start(servers: ChildServers) -> tuple[ChildServer, psutil.Process, psutil.Process]:
+    """A server and its two processes."""
+    server = await servers.start(CONFIG, lambda line: None)
+    assert isinstance(server, ChildServer) and server.max_model_len > 0
+    process = psutil.Process(server._child.pid)
+    (engine,) = process.children()
+    return server, process, engine
 
 
-def test_a_process_waits_with_all_imports_and_becomes_the_next_server() -> None:
+def nursery(servers: ChildServers) -> psutil.Process:
+    assert servers._nursery is not None
+    return psutil.Process(servers._nursery.process.pid)
+
+
+def test_servers_and_their_engines_are_forked_by_a_process_of_one_thread_and_are_no_children_of_it() -> None:
     async def work(servers: ChildServers) -> None:
-        servers.prepare()
-        assert servers._next is not None
-        pid = (await servers._next).process.pid
-        await until(lambda: has_imported(pid))
-        (engine,) = psutil.Process(pid).children()
-        await until(lambda: any("_rust" in one.path for one in engine.memory_maps()))
-        server = await servers.start(CONFIG, lambda line: None)
-        assert server._child.process.pid == pid  # type: ignore[attr-defined]
-        assert psutil.Process(pid).children() == [engine], "its engine's process waited, too"
-        assert server.max_model_len > 0
+        await servers.prepare()
+        for _ in range(2):
+            server, process, engine = await start(servers)
+            program = nursery(servers).cmdline()
+            assert process.cmdline() == engine.cmdline() == program, "one of them was started with a program of its own"
+            assert nursery(servers).num_threads() == 1 and nursery(servers).children() == []
+            assert process.ppid() == os.getpid()
+            assert os.getpgid(engine.pid) == process.pid
+            await server.stop()
+            assert await server.ended == 0 and not process.is_running() and not engine.is_running()
+
+    run(work)
+
+
+def test_who_forks_is_not_missed_when_it_is_killed() -> None:
+    async def work(servers: ChildServers) -> None:
+        await servers.prepare()
+        server, process, _ = await start(servers)
+        nursery(servers).kill()
+        other, *_ = await start(servers)
+        assert process.is_running() and not server.ended.done()
         await server.stop()
+        await other.stop()
 
     run(work)
 
 
-def test_one_that_was_killed_is_not_missed() -> None:
+def test_a_server_that_is_killed_says_so_and_its_orphan_goes() -> None:
     async def work(servers: ChildServers) -> None:
-        servers.prepare()
-        assert servers._next is not None
-        waiting = await servers._next
-        await until(lambda: psutil.Process(waiting.process.pid).children() != [])
-        (engine,) = psutil.Process(waiting.process.pid).children()
-        waiting.process.kill()
-        await waiting.process.wait()
-        await until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
-        server = await servers.start(CONFIG, lambda line: None)
+        server, process, engine = await start(servers)
+        process.kill()
+        assert await server.ended == -9
         await server.stop()
+        assert not process.is_running() and not engine.is_running()
 
     run(work)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_an_end_takes_the_waiting_one_along(begun: bool) -> None:
+def test_a_server_whose_engine_is_killed_ends() -> None:
     async def work(servers: ChildServers) -> None:
-        servers.prepare()
-        if begun:
-            assert servers._next is not None
-            waiting = await servers._next
-            await until(lambda: psutil.Process(waiting.process.pid).children() != [])
-            gone.extend(psutil.Process(waiting.process.pid).children())
-
-    gone: list[psutil.Process] = []
-    run(work)
-    assert len(gone) == begun and not any(one.is_running() for one in gone)
-
-
-def test_the_next_server_is_there_where_the_waiting_engine_was_killed() -> None:
-    async def work(servers: ChildServers) -> None:
-        servers.prepare()
-        assert servers._next is not None
-        pid = (await servers._next).process.pid
-        await until(lambda: psutil.Process(pid).children() != [])
-        (engine,) = psutil.Process(pid).children()
+        server, _, engine = await start(servers)
         engine.kill()
-        await until(lambda: engine.status() == psutil.STATUS_ZOMBIE)
-        server = await servers.start(CONFIG, lambda line: None)
+        assert await server.ended == ENGINE_DIED
         await server.stop()
 
     run(work)
 
 
-def test_a_start_that_is_cancelled_leaves_it_waiting() -> None:
+@pytest.mark.parametrize("turns", [0, 1, 20])
+def test_a_start_that_is_cancelled_leaves_nothing(turns: int) -> None:
     async def work(servers: ChildServers) -> None:
-        servers.prepare()
-        start = asyncio.create_task(servers.start(CONFIG, lambda line: None))
-        await asyncio.sleep(0)
-        start.cancel()
+        await servers.prepare()
+        starting = asyncio.create_task(servers.start(CONFIG, lambda line: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await start
+            await starting
+
+    run(work)
+
+
+def test_one_that_cannot_start_says_why() -> None:
+    async def work(servers: ChildServers) -> None:
+        bad = msgspec.structs.replace(CONFIG, engine=msgspec.structs.replace(CONFIG.engine, chat_template="/no/such"))
+        with pytest.raises(NotLoaded, match="/no/such"):
+            await servers.start(bad, lambda line: None)
+
+    run(work)
+
+
+def test_starts_at_once() -> None:
+    async def work(servers: ChildServers) -> None:
+        started = await asyncio.gather(*(start(servers) for _ in range(3)))
+        assert len({server.address for server, *_ in started}) == 3
+        await asyncio.gather(*(server.stop() for server, *_ in started))
 
     run(work)

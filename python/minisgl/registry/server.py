@@ -1,22 +1,26 @@
-"""One model's server: a whole `minisgl serve` as a child process, on a loopback port of its own. The next one
-waits as a process that has imported what every server does and lacks its settings: imports are most of a start.
+"""One model's server: a whole `minisgl serve`, on a loopback port of its own, forked by a process that has imported
+what servers and engines need and has begun nothing (`supervisor/child.py`): imports are most of a start.
 
-Invariants: it ends with this process, however that ends, because it watches its standard input; of what it says, every
-line goes on to this process's standard error with its model's name before it, and the last one is why it failed; what a
-server that was killed has left in its temporary folder goes with it; what its keys used is known to the end.
+Invariants: it is a child of this process, and ends with it, however that ends, because it watches its standard input;
+of what it says, every line goes on to this process's standard error with its model's name before it, and the last one
+is why it failed; of what was killed neither a process nor a file stays; what its keys used is known to the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -28,9 +32,9 @@ from minisgl import envs
 from minisgl.config import ServerConfig
 
 STOP_TIMEOUT_S = 20.0
-PREPARE_AFTER_S = 5.0  # what was asked of the last model goes first
 MAX_LINE = 1 << 20
 PROGRAM = (sys.executable, "-m", "minisgl.supervisor.child")
+ADOPTS = 36  # PR_SET_CHILD_SUBREAPER
 
 
 class NotLoaded(Exception):
@@ -59,80 +63,154 @@ Fetch = Callable[[ServerConfig, Callable[[str], None]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Nursery:
+    """The process that forks servers. Its death is no loss: they are not its children."""
+
+    process: asyncio.subprocess.Process
+    asks: socket.socket
+
+    @classmethod
+    async def start(cls) -> Nursery:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *PROGRAM,
+                env=envs.with_one_thread(),
+                stdin=theirs.fileno(),
+                stdout=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return cls(process, ours)
+
+    async def fork(self, folder: str, descriptors: Sequence[int]) -> int:
+        """The pid of a server with these descriptors. Raises `OSError`: this one is dead."""
+        socket.send_fds(self.asks, [folder.encode()], descriptors)
+        if not (pid := await asyncio.get_running_loop().sock_recv(self.asks, 32)):
+            raise ConnectionResetError("the process that forks servers has ended")
+        return int(pid)
+
+    async def stop(self) -> None:
+        self.asks.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
 class Child:
     """A process that waits for its settings, or serves."""
 
-    process: asyncio.subprocess.Process
-    folder: str  # for what it makes
+    def __init__(self, pid: int, folder: str) -> None:
+        self.pid = pid
+        self._folder = folder  # for what it makes
+        ended = Future[int]()
+        ended.set_running_or_notify_cancel()  # nobody can cancel it
+        threading.Thread(target=lambda: ended.set_result(_wait(pid)), name="server-end", daemon=True).start()
+        self.ended = asyncio.wrap_future(ended)
 
     @classmethod
-    async def start(cls) -> Child:
+    async def fork(cls, nursery: Nursery) -> Child:
+        """Raises `OSError`."""
         folder = tempfile.mkdtemp(prefix="minisgl-")
-        process = await asyncio.create_subprocess_exec(
-            *PROGRAM,
-            env=envs.with_temporary(folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            limit=MAX_LINE,
-        )
-        return cls(process, folder)
+        talk, errors = socket.socketpair(), socket.socketpair()
+        try:
+            with talk[1], errors[1]:
+                pid = await nursery.fork(folder, [talk[1].fileno(), errors[1].fileno()])
+        except BaseException:
+            talk[0].close()
+            errors[0].close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        child = cls(pid, folder)
+        child.said, child._asked = await asyncio.open_unix_connection(sock=talk[0], limit=MAX_LINE)
+        child.errors, child._unused = await asyncio.open_unix_connection(sock=errors[0], limit=MAX_LINE)
+        return child
+
+    said: asyncio.StreamReader
+    errors: asyncio.StreamReader
+    _asked: asyncio.StreamWriter
+    _unused: asyncio.StreamWriter
+
+    def tell(self, line: bytes) -> None:
+        self._asked.write(line + b"\n")
 
     async def stop(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()  # the sign to end
+        with contextlib.suppress(OSError, RuntimeError):
+            self._asked.write_eof()  # the sign to end
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.shield(self.ended), STOP_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError):  # the engine of one that was killed ends, but not at once
-            os.killpg(self.process.pid, signal.SIGKILL)
-        await self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            os.killpg(self.pid, signal.SIGKILL)
+        await self.ended
+        await asyncio.to_thread(_wait_for_group, self.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """What it said has been read."""
+        self._asked.close()
+        self._unused.close()
+
+
+def _wait(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _wait_for_group(pid: int) -> None:
+    """For orphans of a server, which are children of this process since it ended."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-pid, 0)
+
+
+def _adopt(orphans: bool) -> None:
+    """Whether what a process below this one leaves behind becomes a child of this one."""
+    ctypes.CDLL(None).prctl(ADOPTS, int(orphans), 0, 0, 0)
 
 
 class ChildServers:
-    """All that one port starts. One process waits for the next start, if there was time for it."""
+    """All that one port starts."""
 
     def __init__(self) -> None:
-        self._next: asyncio.Task[Child] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._nursery: Nursery | None = None
+        self._one_by_one = asyncio.Lock()
 
-    def prepare(self) -> None:
-        """Let a process wait for the next start."""
-        self._timer = None
-        if self._next is None:
-            self._next = asyncio.create_task(Child.start())
+    async def prepare(self) -> None:
+        """Let the process that forks them import what they need. Raises `OSError`."""
+        _adopt(True)
+        await self._end_nursery()
+        self._nursery = await Nursery.start()
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
-        """As `ChildServer.start`."""
-        server = await ChildServer.start(config, hear, await self._take())
-        if self._next is None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PREPARE_AFTER_S, self.prepare)
-        return server
-
-    async def _take(self) -> Child | None:
-        if (waiting := self._next) is None:
-            return None
-        self._next = None
+        """As `ChildServer.start`. Raises `OSError`."""
+        forking = asyncio.create_task(self._fork())
         try:
-            child = await asyncio.shield(waiting)
-        except OSError:
-            return None
+            child = await asyncio.shield(forking)
         except asyncio.CancelledError:
-            self._next = waiting
+            with contextlib.suppress(OSError):
+                child = await forking
+                await child.stop()
+                child.close()
             raise
-        if child.process.returncode is None:
-            return child
-        await child.stop()  # somebody has killed it
-        return None
+        return await ChildServer.start(config, hear, child)
+
+    async def _fork(self) -> Child:
+        async with self._one_by_one:
+            if self._nursery is not None:
+                with contextlib.suppress(OSError):  # somebody has killed it
+                    return await Child.fork(self._nursery)
+            await self.prepare()
+            assert self._nursery is not None
+            return await Child.fork(self._nursery)
+
+    async def _end_nursery(self) -> None:
+        if (nursery := self._nursery) is not None:
+            self._nursery = None
+            await nursery.stop()
 
     async def close(self) -> None:
-        """End the one that waits. No start is under way."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._next is not None:
-            with contextlib.suppress(OSError):
-                await (await self._next).stop()
+        """No start is under way."""
+        await self._end_nursery()
+        _adopt(False)
 
 
 class ChildServer:
@@ -141,33 +219,30 @@ class ChildServer:
     def __init__(self, child: Child, reader: asyncio.Task[None]) -> None:
         self._child = child
         self._reader = reader
-        self.ended: asyncio.Future[int] = asyncio.ensure_future(child.process.wait())
+        self.ended: asyncio.Future[int] = child.ended
         self.address = ("", 0)
         self.max_model_len = 0
         self.use: Sequence[tuple[int, int]] = ()
         self._uses: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, config: ServerConfig, hear: Callable[[str], None], child: Child | None = None) -> ChildServer:
-        """A server that is ready. `hear` is called with each line that it says; `child` has waited for its settings.
-        Raises `NotLoaded`."""
-        child = child or await Child.start()
-        process = child.process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    async def start(cls, config: ServerConfig, hear: Callable[[str], None], child: Child) -> ChildServer:
+        """A server that is ready. `hear` is called with each line that it says; `child` waits for its settings. Raises
+        `NotLoaded`."""
         last = [""]
-        reader = asyncio.create_task(_read(process.stderr, config.model_name, hear, last))
+        reader = asyncio.create_task(_read(child.errors, config.model_name, hear, last))
         self = cls(child, reader)
         try:
-            process.stdin.write(msgspec.json.encode(config) + b"\n")
-            line = await process.stdout.readline()
+            child.tell(msgspec.json.encode(config))
+            line = await child.said.readline()
             if not line:
-                code = await self.ended
+                code = await asyncio.shield(self.ended)
                 await reader
                 raise NotLoaded(last[0] or f"its server ended with code {code}")
             said = json.loads(line)
             url = urlsplit(said["url"])
             self.address, self.max_model_len = (url.hostname or "", url.port or 0), said["max_model_len"]
-            self._uses = asyncio.create_task(self._hear_uses(process.stdout))
+            self._uses = asyncio.create_task(self._hear_uses(child.said))
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -185,7 +260,7 @@ class ChildServer:
         """Of memory that several processes share each has its part."""
         total = 0
         with contextlib.suppress(psutil.Error):
-            top = psutil.Process(self._child.process.pid)
+            top = psutil.Process(self._child.pid)
             for one in (top, *top.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     total += one.memory_full_info().pss
@@ -196,6 +271,7 @@ class ChildServer:
         await self._reader
         if self._uses is not None:
             await self._uses
+        self._child.close()
 
 
 async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:

@@ -117,8 +117,8 @@ async def _serve(
             if config.managed:
                 said = {"url": url, "model": entries[0].name, "key": config.any_key}
                 print(json.dumps(said), flush=True)
+            await servers.prepare()
             registry.preload()
-            servers.prepare()
             if batches is not None:
                 batches.start()
             await signals.drain.wait()

@@ -1,4 +1,4 @@
-"""Start an engine process, watch it, end it; what it reads when it starts. One may be started ahead, before it has its
+"""Start an engine process, watch it, end it; what it reads when it starts. One may be forked ahead, before it has its
 settings. Nothing that computes is imported here, so that the child starts early.
 
 Invariants: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
@@ -8,14 +8,19 @@ left in the file system.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -54,31 +59,54 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 STOP_TIMEOUT_S = 10.0
 AT_ONCE_S = 1.0
 
-_waiting: list[subprocess.Popen[bytes]] = []
+
+class Forked:
+    """An engine's process without a program of its own: as much of `Popen` as is asked of it here."""
+
+    def __init__(self, work: Callable[[], int]) -> None:
+        reads, writes = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(writes)
+            os.dup2(reads, sys.stdin.fileno())
+            _end_with(work)
+        os.close(reads)
+        self.stdin: IO[bytes] | None = open(writes, "wb", buffering=0)  # noqa: SIM115
+
+    def wait(self) -> int:
+        """Once."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # `wait` was told of its end just now
+            os.kill(self.pid, signal.SIGKILL)
 
 
-def prepare() -> None:
-    """Let a process import what an engine needs; the next `EngineProcess.start` takes it. It ends with this one."""
-    _waiting.append(_spawn())
+def _end_with(work: Callable[[], int]) -> NoReturn:
+    code = 1
+    try:
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # nothing of the process that was forked ends here
 
 
-def dismiss() -> None:
-    """End the one that waits."""
-    while _waiting:
-        process = _waiting.pop()
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
+_waiting: list[Forked] = []
 
 
-def _spawn() -> subprocess.Popen[bytes]:
+def fork(work: Callable[[], int]) -> None:
+    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes it, and
+    it ends with this one. This process has no other thread, and has imported what that needs."""
+    _waiting.append(Forked(work))
+
+
+def _take() -> subprocess.Popen[bytes] | Forked:
+    if _waiting:
+        return _waiting.pop()
     return subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
-
-
-def _take() -> subprocess.Popen[bytes]:
-    if _waiting and (process := _waiting.pop()).poll() is None:
-        return process
-    return _spawn()
 
 
 class EngineProcess:
@@ -89,7 +117,7 @@ class EngineProcess:
         self._step_timeout = step_timeout
         self._folder = folder
         self._name = name
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._ended: Future[int] = Future()
         self._ended.set_running_or_notify_cancel()  # nobody can cancel it
         self.address = f"ipc://{folder / name}"
@@ -135,7 +163,7 @@ class EngineProcess:
             process.stdin.write(msgspec.json.encode(config) + b"\n")
         threading.Thread(target=self._await_end, args=(process,), name="engine-end", daemon=True).start()
 
-    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+    def _await_end(self, process: subprocess.Popen[bytes] | Forked) -> None:
         code = process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import shutil
 import signal
 import sys
@@ -282,11 +281,14 @@ def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
         os._exit(1)
 
 
+def import_engine() -> None:
+    """That most have, before it is asked for."""
+    from minisgl.engine import cpu_engine  # noqa: F401
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        if not select.select([stdin], [], [], 0)[0]:  # it waits for its settings: most have this engine
-            from minisgl.engine import cpu_engine  # noqa: F401
         line = stdin.readline()  # unbuffered: the poller must see what follows the line
     if not line:
         return 1  # nobody wants it any more

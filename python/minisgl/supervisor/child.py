@@ -1,11 +1,19 @@
-"""A server whose settings another process has resolved: it reads them as the first line of its standard input, and ends
-when that is closed (`--managed`). Until they come it imports what every server needs, as does its engine's process."""
+"""The process that forks the servers behind one port. It has imported what a server and its engine need and has begun
+nothing, so that a server begins without imports. A server's settings have been resolved by the process at the port: it
+reads them as the first line of its standard input, and ends when that is closed (`--managed`).
+
+Invariants: this process has one thread, and ends when its standard input, a socket, is closed; what it forks is no
+child of its own but of the one that adopts its orphans, the process at the port.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
-import select
+import socket
 import sys
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,16 +21,64 @@ from minisgl import envs
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.runner import launch
 
+MAX_PATH = 4096
+
 
 def main() -> int:
     envs.keep_little()
-    if not select.select([sys.stdin], [], [], 0)[0]:  # else the engine starts first, and this is imported beside it
-        launch.prepare()
-        from minisgl.supervisor import serving, start  # noqa: F401
+    from minisgl.runner import process  # loads the extension
+    from minisgl.supervisor import serving, start  # noqa: F401
+
+    process.import_engine()
+    envs.forget_one_thread()
+    gc.collect()
+    gc.freeze()  # collections of what is forked need not visit, and so copy, what is there now
+    asks = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    with contextlib.suppress(ConnectionError):  # the port's process is gone
+        while True:
+            folder, descriptors, _, _ = socket.recv_fds(asks, MAX_PATH, 2)
+            if not folder:
+                break
+            if not (pid := _fork()):
+                asks.close()
+                return _serve(process.main, folder.decode(), *descriptors)
+            for one in descriptors:
+                os.close(one)
+            asks.send(b"%d" % pid)
+    return 0
+
+
+def _fork() -> int:
+    """0 in the new process. The one between ends first, so that the new one is adopted."""
+    reads, writes = os.pipe()
+    if not (between := os.fork()):
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid:
+            os.write(writes, b"%d" % pid)
+            os._exit(0)
+        os.close(reads)
+        os.close(writes)
+        return 0
+    os.close(writes)
+    os.waitpid(between, 0)
+    with open(reads, "rb") as file:
+        return int(file.read())
+
+
+def _serve(engine: Callable[[], int], folder: str, talk: int, errors: int) -> int:
+    os.setsid()
+    for number, descriptor in enumerate((talk, talk, errors)):
+        os.dup2(descriptor, number)
+    os.close(talk)
+    os.close(errors)
+    envs.use_temporary(folder)
+    launch.fork(engine)
     said = bytearray()
     while not said.endswith(b"\n"):  # byte for byte: what comes after the line is not for Python's buffer
-        if not (one := os.read(sys.stdin.fileno(), 1)):
-            launch.dismiss()
+        if not (one := os.read(0, 1)):
             return 1
         said += one
     config = msgspec.structs.replace(msgspec.json.decode(said, type=ServerConfig), managed=True)
