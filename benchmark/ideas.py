@@ -270,13 +270,14 @@ def in_line() -> Iterator[Experiment]:
 
         return run
 
-    yield Experiment(
-        idea="schedule policy",
-        where=f"simulated {DEVICE}",
-        load="Azure code at 0.9 of what it can do",
-        figures=("short_p99_s", "longest_p99_s"),
-        run=run_on(lambda _: Job(DEVICE, "azure-code", "azure-code", ("fcfs", "srpf")), 0.9),
-    )
+    for trace in ("azure-code", "azure-conversation"):
+        yield Experiment(
+            idea="schedule policy",
+            where=f"simulated {DEVICE}",
+            load=f"{trace.replace('azure-', 'Azure ')} at 0.9 of what it can do",
+            figures=("short_p99_s", "longest_p99_s"),
+            run=run_on(lambda _, trace=trace: Job(DEVICE, trace, trace, ("fcfs", "srpf")), 0.9),
+        )
     yield Experiment(
         idea="schedule policy",
         where=f"simulated {DEVICE}",

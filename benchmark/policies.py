@@ -199,7 +199,7 @@ def claims(rows: Rows) -> str:
                 figure = f"{of['fcfs']:.3f}, lpm {of['lpm']:.3f}, {oracle} {of[oracle]:.3f}: {100 * part:.0f} %"
                 claim = f"lpm, shared prefixes at {load:g}: a third of what {name} finds more"
                 found.append((claim, profile, figure, "met" if part >= 1 / 3 else "missed"))
-    return table(("claim", "profile", "figure", ""), found)
+    return table(("claim", "profile", "figure", ""), found) if found else ""
 
 
 def main() -> None:
@@ -232,7 +232,8 @@ def main() -> None:
 def write(report: Report, rows: Rows) -> None:
     """What is there so far."""
     report.clear()
-    report.section("Claims", claims(rows))
+    if found := claims(rows):
+        report.section("Claims", found)
     for profile in PROFILES:
         for trace in (SHARED, *TRACES):
             of = [row for row in rows if (row["profile"], row["trace"]) == (profile, trace)]

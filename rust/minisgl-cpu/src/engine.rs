@@ -67,7 +67,9 @@ impl Engine {
             adapters: Adapters::new(sizes.max_rows + 1),
             pools: Pools::new(sizes.max_rows + 1, config.both_ways),
             logits: Grid::new(config.vocab_size),
-            scratch: (0..pool.threads()).map(|_| Mutex::new(Scratch::default())).collect(),
+            scratch: (0..pool.threads())
+                .map(|_| Mutex::new(Scratch::new(decoder.kernels.isa())))
+                .collect(),
             spoiled: BTreeSet::new(),
             keeper: None,
             decoder,
@@ -575,10 +577,10 @@ impl Engine {
         let vocabulary = self.decoder.config.vocab_size;
         let rows: Vec<&[f32]> = self.logits.rows(own.len()).map(|row| &row[..vocabulary]).collect();
         let cells: Vec<Mutex<TokenLogprobs>> = own.iter().map(|_| Mutex::default()).collect();
-        let next = Counter::default();
+        let (next, isa) = (Counter::default(), self.decoder.kernels.isa());
         self.pool.run(&|_, _| {
             while let Some(index) = next.take(own.len()) {
-                let found = logprobs(rows[index], own[index], count);
+                let found = logprobs(isa, rows[index], own[index], count);
                 *cells[index].lock().unwrap_or_else(|e| e.into_inner()) = found;
             }
         })?;

@@ -3,6 +3,7 @@
 //!
 //! Invariants: a number beyond what the engine counts with is taken for the nearest that is not.
 
+use minisgl_cpu::kernels::Isa;
 use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -118,7 +119,7 @@ impl CpuSampler {
             slots: Slots::new(num_slots, vocab_size, &eos_ids),
             num_slots,
             vocab_size,
-            scratch: Scratch::default(),
+            scratch: Isa::detect(None).map(Scratch::new).unwrap_or_default(),
         })
     }
 

@@ -7,9 +7,10 @@ use crate::files::Kind;
 use crate::{Error, Result};
 
 /// An instruction set with kernels of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// Plain Rust: the definition of every result.
+    #[default]
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,

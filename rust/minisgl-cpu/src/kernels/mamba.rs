@@ -12,35 +12,6 @@ use serde::Deserialize;
 use super::Isa;
 use super::plain::{silu, softplus, total};
 
-/// Makes of `$body` a function that runs it in the vectors of an instruction set.
-macro_rules! on_each_isa {
-    ($(#[$doc:meta])* $name:ident($($arg:ident: $of:ty),*) as $body:ident) => {
-        $(#[$doc])*
-        pub fn $name(isa: Isa, $($arg: $of),*) {
-            #[cfg(all(target_arch = "x86_64", not(miri)))]
-            {
-                #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $of),*) {
-                    $body($($arg),*);
-                }
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-                fn avx512($($arg: $of),*) {
-                    $body($($arg),*);
-                }
-                match isa {
-                    // SAFETY: an `Isa` of `detect` can run here.
-                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    // SAFETY: as above.
-                    Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },
-                    Isa::Scalar | Isa::Neon => {}
-                }
-            }
-            let _ = isa;
-            $body($($arg),*);
-        }
-    };
-}
-
 on_each_isa! {
     /// Each number x becomes x sigmoid(x).
     silu_all(numbers: &mut [f32]) as silu_each

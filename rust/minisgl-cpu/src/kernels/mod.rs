@@ -25,6 +25,35 @@ macro_rules! both {
     }};
 }
 
+/// Makes of `$body`, which is inlined, a function that runs it in the vectors of an instruction set.
+macro_rules! on_each_isa {
+    ($(#[$doc:meta])* $name:ident($($arg:ident: $of:ty),*) $(-> $found:ty)? as $body:ident) => {
+        $(#[$doc])*
+        pub fn $name(isa: Isa, $($arg: $of),*) $(-> $found)? {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $of),*) $(-> $found)? {
+                    $body($($arg),*)
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512($($arg: $of),*) $(-> $found)? {
+                    $body($($arg),*)
+                }
+                match isa {
+                    // SAFETY: an `Isa` of `detect` can run here.
+                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    // SAFETY: as above.
+                    Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },
+                    Isa::Scalar | Isa::Neon => {}
+                }
+            }
+            let _ = isa;
+            $body($($arg),*)
+        }
+    };
+}
+
 mod acts;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod amx;
@@ -40,6 +69,7 @@ mod neon;
 mod place;
 pub mod plain;
 pub mod scalar;
+pub mod softmax;
 
 use std::ops::Range;
 

@@ -86,7 +86,7 @@ pub fn tanh(x: f32) -> f32 {
 
 /// exp of a number of -88 to 0; NaN stays NaN.
 #[inline(always)]
-fn exp_below(x: f32) -> f32 {
+pub(super) fn exp_below(x: f32) -> f32 {
     use super::scalar::{EXP_TERMS, LN2};
     let shifted = x * std::f32::consts::LOG2_E + ROUNDER;
     let n = shifted - ROUNDER;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: natural logarithms; the most likely first, the lower id on ties.
 
-use super::softmax;
+use crate::kernels::{Isa, softmax};
 
 /// Looked at together for any that belongs to the top.
 const CHUNK: usize = 64;
@@ -19,8 +19,8 @@ pub struct TokenLogprobs {
 }
 
 /// The log probabilities of `token` and of the `count` most likely ones of a row of `logits`, as the model put them out.
-pub fn logprobs(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
-    let norm = softmax::log_sum_exp(logits);
+pub fn logprobs(isa: Isa, logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
+    let norm = softmax::log_sum_exp(isa, logits);
     let (top_ids, top) = most_likely(logits, count)
         .into_iter()
         .map(|(id, logit)| (id, logit - norm))

@@ -11,7 +11,6 @@ mod logprobs;
 mod mask;
 mod params;
 mod sampler;
-mod softmax;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -187,7 +186,7 @@ impl Slots {
         self.apply(slot, position, logits);
         let token = self.sample(slot, position, logits, scratch);
         let before: &[f32] = if changed { &raw } else { logits };
-        let logprobs = wanted.map(|count| logprobs(before, token, count));
+        let logprobs = wanted.map(|count| logprobs(scratch.isa, before, token, count));
         scratch.raw = raw;
         Drawn { token, logprobs }
     }

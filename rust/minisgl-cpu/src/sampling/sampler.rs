@@ -4,7 +4,7 @@
 //! parameters, the seed and the position only; what top-k and top-p leave is what a stable sort of the whole row would.
 
 use super::params::Params;
-use super::softmax;
+use crate::kernels::{Isa, softmax};
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Probabilities are told apart by so many of their high bits at first; 0x3F80 of these is 1.
@@ -60,11 +60,19 @@ pub fn argmax(logits: &[f32], first: u32) -> Best {
 /// Memory for draws; each thread has its own.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    pub(super) isa: Isa,
     probabilities: Vec<f32>,
     buckets: Vec<Bucket>,
     members: Vec<Member>,
     sums: Vec<f64>,
     pub(super) raw: Vec<f32>,
+}
+
+impl Scratch {
+    /// For draws in the vectors of `isa`, which has come from `Isa::detect`.
+    pub fn new(isa: Isa) -> Self {
+        Self { isa, ..Self::default() }
+    }
 }
 
 /// A bucket of tokens whose probabilities begin alike.
@@ -93,7 +101,7 @@ pub fn sample(params: &Params, position: u64, logits: &[f32], scratch: &mut Scra
         return argmax(logits, 0).id;
     }
     scratch.probabilities.resize(logits.len(), 0.0);
-    if !softmax::softmax(logits, params.temperature, &mut scratch.probabilities) {
+    if !softmax::softmax(scratch.isa, logits, params.temperature, &mut scratch.probabilities) {
         return argmax(logits, 0).id; // a temperature so low that only the best are left
     }
     if params.min_p > 0.0 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::kernels::{Isa, softmax};
 
 fn bound(params: Params, prompt: &[i32], output: &[i32], vocab: usize) -> Slots {
     let mut slots = Slots::new(1, vocab, &[1]);
@@ -198,7 +199,7 @@ fn log_probabilities_are_of_the_model_before_changes() {
     let norm = (1.0 + 1f32.exp() + 2.0 * 2f32.exp()).ln();
     assert_eq!(found.top_ids, [2, 3]);
     assert!((found.own + norm).abs() < 1e-6 && (found.top[0] - (2.0 - norm)).abs() < 1e-6);
-    assert_eq!(logprobs(&logits, 0, 9).top_ids, [0, 2, 3, 1]);
+    assert_eq!(logprobs(Isa::Scalar, &logits, 0, 9).top_ids, [0, 2, 3, 1]);
 }
 
 #[test]
@@ -282,7 +283,7 @@ proptest! {
     ) {
         let logits: Vec<f32> = levels.iter().map(|&x| x as f32 * step).collect();
         let mut probabilities = vec![0.0; logits.len()];
-        prop_assert!(softmax::softmax(&logits, temperature, &mut probabilities));
+        prop_assert!(softmax::softmax(Isa::Scalar, &logits, temperature, &mut probabilities));
         let floor = softmax::max(&probabilities) * min_p;
         if min_p > 0.0 {
             probabilities.iter_mut().filter(|p| **p < floor).for_each(|p| *p = 0.0);
