@@ -58,7 +58,8 @@ ABOUT = {
     "(`--cache lfu`).",
     "schedule policy": "Which waiting request starts next (`--schedule-policy`): the first that came, that with the "
     "longest cached prefix, that with the least left to compute. Nobody starves with any. All loads, traces and "
-    "claims: [record](../benchmark/runs/2026-11-27-policies/README.md).",
+    "claims: [record](../benchmark/runs/2026-11-27-policies/README.md), "
+    "[others](../benchmark/runs/2026-11-27-policies-more/README.md).",
 }
 INTRODUCTION = """# What each idea gains
 
