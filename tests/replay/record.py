@@ -263,6 +263,16 @@ SCENARIOS: dict[str, Scenario] = {
         overlap=False,
         config={"page_size": 16, "cache": "lfu", "num_pages": 60},
     ),
+    "stored-page1-lru": Scenario(  # texts that are loaded in parts
+        12,
+        (1000, 4000),
+        (1, 30),
+        burst=4,
+        gap=5,
+        budget_every=1,
+        stored=90,
+        config={"page_size": 1, "num_pages": 12_000, "context_len": 4100},
+    ),
     "stored-states-page4-lru": Scenario(
         60,
         (20, 200),

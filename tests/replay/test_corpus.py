@@ -165,6 +165,10 @@ def one_budget_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepPass, "_budget", lambda self: min(self.config.max_prefill_length, self.budgets[1]))
 
 
+def loads_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "LOADED_TOKENS", 1 << 20)
+
+
 def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
@@ -184,6 +188,7 @@ def priorities_are_overruled(patch: pytest.MonkeyPatch) -> None:
         priorities_are_overruled,
         one_budget_for_all,
         one_namespace_for_all,
+        loads_at_once,
         newest_first,
         length_wins_over_stop,
         quicker_to_forget,

@@ -59,15 +59,24 @@ def test_what_begins_behind_the_tree_s_end_is_loaded_once_the_row_is_there() -> 
 
 
 def test_loads_cost_of_the_budget_and_come_in_parts() -> None:
-    text = list(range(1, 802))
-    one = Driver(num_pages=300, context_len=1000, max_prefill_length=16)
-    first = one.step(arrival(1, text, stored_to=200))
-    assert loads(one) == [(0, 0, 128)] and first[0].extend_len == 4, "a page is computed, and more is loaded"
+    text = list(range(1, 1202))
+    one = Driver(num_pages=400, context_len=1300, max_prefill_length=4)
+    first = one.step(arrival(1, text, stored_to=300))
+    assert loads(one) == [(0, 0, 256)] and first[0].extend_len == 4, "a page is computed, and more is loaded"
     one.step()
-    assert loads(one) == [(0, 129, 71)]
-    one = Driver(num_pages=300, context_len=1000, max_prefill_length=16)
-    rows = one.step(arrival(1, text[:258], stored_to=64), arrival(2, [7] * 20))
-    assert [row.extend_len for row in rows] == [2, 4], "2 tokens and 256 / 32 of a budget of 16 leave a page"
+    assert loads(one) == [(0, 257, 43)]
+    one = Driver(num_pages=400, context_len=1300, max_prefill_length=12)
+    rows = one.step(arrival(1, text[:1026], stored_to=256), arrival(2, [7] * 20))
+    assert [row.extend_len for row in rows] == [2, 4], "2 tokens and 1024 / 256 of a budget of 12 leave a page"
+
+
+def test_a_step_loads_a_long_text_while_little_may_be_computed() -> None:
+    """32 tokens: a step before anything is known of the machine (`runner/step_time.py`), the first after a restart."""
+    text = list(range(1, 4097))
+    one = Driver(num_pages=1100, context_len=5000)
+    rows = one.step(TokenBudget(32, 32), arrival(1, text, stored_to=1020))
+    assert loads(one) == [(0, 0, 1020)]
+    assert [(row.extend_len, row.samples) for row in rows] == [(16, True)], "its first token comes out of it"
 
 
 @pytest.mark.parametrize("options", [{"no_match": True}, {"namespace": 1}])
@@ -97,11 +106,11 @@ def test_what_cannot_be_is_refused(stored: tuple[int, int], field: str) -> None:
 
 
 def test_a_small_budget_bounds_what_a_step_loads() -> None:
-    one = Driver()
+    one = Driver(num_pages=400, context_len=1300)
     one.step(arrival(1, [5] * 6, max_tokens=30), TokenBudget(4, 8))
     one.step()
-    one.step(arrival(2, LONG, stored_to=15))
-    assert loads(one)[0][2] <= 4 * 32 // 4
+    one.step(arrival(2, list(range(1, 1202)), stored_to=300))
+    assert 0 < loads(one)[0][2] <= 4 * 256 // 4
 
 
 def sent_back() -> Driver:
@@ -215,10 +224,10 @@ def test_a_state_between_pages_that_the_tree_has_is_begun_with_and_the_rest_is_c
 
 
 def test_pages_before_a_state_come_at_once_whatever_the_budget() -> None:
-    text = list(range(1, 802))
-    one = with_states(num_pages=300, context_len=1000, max_prefill_length=16, checkpoint_interval=800)
-    rows = one.step(arrival(1, text, stored_to=200), arrival(2, [7] * 20))
-    assert loads(one) == [(0, 0, 200)] and [row.extend_len for row in rows] == [1], "they cost 25 of 16"
+    text = list(range(1, 6402))
+    one = with_states(num_pages=1700, context_len=7000, max_prefill_length=16, checkpoint_interval=6400)
+    rows = one.step(arrival(1, text, stored_to=1600), arrival(2, [7] * 20))
+    assert loads(one) == [(0, 0, 1600)] and [row.extend_len for row in rows] == [1], "they cost 25 of 16"
 
 
 def test_the_state_behind_more_than_the_last_token_is_none() -> None:

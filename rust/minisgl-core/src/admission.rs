@@ -22,7 +22,7 @@ pub(crate) const RATIO_MIN: usize = 102;
 pub(crate) const RATIO_MAX: usize = 1024;
 const RATIO_UP: usize = 256;
 const RATIO_DOWN: usize = 1;
-const LOADED_TOKENS: usize = 32; // as many that are loaded count as one that is computed
+const LOADED_TOKENS: usize = 256; // as many that are loaded count as one that is computed
 
 /// What a prefill row could get now: `found`, then `num_loads` pages that are loaded, then `num_tokens` computed, for
 /// which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says

@@ -5,7 +5,8 @@
 //! a loss of power pages of the last half minute may be missing or damaged, which their digests show.
 //!
 //! Invariants: a file is its page or state, whole and under its own key, or it is not taken and removed; a file that is read was
-//! used now, and what was not used for longest goes first; nobody but the owner reads any of it.
+//! used now, and what was not used for longest goes first, before it states that later ones of their text supersede; nobody
+//! but the owner reads any of it.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -164,6 +165,15 @@ impl Folder {
         }
         let _ = file.set_modified(SystemTime::now()); // in a folder that is not ours the age stays
         Ok(Some(page))
+    }
+
+    /// It was used now, or it is to go before all that was used, until it is read.
+    pub fn set_used(&self, kind: Kind, key: &Key, now: bool) {
+        let (place, long_ago) = (self.place(kind, key), SystemTime::UNIX_EPOCH);
+        let at = if now { SystemTime::now() } else { long_ago };
+        if place.is_file() {
+            let _ = File::open(place).and_then(|file| file.set_modified(at)); // in a folder that is not ours the age stays
+        }
     }
 
     /// Writes a page or state.

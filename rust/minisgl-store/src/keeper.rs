@@ -20,6 +20,7 @@ struct Slot {
     keys: Vec<Key>,
     has_gap: bool, // its text is not known any more
     staged: Option<Arc<Staged>>,
+    state: Option<usize>, // behind so many tokens it began, or a state was saved last
 }
 
 /// The slots of an engine, and where its pages go.
@@ -44,6 +45,7 @@ impl Keeper {
             keys: Vec::new(),
             has_gap: false,
             staged,
+            state: None,
         };
     }
 
@@ -77,6 +79,7 @@ impl Keeper {
         let size = self.store.page_size();
         let slot = &mut self.slots[slot];
         let end = first + ids.len();
+        slot.state.get_or_insert(first);
         if slot
             .staged
             .as_ref()
@@ -109,12 +112,18 @@ impl Keeper {
     }
 
     /// The step of that `computed` heard has saved the state of a slot behind so many tokens: at the end of a page it is
-    /// given away. `state` copies it.
-    pub fn saved(&self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
-        let (slot, size) = (&self.slots[slot], self.store.page_size());
-        let last = (num_tokens / size).checked_sub(1).and_then(|last| slot.keys.get(last));
-        if let Some(key) = last.filter(|_| !slot.has_gap && num_tokens.is_multiple_of(size)) {
-            self.store.give(Kind::State, *key, state);
+    /// given away, and supersedes the one from which the slot came there. `state` copies it.
+    pub fn saved(&mut self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
+        let (slot, size) = (&mut self.slots[slot], self.store.page_size());
+        let keys = &slot.keys;
+        let key_at = |tokens: usize| {
+            let last = (tokens / size).checked_sub(1).filter(|_| tokens.is_multiple_of(size));
+            last.and_then(|last| keys.get(last).copied())
+        };
+        if let Some(key) = key_at(num_tokens).filter(|_| !slot.has_gap) {
+            let before = slot.state.filter(|before| *before < num_tokens).and_then(key_at);
+            self.store.give_after(before, (Kind::State, key), state);
+            slot.state = Some(num_tokens);
         }
     }
 }

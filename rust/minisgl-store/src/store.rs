@@ -118,6 +118,7 @@ struct Given {
     name: Name,
     room: usize,
     data: Vec<u8>,
+    superseded: Option<Key>, // the state before it
 }
 
 struct Shared {
@@ -143,7 +144,14 @@ impl Shared {
         if let Err(error) = self.folder.count(&self.ended) {
             self.counters.error(&error);
         }
-        for Given { name, room, data } in from {
+        let mut passed = HashSet::new(); // states that a text has gone on from
+        for Given {
+            name,
+            room,
+            data,
+            superseded,
+        } in from
+        {
             let (kind, key) = &name;
             if self.ended.load(Ordering::Relaxed) {
                 return;
@@ -151,7 +159,13 @@ impl Shared {
             if !self.folder.has(*kind, key) {
                 self.wait_for_slow_disk();
                 match self.folder.write(*kind, key, &data) {
-                    Ok(()) => self.counters.written(*kind),
+                    Ok(()) => {
+                        self.counters.written(*kind);
+                        if let Some(before) = superseded {
+                            // Where a second text goes on from it, texts part: it is of use to the next one.
+                            self.folder.set_used(Kind::State, &before, !passed.insert(before));
+                        }
+                    }
                     Err(error) => {
                         self.counters.error(&error);
                         self.known().remove(&name);
@@ -293,8 +307,13 @@ impl Store {
 
     /// Have a page or state written behind. `data` makes the copy, if it is needed.
     pub fn give(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
+        self.give_after(None, (kind, key), data);
+    }
+
+    /// The same of a state that supersedes the one with the key `superseded`.
+    pub(crate) fn give_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
         let Some(queue) = &self.queue else { return };
-        let name = (kind, key);
+        let (kind, _) = name;
         let mut known = self.shared.known();
         if known.len() >= MAX_KNOWN {
             known.clear();
@@ -314,6 +333,7 @@ impl Store {
                 name,
                 room,
                 data: data(),
+                superseded,
             }); // whoever takes them ends with this
         } else {
             Counters::add(&self.shared.counters.dropped);

@@ -592,6 +592,36 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
     );
 }
 
+/// The states of a text that later ones supersede go before all else, but for those that a second text went on from.
+#[test]
+fn a_superseded_state_goes_first_unless_texts_part_there() {
+    let root = TempDir::new().expect("a folder");
+    let room = |pages: u64, states: u64| pages * (BYTES as u64 + 72) + states * (STATE as u64 + 72);
+    let store = Arc::new(with_states(root.path()));
+    let mut keeper = Keeper::new(Arc::clone(&store), 1);
+    let ids = |tokens: &[i32]| tokens.iter().map(|id| *id as u32).collect::<Vec<u32>>();
+    let (one, mut other) = (text(24), text(24));
+    other[8..].fill(99);
+    for (turn, from, to) in [(&one, 0, 12), (&one, 12, 24), (&other, 8, 16)] {
+        keeper.bind(0, &turn[..to], b"", None);
+        keeper.computed(0, from, &ids(&turn[from..to]), page);
+        for behind in (from + SIZE..=to).step_by(SIZE) {
+            keeper.saved(0, behind, || state(behind / SIZE));
+        }
+    }
+    store.flush(PATIENCE);
+    let folder = Folder::open(root.path(), room(8, 3) * 100 / 90 + 100).expect("a folder");
+    folder.sweep().expect("a folder");
+    let totals = folder.totals().expect("a folder");
+    assert_eq!(
+        (totals.pages, totals.states),
+        (8, 3),
+        "those behind 8, 24 and of the other 16"
+    );
+    let behind = |tokens: &[i32], most| store.stage(b"", tokens, 0, most).columns().1;
+    assert_eq!([behind(&one, 6), behind(&one, 5), behind(&other, 6)], [6, 2, 4]);
+}
+
 /// A state is given away where a step has saved it at the end of a page of a text that is the store's kind.
 #[test]
 fn a_slot_gives_away_the_states_that_it_saves() {

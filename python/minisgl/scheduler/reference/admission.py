@@ -19,7 +19,7 @@ MAX_OUTPUT_ESTIMATE = 4096  # tokens
 RATIO_BITS = 10  # the ratio is in 1/1024
 RATIO_START, RATIO_MIN, RATIO_MAX = 716, 102, 1024
 RATIO_UP, RATIO_DOWN = 256, 1
-LOADED_TOKENS = 32  # as many that are loaded count as one that is computed
+LOADED_TOKENS = 256  # as many that are loaded count as one that is computed: small models copy no more in its time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
