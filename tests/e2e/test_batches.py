@@ -209,10 +209,11 @@ def counts(api: openai.OpenAI, batch_id: str) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------- kills and restarts
 
 
-def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Random) -> None:
-    """A batch of a server that is ended by these signals, at moments of chance, and each time started again."""
+def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Random, *more: str) -> None:
+    """A batch of a server that is ended by these signals, at moments of chance, and each time started again. `more`: of
+    its flags."""
     given, batch_id = batches.prompts(num_lines), ""
-    flags = (*batches.FLAGS, "--state-dir", str(folder))
+    flags = (*batches.FLAGS, "--state-dir", str(folder), *more)
     for at, end in enumerate(ends):
         server = ServerProcess(flags)
         try:
@@ -257,8 +258,8 @@ def test_stopped_and_killed_again_and_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(20 * WAIT_S)
 def test_killed_a_hundred_times(tmp_path: Path) -> None:
-    """All its processes, each time."""
-    goes_on(tmp_path, [signal.SIGKILL] * 100, 20_000, random.Random(3))
+    """All its processes, each time. Few lines at once, so that they last."""
+    goes_on(tmp_path, [signal.SIGKILL] * 100, 16_000, random.Random(3), "--max-running-requests", "5")
 
 
 @pytest.mark.slow
