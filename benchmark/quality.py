@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {"engine": "cpu"},
     "exact-f32": {"engine": "cpu", "kv_dtype": "f32"},
     "exact-q8": {"engine": "cpu", "kv_dtype": "q8"},
+    "exact-q4": {"engine": "cpu", "kv_dtype": "q4"},
     "bf16": {"engine": "cpu", "activations": "bf16"},
     "int8": {"engine": "cpu", "activations": "int8"},
     "from-f32-q8": {"engine": "cpu", "quantization": "q8"},

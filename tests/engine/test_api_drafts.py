@@ -53,11 +53,12 @@ def requests() -> dict[int, tuple[list[int], SamplingParams]]:
     return found
 
 
-def collect(name: str, folder: Path, speculative: str | None, *, overlap: bool, times: int) -> Collector:
+def collect(
+    name: str, folder: Path, speculative: str | None, *, overlap: bool, times: int, **settings: Any
+) -> Collector:
     """The same requests, `times` times: the second time the prefix cache knows how they go on."""
-    engine, config = load(
-        name, folder, page_size=4, num_pages=400, max_running_requests=16, speculative=speculative, seed=1
-    )
+    pool = {"page_size": 4, "num_pages": 400, "max_running_requests": 16, **settings}
+    engine, config = load(name, folder, speculative=speculative, seed=1, **pool)
     collector = Collector(engine, config, overlap=overlap)
     for time in range(times):
         collector.run({100 * time + i: request for i, request in requests().items()})
@@ -76,6 +77,24 @@ def test_the_cpu_engine_gives_the_same_bits(folder: Path, overlap: bool) -> None
     stats = drafting.plane.stats()
     assert stats.num_accepted_total > 100 and plain.plane.stats().num_drafted_total == 0
     assert stats.num_free_pages + stats.num_evictable_pages == 400
+
+
+@NEEDS_CPU
+def test_four_bits_of_keys_and_values_are_the_same_bits_for_guesses_and_pages_of_any_size(tmp_path: Path) -> None:
+    model = tiny_model(
+        "mistral", vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None
+    )
+    ways: list[tuple[str | None, dict[str, Any]]] = [
+        (None, {}),
+        ("ngram:6", {}),
+        (None, {"page_size": 16, "max_running_requests": 2}),
+        ("ngram:6", {"page_size": 1, "num_pages": 1600}),
+    ]
+    folder = save(model, tmp_path)
+    found = [collect("cpu", folder, how, overlap=True, times=2, kv_dtype="q4", **pool) for how, pool in ways]
+    assert found[1].plane.stats().num_accepted_total > 100
+    for other in found[1:]:
+        assert (other.tokens, other.logprobs) == (found[0].tokens, found[0].logprobs)
 
 
 @pytest.mark.parametrize("engine_name", MODEL_ENGINES)

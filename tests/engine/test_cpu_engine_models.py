@@ -123,6 +123,18 @@ def test_half_precision_pages_change_little(reference: Any, folder: Path) -> Non
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 1e-5
 
 
+def test_four_bits_of_keys_and_values_change_more(tmp_path: Path, isa: str) -> None:
+    reference = tiny_model("mistral")
+    theirs = reference_logits(reference, IDS).log_softmax(-1)
+    kl = []
+    for kv_dtype in ("q8", "q4"):
+        ours = logits(load(save(reference, tmp_path), kv_dtype=kv_dtype), IDS).log_softmax(-1)
+        kl.append(float((theirs.exp() * (theirs - ours)).sum(-1).mean()))
+    assert kl[0] < kl[1] < 0.1, kl
+    with pytest.raises(ConfigError, match=r"--kv-dtype q4: the model has heads of 16 numbers, .*: choose q8"):
+        load(save(tiny_model("qwen3-untied"), tmp_path / "small"), kv_dtype="q4")
+
+
 def test_rounding_to_bfloat16_is_seen_and_small(reference: Any, folder: Path, isa: str) -> None:
     theirs = reference_logits(reference, IDS).log_softmax(-1)
     ours = logits(load(folder, kv_dtype="f32", activations="bf16"), IDS).log_softmax(-1)

@@ -104,6 +104,11 @@ def test_what_is_loaded_has_the_bits_of_what_is_computed(folder: Path, kv_dtype:
     assert counts(warm).num_written == 0, "they are there already"
 
 
+def test_pages_of_four_bits_are_loaded_as_they_were_computed(tmp_path: Path) -> None:
+    model = save(tiny_model("mistral"), tmp_path / "model")
+    test_what_is_loaded_has_the_bits_of_what_is_computed(model, "q4", tmp_path / "cache")
+
+
 def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_path: Path) -> None:
     """Prompts of less than a page, and long answers in a small pool: what is loaded was generated, and evicted."""
     prompts = [[3 + number] * (SIZE - 1) for number in range(6)]
@@ -129,6 +134,7 @@ def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_pa
     "other",
     [
         {"kv_dtype": "f32"},
+        {"kv_dtype": "q8"},
         {"activations": "int8"},
         {"page_size": 4},
         {"quantization": "q8"},

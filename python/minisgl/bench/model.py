@@ -37,6 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {"engine": "cpu", "activations": "exact"},
     "bf16": {"engine": "cpu", "activations": "bf16"},
     "int8": {"engine": "cpu", "activations": "int8"},
+    "int8-q8": {"engine": "cpu", "activations": "int8", "kv_dtype": "q8"},
+    "int8-q4": {"engine": "cpu", "activations": "int8", "kv_dtype": "q4"},
     "torch": {"engine": "torch", "dtype": "float32"},
     "torch-bf16": {"engine": "torch", "dtype": "bfloat16"},
     "echo": {"engine": "echo"},
@@ -301,7 +303,7 @@ def share(about: Mapping[str, Any], name: str, point: Point, tok_s: float, limit
     if point.num_out and ("read", "") in limits:
         kv_bytes = about["kv_bytes"] * (point.depth + point.num_out / 2)
         shares["read"] = tok_s * (about["token_bytes"] / point.batch + kv_bytes) / 1e9 / limits["read", ""]
-    of_kind = {isa: rate for (what, isa), rate in limits.items() if what == MULTIPLIED[name]}
+    of_kind = {isa: rate for (what, isa), rate in limits.items() if what == MULTIPLIED[VARIANTS[name]["activations"]]}
     if peak := max((rate for isa, rate in of_kind.items() if isa.startswith(about["isa"])), default=0.0):
         needed = about["token_products"] - (about["head_products"] if point.num_in else 0)
         shares["multiply-adds"] = tok_s * needed / 1e9 / peak

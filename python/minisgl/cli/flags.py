@@ -221,8 +221,8 @@ CPU = (
     setting(
         "--kv-dtype",
         type=spellings.kv_dtype,
-        choices=("f16", "f32", "q8"),
-        help="of the KV cache; q8: 8 bits in blocks of 32",
+        choices=("f16", "f32", "q8", "q4"),
+        help="of the KV cache; q8: 8 bits in blocks of 32; q4: 4 bits of turned heads, which lose much in small models",
     ),
     setting(
         "--quantization",

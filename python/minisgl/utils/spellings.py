@@ -29,6 +29,8 @@ KV_DTYPES = {
     "float32": "f32",
     "q8_0": "q8",
     "int8": "q8",
+    "q4_0": "q4",
+    "int4": "q4",
 }
 QUANTIZATIONS = {"q8_0": "q8", "int8": "q8", "q4_1": "q4", "int4": "q4"}
 ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")

@@ -9,7 +9,10 @@
 //!
 //! Forms: f32 as it is; f16 rounded to the nearest, ties to even (|error| <= 2^-11 of the value; beyond 65,504 a value
 //! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an f16 scale for each token,
-//! head and 32 numbers, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest of the 32.
+//! head and 32 numbers, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest of the 32; q4: integers from -8 to
+//! 7 with an f16 scale for as many. What has 4 bits is turned first ([`plain::turn`]): no number of a turned key or value
+//! stands out, so that 32 of them share a scale well. Products of turned queries and turned keys are those of queries and
+//! keys; the result of turned values is turned back.
 //!
 //! Invariants: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
 //! past the end of any head's part of a page.
@@ -18,11 +21,12 @@
 
 use crate::error::{Error, Result};
 use crate::files::blocks::{f16_to_f32, f32_to_f16};
+use crate::kernels::plain;
 
 /// The largest head.
 pub const MAX_HEAD_DIM: usize = 640;
-/// Numbers that share a scale in [`KvDtype::Q8`].
-pub const Q8_BLOCK: usize = 32;
+/// Numbers that share a scale in [`KvDtype::Q8`] and [`KvDtype::Q4`].
+pub const BLOCK: usize = 32;
 
 /// How keys and values are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +37,36 @@ pub enum KvDtype {
     F32,
     /// int8 with one f16 scale for each token, head and 32 numbers.
     Q8,
+    /// Four bits with the same scales, of what is turned before.
+    Q4,
 }
 
 impl KvDtype {
-    /// `f16`, `f32` or `q8`.
+    /// `f16`, `f32`, `q8` or `q4`.
     pub fn parse(name: &str) -> Result<Self> {
         match name {
             "f16" => Ok(Self::F16),
             "f32" => Ok(Self::F32),
             "q8" => Ok(Self::Q8),
-            other => Err(Error::setting(format!("kv dtype {other:?} is not one of f16, f32, q8"))),
+            "q4" => Ok(Self::Q4),
+            other => Err(Error::setting(format!(
+                "kv dtype {other:?} is not one of f16, f32, q8, q4"
+            ))),
         }
+    }
+
+    /// Bits of a number, without scales.
+    fn bits(self) -> usize {
+        match self {
+            Self::F32 => 32,
+            Self::F16 => 16,
+            Self::Q8 => 8,
+            Self::Q4 => 4,
+        }
+    }
+
+    fn has_scales(self) -> bool {
+        matches!(self, Self::Q8 | Self::Q4)
     }
 }
 
@@ -65,10 +88,35 @@ pub struct KvShape {
     pub pages: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// Values are the first numbers of the keys and have no place of their own.
-    pub shared: bool,
+    /// Values are so many of the keys' first numbers and have no place of their own.
+    pub latent: Option<usize>,
     /// How numbers are held.
     pub dtype: KvDtype,
+}
+
+impl KvShape {
+    /// Whether all heads can be held in this form.
+    pub fn check(&self) -> Result<()> {
+        for heads in &self.layers {
+            if !(1..=MAX_HEAD_DIM).contains(&heads.dim) {
+                return Err(Error::unsupported(format!(
+                    "head_dim {} is not from 1 to {MAX_HEAD_DIM}",
+                    heads.dim
+                )));
+            }
+            let whole = |size: &usize| size.is_multiple_of(BLOCK);
+            let odd = [Some(heads.dim), self.latent]
+                .into_iter()
+                .flatten()
+                .find(|size| !whole(size));
+            if let Some(size) = odd.filter(|_| self.dtype == KvDtype::Q4) {
+                return Err(Error::unsupported(format!(
+                    "--kv-dtype q4: the model has heads of {size} numbers, which are not whole blocks of {BLOCK}: choose q8"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where things of a layer lie, in bytes.
@@ -79,8 +127,8 @@ pub(crate) struct Layout {
     pub head_dim: usize,
     /// Whether there is no V.
     pub shared: bool,
-    /// Bytes of a number.
-    pub size: usize,
+    /// Numbers that are turned together; 1: they stay as they are.
+    pub turned: usize,
     /// Keys of a group.
     pub group: usize,
     /// From a page's start to the layer, and from one head to the next.
@@ -110,22 +158,26 @@ impl Layout {
             .into_iter()
             .find(|group| shape.page_size.is_multiple_of(*group))?;
         let numbers = shape.page_size.checked_mul(heads.dim)?;
-        let (size, scales) = match shape.dtype {
-            KvDtype::F32 => (4, 0),
-            KvDtype::F16 => (2, 0),
-            KvDtype::Q8 => (1, shape.page_size * heads.dim.div_ceil(Q8_BLOCK) * 2),
+        let scales = if shape.dtype.has_scales() {
+            shape.page_size * heads.dim.div_ceil(BLOCK) * 2
+        } else {
+            0
         };
-        let numbers = numbers.checked_mul(size)?.checked_next_multiple_of(64)?;
+        let numbers = (numbers.checked_mul(shape.dtype.bits())? / 8).checked_next_multiple_of(64)?;
         let scales = scales.next_multiple_of(64);
-        let head = numbers
-            .checked_add(scales)?
-            .checked_mul(if shape.shared { 1 } else { 2 })?;
+        let shared = shape.latent.is_some();
+        let head = numbers.checked_add(scales)?.checked_mul(if shared { 1 } else { 2 })?;
+        let turned = match shape.dtype {
+            // the largest power of two that divides all
+            KvDtype::Q4 => 1 << (heads.dim | shape.latent.unwrap_or(0)).trailing_zeros(),
+            _ => 1,
+        };
         Some(Self {
             dtype: shape.dtype,
             page_size: shape.page_size,
             head_dim: heads.dim,
-            shared: shape.shared,
-            size,
+            shared,
+            turned,
             group,
             start,
             head,
@@ -137,7 +189,13 @@ impl Layout {
 
     /// Numbers of scales that a token has.
     pub(crate) fn blocks(&self) -> usize {
-        self.head_dim.div_ceil(Q8_BLOCK)
+        self.head_dim.div_ceil(BLOCK)
+    }
+
+    /// Bytes that the keys of so many tokens take without their scales, and their values as many.
+    #[inline(always)]
+    pub(crate) fn bytes(&self, tokens: usize) -> usize {
+        tokens * self.head_dim * self.dtype.bits() / 8
     }
 }
 
@@ -160,16 +218,7 @@ impl KvPool {
                 "a KV pool of {layers} layers and {pages} pages of {page_size} tokens, or a layer of it, holds nothing"
             )));
         }
-        if let Some(heads) = shape
-            .layers
-            .iter()
-            .find(|heads| !(1..=MAX_HEAD_DIM).contains(&heads.dim))
-        {
-            return Err(Error::unsupported(format!(
-                "head_dim {} is not from 1 to {MAX_HEAD_DIM}",
-                heads.dim
-            )));
-        }
+        shape.check()?;
         let too_large = || {
             Error::setting(format!(
                 "a KV pool of {pages} pages of {page_size} tokens does not fit into memory"
@@ -275,7 +324,7 @@ impl KvPool {
                 unsafe {
                     let to = self.head(layer, page, head);
                     let k = std::slice::from_raw_parts(k.add(from), head_dim);
-                    let v = if self.shape.shared {
+                    let v = if self.shape.latent.is_some() {
                         &[]
                     } else {
                         std::slice::from_raw_parts(v.add(from), head_dim)
@@ -367,6 +416,15 @@ pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
                 let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
                 quantized(v, to.add(l.v).cast::<i8>().add(at * dim), 1, scales);
             }
+            KvDtype::Q4 => {
+                let blocks = l.blocks();
+                let scales = to.add(l.k_scales).cast::<u16>();
+                let scales = scales.add(at / l.group * l.group * blocks + at % l.group);
+                let first = at / l.group * l.group * dim / 2 + at % l.group;
+                halved(k, l.turned, to.add(first), step, scales);
+                let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
+                halved(v, l.turned, to.add(l.v + at * dim / 2), 1, scales);
+            }
         }
     }
 }
@@ -374,7 +432,7 @@ pub(super) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
 /// # Safety
 /// Every `step`-th place is writable: of `to` for each number of `x`, of `scales` for each block.
 unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
-    for (b, block) in x.chunks(Q8_BLOCK).enumerate() {
+    for (b, block) in x.chunks(BLOCK).enumerate() {
         let mut max = 0.0f32;
         for &x in block {
             // What is not a number must stay so: it makes the scale one.
@@ -388,7 +446,29 @@ unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
             *scales.add(b * step) = scale;
             for (i, &x) in block.iter().enumerate() {
                 let q = (x * inverse).round_ties_even().clamp(-127.0, 127.0);
-                *to.add((b * Q8_BLOCK + i) * step) = q as i8;
+                *to.add((b * BLOCK + i) * step) = q as i8;
+            }
+        }
+    }
+}
+
+/// Numbers turned, in 4 bits: byte i of 16 holds numbers i and 16 + i of a block, 8 added to each.
+///
+/// # Safety
+/// Every `step`-th place is writable: of `to` for two numbers of `x`, which are whole blocks, of `scales` for each block.
+unsafe fn halved(x: &[f32], turned: usize, to: *mut u8, step: usize, scales: *mut u16) {
+    const HALF: usize = BLOCK / 2;
+    let mut numbers = [0.0; MAX_HEAD_DIM];
+    let numbers = &mut numbers[..x.len()];
+    numbers.copy_from_slice(x);
+    plain::turn(numbers, turned);
+    for (b, block) in numbers.as_chunks::<BLOCK>().0.iter().enumerate() {
+        let (scale, codes) = plain::four_bits(block);
+        // SAFETY: the caller's word.
+        unsafe {
+            *scales.add(b * step) = scale;
+            for i in 0..HALF {
+                *to.add((b * HALF + i) * step) = codes[i] | codes[HALF + i] << 4;
             }
         }
     }

@@ -38,7 +38,7 @@ pub struct Settings {
     pub isa: Option<String>,
     /// exact or int8.
     pub activations: String,
-    /// f16, f32 or q8.
+    /// f16, f32, q8 or q4.
     pub kv_dtype: String,
     /// Pages of the pool.
     pub num_pages: usize,
@@ -74,7 +74,7 @@ impl Settings {
     }
 
     fn kv_shape(&self) -> Result<KvShape> {
-        Ok(KvShape {
+        let shape = KvShape {
             layers: self
                 .model
                 .kv_owners()
@@ -85,9 +85,11 @@ impl Settings {
                 .collect(),
             pages: self.num_pages + 1,
             page_size: self.page_size,
-            shared: self.model.latent.is_some(),
+            latent: self.model.latent.as_ref().map(|latent| latent.rank),
             dtype: KvDtype::parse(&self.kv_dtype)?,
-        })
+        };
+        shape.check()?;
+        Ok(shape)
     }
 
     fn mode(&self) -> Result<Mode> {

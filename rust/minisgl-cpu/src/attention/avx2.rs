@@ -55,6 +55,20 @@ impl Lanes for Vector {
         }
     }
     #[inline(always)]
+    unsafe fn load_i4(at: *const u8) -> [Self; 2] {
+        unsafe {
+            let (half, eight) = (_mm_set1_epi8(15), _mm_set1_epi8(8));
+            let bytes = _mm_loadu_si128(at.cast());
+            let low = _mm_and_si128(bytes, half);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), half);
+            [low, high].map(|codes| {
+                let codes = _mm_sub_epi8(codes, eight);
+                let behind = _mm_unpackhi_epi64(codes, codes);
+                Self([codes, behind].map(|eight| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight))))
+            })
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe {
             _mm256_storeu_ps(at, self.0[0]);

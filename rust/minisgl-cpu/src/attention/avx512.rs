@@ -47,6 +47,16 @@ impl Lanes for Vector {
         Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) })
     }
     #[inline(always)]
+    unsafe fn load_i4(at: *const u8) -> [Self; 2] {
+        unsafe {
+            let (half, eight) = (_mm_set1_epi8(15), _mm_set1_epi8(8));
+            let bytes = _mm_loadu_si128(at.cast());
+            let low = _mm_and_si128(bytes, half);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), half);
+            [low, high].map(|codes| Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_sub_epi8(codes, eight)))))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe { _mm512_storeu_ps(at, self.0) };
     }

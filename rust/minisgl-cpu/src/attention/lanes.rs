@@ -26,6 +26,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(at: *const f32) -> Self;
     unsafe fn load_f16(at: *const u16) -> Self;
     unsafe fn load_i8(at: *const i8) -> Self;
+    /// Of sixteen bytes the low halves, then the high ones, 8 taken off each.
+    unsafe fn load_i4(at: *const u8) -> [Self; 2];
     unsafe fn store(self, at: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;

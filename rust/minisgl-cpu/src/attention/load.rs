@@ -6,7 +6,10 @@
 use super::kernel::CHUNK;
 use super::lanes::{LANES, Lanes};
 use crate::files::blocks::f16_to_f32;
-use crate::kv::{KvDtype, KvPool, Layout, Q8_BLOCK};
+use crate::kv::{BLOCK, KvDtype, KvPool, Layout};
+
+/// Numbers of a block of 4 bits whose partners are as far behind them: a vector.
+const HALF: usize = BLOCK / 2;
 
 /// One head of one layer behind a page table.
 #[derive(Clone, Copy)]
@@ -38,10 +41,7 @@ impl Ahead<'_> {
         let page = self.pages[position / l.page_size] as usize;
         // SAFETY: a page of the table, as the positions below `end` have.
         let head = unsafe { source.kv.head(source.layer, page, source.head) };
-        Some(
-            head.wrapping_add(position % l.page_size * l.head_dim * l.size)
-                .cast_const(),
-        )
+        Some(head.wrapping_add(l.bytes(position % l.page_size)).cast_const())
     }
 }
 
@@ -88,11 +88,12 @@ pub(super) unsafe fn keys<V: Lanes>(
 unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
     // Keys of the group ahead, a line as often as a line of this group is read.
-    let fetch = |d: usize, size: usize| {
+    let fetch = |vector: usize, size: usize| {
+        let byte = vector * LANES * size;
         if let Some(ahead) = ahead
-            && (d * LANES * size).is_multiple_of(64)
+            && byte.is_multiple_of(64)
         {
-            V::prefetch(ahead.wrapping_add(d * LANES * size));
+            V::prefetch(ahead.wrapping_add(byte));
         }
     };
     // SAFETY: the caller's word.
@@ -117,9 +118,23 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
                 let scales = head.add(l.k_scales).cast::<u16>().add(offset * l.blocks());
                 for b in 0..l.blocks() {
                     let scale = V::load_f16(scales.add(b * LANES));
-                    for d in b * Q8_BLOCK..dim.min((b + 1) * Q8_BLOCK) {
+                    for d in b * BLOCK..dim.min((b + 1) * BLOCK) {
                         fetch(d, 1);
                         V::load_i8(from.add(d * LANES)).mul(scale).store(to.add(d * CHUNK));
+                    }
+                }
+            }
+            KvDtype::Q4 => {
+                let from = head.add(l.bytes(offset));
+                let scales = head.add(l.k_scales).cast::<u16>().add(offset * l.blocks());
+                for b in 0..l.blocks() {
+                    let scale = V::load_f16(scales.add(b * LANES));
+                    for i in b * HALF..(b + 1) * HALF {
+                        fetch(i, 1);
+                        let [low, high] = V::load_i4(from.add(i * LANES));
+                        let to = to.add((i + b * HALF) * CHUNK);
+                        low.mul(scale).store(to);
+                        high.mul(scale).store(to.add(HALF * CHUNK));
                     }
                 }
             }
@@ -142,8 +157,15 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
                     KvDtype::F32 => *head.cast::<f32>().add(number),
                     KvDtype::Q8 => {
                         let scales = head.add(l.k_scales).cast::<u16>();
-                        let block = offset * l.blocks() + d / Q8_BLOCK * group + i;
+                        let block = offset * l.blocks() + d / BLOCK * group + i;
                         f32::from(*head.cast::<i8>().add(number)) * f16_to_f32(*scales.add(block))
+                    }
+                    KvDtype::Q4 => {
+                        let (b, at) = (d / BLOCK, d % BLOCK);
+                        let scales = head.add(l.k_scales).cast::<u16>();
+                        let scale = f16_to_f32(*scales.add(offset * l.blocks() + b * group + i));
+                        let pair = *head.add(l.bytes(offset) + (b * HALF + at % HALF) * group + i);
+                        (f32::from(pair >> (at / HALF * 4) & 15) - 8.0) * scale
                     }
                 };
             }
@@ -243,8 +265,19 @@ pub(super) unsafe fn values<V: Lanes>(
                         let scales = head.add(l.v_scales).cast::<u16>();
                         let scales = scales.add((offset + i) * l.blocks());
                         for d in (0..dim).step_by(LANES) {
-                            let scale = V::splat(f16_to_f32(*scales.add(d / Q8_BLOCK)));
+                            let scale = V::splat(f16_to_f32(*scales.add(d / BLOCK)));
                             V::load_i8(from.add(d)).mul(scale).store(row.add(d));
+                        }
+                    }
+                    KvDtype::Q4 => {
+                        let from = head.add(l.v + l.bytes(offset + i));
+                        let scales = head.add(l.v_scales).cast::<u16>();
+                        let scales = scales.add((offset + i) * l.blocks());
+                        for b in 0..l.blocks() {
+                            let scale = V::splat(f16_to_f32(*scales.add(b)));
+                            let [low, high] = V::load_i4(from.add(b * HALF));
+                            low.mul(scale).store(row.add(b * BLOCK));
+                            high.mul(scale).store(row.add(b * BLOCK + HALF));
                         }
                     }
                 }

@@ -57,6 +57,11 @@ impl Lanes for Scalar {
         Self(bytes.map(f32::from))
     }
     #[inline(always)]
+    unsafe fn load_i4(at: *const u8) -> [Self; 2] {
+        let bytes = unsafe { at.cast::<[u8; LANES]>().read_unaligned() };
+        [0, 4].map(|shift| Self(bytes.map(|byte| f32::from(byte >> shift & 15) - 8.0)))
+    }
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) };
     }

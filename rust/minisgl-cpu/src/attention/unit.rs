@@ -297,10 +297,11 @@ impl Attention {
         })
     }
 
-    /// Copy the queries, scaled, to where products read them.
+    /// Copy the queries, scaled, to where products read them, turned as the keys are.
     #[inline(always)]
     unsafe fn gather(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let count = self.group * self.head_dim;
+        let turned = call.kv.layout(call.kv_layer).turned;
         for (i, query) in queries.iter().enumerate() {
             let from = query.token as usize * call.query_stride + head * count;
             // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
@@ -309,6 +310,7 @@ impl Attention {
                 for d in 0..count {
                     *to.add(d) = *from.add(d) * self.scale;
                 }
+                plain::turn(std::slice::from_raw_parts_mut(to, count), turned);
             }
         }
     }
@@ -558,6 +560,8 @@ impl Attention {
         unsafe {
             let out = call.out.add(token as usize * call.out_stride + head * self.value_dim);
             finish::<V>(sums, values, out, self.value_dim);
+            let turned = call.kv.layout(call.kv_layer).turned;
+            plain::turn(std::slice::from_raw_parts_mut(out, self.value_dim), turned);
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Invariants: nothing is fused or reordered, so the bits are the same however it is compiled.
 
+use crate::files::blocks::{f16_to_f32, f32_to_f16};
+
 /// Lanes of sums.
 const LANES: usize = 16;
 /// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
@@ -64,6 +66,56 @@ pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
 /// The sum of products, in the order of `total`.
 pub fn dot(one: &[f32], other: &[f32]) -> f32 {
     total(one.len().min(other.len()), |i| one[i] * other[i])
+}
+
+/// Each `size` numbers, a power of two, multiplied by the Hadamard matrix of that size over sqrt(size): its own inverse, and
+/// products of two vectors stay what they are.
+#[inline(always)]
+pub fn turn(numbers: &mut [f32], size: usize) {
+    if size < 2 {
+        return;
+    }
+    let by = 1.0 / (size as f32).sqrt();
+    for block in numbers.chunks_exact_mut(size) {
+        let mut half = 1;
+        while half < size {
+            for both in block.chunks_exact_mut(2 * half) {
+                let (low, high) = both.split_at_mut(half);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        block.iter_mut().for_each(|x| *x *= by);
+    }
+}
+
+/// What the number that stands out most is divided by for a scale of 4 bits: the one with the least squared error is taken.
+const DIVISORS: [f32; 5] = [-8.0, -7.0, -7.5, -8.5, -9.0];
+
+/// Numbers as integers from -8 to 7, 8 added, and a half float as their scale, which is not finite where a number is not.
+pub fn four_bits(x: &[f32; 32]) -> (u16, [u8; 32]) {
+    let mut most = 0.0f32;
+    for x in x {
+        // what is not a number must stay so
+        most = if x.abs() > most.abs() || x.is_nan() { *x } else { most };
+    }
+    let mut best = (0, [0.0; 32], f32::INFINITY);
+    for divisor in DIVISORS {
+        let scale = f32_to_f16(most / divisor);
+        let by = f16_to_f32(scale);
+        let inverse = if by == 0.0 { 0.0 } else { 1.0 / by };
+        let codes = x.map(|x| ((x * inverse).clamp(-8.0, 7.0) + ROUNDER) - ROUNDER);
+        let error = total(x.len(), |i| {
+            let off = codes[i] * by - x[i];
+            off * off
+        });
+        if divisor == DIVISORS[0] || error < best.2 {
+            best = (scale, codes, error);
+        }
+    }
+    (best.0, best.1.map(|code| (code + 8.0) as u8))
 }
 
 /// Each number, kept within `cap` softly: cap tanh(x / cap).

@@ -1,11 +1,11 @@
 //! Attention against a plain softmax in f64, and against itself: what may not change a bit.
 
 use minisgl_cpu::attention::{Attention, Rows};
-use minisgl_cpu::kernels::Isa;
+use minisgl_cpu::kernels::{Isa, plain};
 use minisgl_cpu::kv::{KvDtype, KvHeads, KvPool, KvShape};
 use proptest::prelude::*;
 
-use crate::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, small, ways};
+use crate::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, noise, small, ways};
 
 #[test]
 fn a_softmax() {
@@ -15,9 +15,97 @@ fn a_softmax() {
 
 #[test]
 fn half_floats_and_bytes_lose_what_they_say() {
-    for (dtype, bound) in [(KvDtype::F16, 2e-3), (KvDtype::Q8, 3e-2)] {
+    for (dtype, bound) in [(KvDtype::F16, 2e-3), (KvDtype::Q8, 3e-2), (KvDtype::Q4, 0.4)] {
         let case = small().with(|c| c.dtype = dtype);
         assert_near(&case.run(PLAIN), &case.expected(), bound);
+    }
+}
+
+/// Numbers that are integers from -8 to 7 once they are turned.
+fn four_bits(numbers: &mut [f32], dim: usize) {
+    for block in numbers.chunks_mut(32) {
+        for x in block.iter_mut() {
+            *x = (*x * 3.0).round();
+        }
+        block[7] = -8.0;
+    }
+    numbers.chunks_mut(dim).for_each(|head| plain::turn(head, dim));
+}
+
+#[test]
+fn what_fits_into_four_bits_is_kept() {
+    for (dim, page_size) in [(32, 16), (64, 1), (64, 16), (128, 4), (256, 48)] {
+        let case = small().with(|c| {
+            c.dim = dim;
+            c.page_size = page_size;
+        });
+        let fit = |_, _, k: &mut [f32], v: &mut [f32]| [k, v].into_iter().for_each(|x| four_bits(x, dim));
+        let expected: Vec<f64> = case.run_with(PLAIN, fit).into_iter().map(f64::from).collect();
+        let case = case.with(|c| c.dtype = KvDtype::Q4);
+        let found = case.run_with(PLAIN, fit);
+        assert_near(&found, &expected, 2e-4);
+        for how in ways() {
+            assert_eq!(bits(&case.run_with(how, fit)), bits(&found), "{how:?}");
+        }
+    }
+}
+
+#[test]
+fn turned_twice_is_as_before_and_products_stay() {
+    for size in [1usize, 2, 32, 64, 128, 512] {
+        let numbers = |which: u64| -> Vec<f32> { (0..1024).map(|i| noise([which, i, 0, 0])).collect() };
+        let (one, other) = (numbers(1), numbers(2));
+        let turned = |x: &[f32]| {
+            let mut x = x.to_vec();
+            plain::turn(&mut x, size);
+            x
+        };
+        let back: Vec<f64> = turned(&turned(&one)).into_iter().map(f64::from).collect();
+        assert_near(&one, &back, 1e-6);
+        let kept = plain::dot(&turned(&one), &turned(&other)) - plain::dot(&one, &other);
+        assert!(kept.abs() < 1e-4, "{size}: {kept}");
+    }
+}
+
+#[test]
+fn a_number_that_stands_out_costs_the_others_little_in_four_bits() {
+    let stands_out = |_, _, k: &mut [f32], _: &mut [f32]| k.iter_mut().step_by(64).for_each(|x| *x = 40.0);
+    let error = |dtype| {
+        let case = small().with(|c| c.rows = vec![alone(100, 1)]);
+        let expected = case.run_with(PLAIN, stands_out);
+        let found = case.with(|c| c.dtype = dtype).run_with(PLAIN, stands_out);
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        off.sum::<f32>() / found.len() as f32
+    };
+    let mut numbers = [0.5; 64];
+    numbers[0] = 40.0;
+    // without being turned, 0.5 of 40 would be nothing in 4 bits
+    let plain_codes = plain::four_bits(numbers.first_chunk().unwrap()).1;
+    assert_eq!(plain_codes[1..], [8; 31]);
+    assert!(error(KvDtype::Q4) < 0.25, "{}", error(KvDtype::Q4));
+}
+
+#[test]
+fn four_bits_take_9_parts_of_32_of_half_floats_and_want_whole_blocks() {
+    let shape = |dtype, dim, latent| KvShape {
+        layers: vec![KvHeads { count: 2, dim }],
+        pages: 4,
+        page_size: 16,
+        latent,
+        dtype,
+    };
+    let of = |dtype, dim| KvPool::page_bytes(&shape(dtype, dim, None));
+    for dim in [64, 128, 256] {
+        assert_eq!(of(KvDtype::Q4, dim) * 32, of(KvDtype::F16, dim) * 9);
+    }
+    for (dim, latent) in [(80, None), (33, None), (96, Some(80))] {
+        let told = KvPool::new(shape(KvDtype::Q4, dim, latent)).err().unwrap().to_string();
+        let odd = if latent.is_some() { 80 } else { dim };
+        assert!(
+            told.contains(&format!("--kv-dtype q4: the model has heads of {odd} numbers")),
+            "{told}"
+        );
+        assert!(KvPool::new(shape(KvDtype::Q8, dim, latent)).is_ok());
     }
 }
 
@@ -29,7 +117,7 @@ fn a_window_hides_the_rest() {
         let sinks = case.with(|c| c.sinks = true);
         assert_near(&sinks.run(PLAIN), &sinks.expected(), 2e-6);
         // A key outside of all windows does not count, whatever it is.
-        let spoiled = case.run_with(PLAIN, |row, position, k| {
+        let spoiled = case.run_with(PLAIN, |row, position, k, _| {
             let r = case.rows[row];
             if position + window < r.len - r.extend + 1 {
                 k.fill(f32::NAN);
@@ -41,15 +129,20 @@ fn a_window_hides_the_rest() {
 
 #[test]
 fn what_is_not_finite_stays_so() {
-    for spoil in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let case = small();
+    let kinds = [KvDtype::F32, KvDtype::F16, KvDtype::Q8, KvDtype::Q4];
+    for (spoil, dtype) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+        .into_iter()
+        .flat_map(|spoil| kinds.map(|dtype| (spoil, dtype)))
+    {
+        let case = small().with(|c| c.dtype = dtype);
         for how in ways() {
-            let out = case.run_with(how, |row, position, k| {
+            let out = case.run_with(how, |row, position, k, _| {
                 if row == 3 && position == 100 {
                     k.fill(spoil);
                 }
             });
-            assert!(case.last(&out, 3).iter().all(|x| !x.is_finite()), "{spoil} {how:?}");
+            let all = case.last(&out, 3).iter().all(|x| !x.is_finite());
+            assert!(all, "{spoil} {dtype:?} {how:?}");
             assert!(case.last(&out, 1).iter().all(|x| x.is_finite()));
         }
     }
@@ -116,7 +209,7 @@ fn a_damaged_plan_is_an_error() {
         layers: vec![KvHeads { count: 1, dim: 8 }],
         pages: 4,
         page_size: 16,
-        shared: false,
+        latent: None,
         dtype: KvDtype::F16,
     };
     let kv = KvPool::new(shape.clone()).unwrap();
@@ -186,7 +279,12 @@ fn case() -> impl Strategy<Value = Case> {
         Just(512),
         Just(33)
     ];
-    let dtype = prop_oneof![Just(KvDtype::F16), Just(KvDtype::F32), Just(KvDtype::Q8)];
+    let dtype = prop_oneof![
+        Just(KvDtype::F16),
+        Just(KvDtype::F32),
+        Just(KvDtype::Q8),
+        Just(KvDtype::Q4)
+    ];
     let page = prop_oneof![Just(1usize), Just(2), Just(4), Just(16), Just(12), Just(48), Just(128)];
     let window = prop_oneof![2 => Just(None), 1 => (1usize..300).prop_map(Some)];
     let rows = proptest::collection::vec(row(), 1..9);
@@ -202,16 +300,24 @@ fn case() -> impl Strategy<Value = Case> {
         any::<bool>(),
     )
         .prop_map(
-            |(kv_heads, group, dim, page_size, dtype, window, sinks, rows, latent)| Case {
-                kv_heads,
-                group,
-                dim,
-                latent: (latent && dim >= 16).then_some(dim / 16 * 16),
-                page_size,
-                dtype,
-                window,
-                sinks,
-                rows,
+            |(kv_heads, group, dim, page_size, dtype, window, sinks, rows, latent)| {
+                let block = if dtype == KvDtype::Q4 { 32 } else { 16 };
+                let dim = if dtype == KvDtype::Q4 {
+                    dim.next_multiple_of(block)
+                } else {
+                    dim
+                };
+                Case {
+                    kv_heads,
+                    group,
+                    dim,
+                    latent: (latent && dim >= block).then_some(dim / block * block),
+                    page_size,
+                    dtype,
+                    window,
+                    sinks,
+                    rows,
+                }
             },
         )
 }
@@ -228,6 +334,7 @@ proptest! {
             KvDtype::F32 => 1e-5,
             KvDtype::F16 => 1e-2,
             KvDtype::Q8 => 0.2,
+            KvDtype::Q4 => 2.0,
         };
         assert_near(&plain, &case.expected(), bound);
         for how in ways() {

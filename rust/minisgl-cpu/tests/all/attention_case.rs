@@ -162,15 +162,18 @@ impl Case {
     }
 
     pub fn run(&self, how: How) -> Vec<f32> {
-        self.run_with(how, |_, _, _| {})
+        self.run_with(how, |_, _, _, _| {})
     }
 
-    pub fn run_with(&self, how: How, spoil: impl Fn(usize, usize, &mut [f32])) -> Vec<f32> {
+    pub fn run_with(&self, how: How, spoil: impl Fn(usize, usize, &mut [f32], &mut [f32])) -> Vec<f32> {
         let (table, columns, pages) = self.tables();
         let shape = KvShape {
             // the first with heads of its own
             layers: vec![
-                KvHeads { count: 3, dim: 10 },
+                KvHeads {
+                    count: 3,
+                    dim: if self.dtype == KvDtype::Q4 { 32 } else { 10 },
+                },
                 KvHeads {
                     count: self.kv_heads,
                     dim: self.dim,
@@ -178,7 +181,7 @@ impl Case {
             ],
             pages: pages + 1,
             page_size: self.page_size,
-            shared: self.latent.is_some(),
+            latent: self.latent,
             dtype: self.dtype,
         };
         let kv = KvPool::new(shape).unwrap();
@@ -186,8 +189,8 @@ impl Case {
             for position in 0..r.len {
                 let page = table[row * columns + position / self.page_size];
                 let slot = page * self.page_size as u32 + (position % self.page_size) as u32;
-                let (mut k, v) = (self.key(row, position), self.value(row, position));
-                spoil(row, position, &mut k);
+                let (mut k, mut v) = (self.key(row, position), self.value(row, position));
+                spoil(row, position, &mut k, &mut v);
                 // SAFETY: both are heads of one token, and nobody else is there.
                 unsafe { kv.store(1, &[slot], k.as_ptr(), v.as_ptr(), 0) };
             }
