@@ -161,6 +161,9 @@ impl Shared {
                 match self.folder.write(*kind, key, &data) {
                     Ok(()) => {
                         self.counters.written(*kind);
+                        if passed.len() >= MAX_KNOWN {
+                            passed.clear();
+                        }
                         if let Some(before) = superseded {
                             // Where a second text goes on from it, texts part: it is of use to the next one.
                             self.folder.set_used(Kind::State, &before, !passed.insert(before));
