@@ -2,6 +2,7 @@
 //!
 //! Invariants: nothing is fused or reordered, so the bits are the same however it is compiled.
 
+use super::Isa;
 use crate::files::blocks::{f16_to_f32, f32_to_f16};
 
 /// Lanes of sums.
@@ -234,16 +235,15 @@ pub fn open(x: &mut [f32], gates: &[f32]) {
     x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= sigmoid(*gate));
 }
 
-/// `out = gate (1 + erf(gate / sqrt 2)) / 2 * up`; `out` may be either.
-///
-/// # Safety
-/// The pointers have `n` numbers each.
-pub unsafe fn gelu_erf_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    for i in 0..n {
-        // SAFETY: the caller's.
-        unsafe {
-            *out.add(i) = gelu_erf(*gate.add(i)) * *up.add(i);
-        }
+on_each_isa! {
+    /// Each number x becomes x (1 + erf(x / sqrt 2)) / 2, times the one beside it.
+    gelu_erf_mul(numbers: &mut [f32], by: &[f32]) as gelu_erf_each
+}
+
+#[inline(always)]
+fn gelu_erf_each(numbers: &mut [f32], by: &[f32]) {
+    for (x, by) in numbers.iter_mut().zip(by) {
+        *x = gelu_erf(*x) * by;
     }
 }
 
@@ -325,11 +325,25 @@ mod tests {
             (30.0, 30.0),
         ];
         for (x, gelu) in wanted {
-            let (from, up, mut out) = ([x; 1], [2.0; 1], [0.0; 1]);
-            // SAFETY: all of one length.
-            unsafe { gelu_erf_mul(from.as_ptr(), up.as_ptr(), 1, out.as_mut_ptr()) };
-            assert!((out[0] - 2.0 * gelu).abs() < 2e-6, "{x}: {} {gelu}", out[0]);
+            let mut found = [x];
+            gelu_erf_mul(Isa::Scalar, &mut found, &[2.0]);
+            assert!((found[0] - 2.0 * gelu).abs() < 2e-6, "{x}: {} {gelu}", found[0]);
         }
+    }
+
+    #[test]
+    fn gelu_has_the_same_bits_on_all_instruction_sets() {
+        let numbers: Vec<f32> = (-700..700i16)
+            .map(|i| f32::from(i) / 97.0)
+            .chain([f32::NAN, 1e9, -1e9])
+            .collect();
+        let by: Vec<f32> = numbers.iter().map(|x| x * 0.3 + 1.0).collect();
+        let of = |isa| {
+            let mut found = numbers.clone();
+            gelu_erf_mul(isa, &mut found, &by);
+            found.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Isa::detect(None).unwrap()), of(Isa::Scalar));
     }
 
     #[test]

@@ -17,9 +17,9 @@ use crate::model::worker::{FEW, Worker, each};
 use crate::weights::PANEL;
 
 /// What an activation without a gate beside it is multiplied with.
-static ONES: [f32; PANEL] = [1.0; PANEL];
+static ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
 
-/// `out = activation(gate) * up` of `n` numbers; `out` may be `gate`.
+/// `out = activation(gate) * up` of `n` numbers; `out` may be `gate`, and overlaps neither else.
 ///
 /// # Safety
 /// As of the kernels.
@@ -37,7 +37,14 @@ unsafe fn activate(
             Activation::Silu => kernels.silu_mul(gate, up, n, out),
             Activation::ScaledSilu { gate: by, out: of_out } => plain::scaled_silu_mul(gate, up, n, (by, of_out), out),
             Activation::Gelu => kernels.gelu_mul(gate, up, n, out),
-            Activation::GeluErf => plain::gelu_erf_mul(gate, up, n, out),
+            Activation::GeluErf => {
+                std::ptr::copy(gate, out, n);
+                let (numbers, by) = (
+                    std::slice::from_raw_parts_mut(out, n),
+                    std::slice::from_raw_parts(up, n),
+                );
+                plain::gelu_erf_mul(kernels.isa(), numbers, by);
+            }
             Activation::Relu2 => plain::relu2_mul(gate, up, n, out),
             Activation::ClampedSwiglu { alpha, limit } => plain::clamped_swiglu(gate, up, n, (alpha, limit), out),
         }
@@ -211,10 +218,16 @@ impl Worker<'_, '_> {
                 if let Some(bias) = &mlp.gate_up.bias {
                     kernels.add(at, bias[panels.start * PANEL..].as_ptr(), width);
                 }
-                let step = if shared.config.gated { 2 } else { 1 };
-                for pair in 0..panels.len() / step {
-                    let column = (panels.start / step + pair) * PANEL;
-                    let gate = at.add(step * pair * PANEL);
+                // numbers that lie side by side, and where those of the same kind go on
+                let (some, next) = if shared.config.gated {
+                    (PANEL, 2 * PANEL)
+                } else {
+                    (ONES.len(), ONES.len())
+                };
+                for (i, begin) in (0..width).step_by(next).enumerate() {
+                    let count = some.min(width - begin);
+                    let column = panels.start * PANEL * some / next + i * some;
+                    let gate = at.add(begin);
                     // SAFETY: its piece: these columns of these rows.
                     let to = out.at(first + row, column);
                     let up = if shared.config.gated {
@@ -223,14 +236,11 @@ impl Worker<'_, '_> {
                         ONES.as_ptr()
                     };
                     if mlp.cut {
-                        to.copy_from_nonoverlapping(gate, PANEL);
-                        shared
-                            .buffers
-                            .ups
-                            .at(first + row, column)
-                            .copy_from_nonoverlapping(up, PANEL);
+                        to.copy_from_nonoverlapping(gate, count);
+                        let ups = shared.buffers.ups.at(first + row, column);
+                        ups.copy_from_nonoverlapping(up, count);
                     } else {
-                        activate(shared.config.activation, &kernels, gate, up, PANEL, to);
+                        activate(shared.config.activation, &kernels, gate, up, count, to);
                     }
                 }
             }

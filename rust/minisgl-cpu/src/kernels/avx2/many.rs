@@ -1,5 +1,5 @@
-//! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, and tiles of
-//! rows run over them.
+//! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, unless they are
+//! f32, and tiles of rows run over them.
 //!
 //! Invariants: as `scalar`; sums of blocks are added in memory, in the blocks' order.
 
@@ -54,7 +54,12 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
             let from = p.w.panel(panel).as_ptr();
-            unpack::<KIND>(from, b, chunk, room);
+            let w = if KIND == F32 {
+                Place::of::<KIND>(from, b).codes.cast()
+            } else {
+                unpack::<KIND>(from, b, chunk, room);
+                (&raw const (*room).w).cast()
+            };
             // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
             for line in 0..(CHUNK * block_bytes(KIND)).div_ceil(64) {
                 let next = from.wrapping_add((b + chunk) * block_bytes(KIND) + line * 64);
@@ -66,7 +71,8 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
                 let (from, to) = (tile * rows.len() / tiles, (tile + 1) * rows.len() / tiles);
                 let t = Tile {
                     acts: &p.acts,
-                    room,
+                    w,
+                    scales: (&raw const (*room).scales).cast(),
                     b,
                     chunk,
                     row: rows.start + from,
@@ -114,10 +120,11 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, ro
     }
 }
 
-/// Some rows by the blocks that are unpacked.
+/// Some rows by `chunk` blocks of f32, one after the other.
 struct Tile<'a> {
     acts: &'a ActsPtr,
-    room: *const Unpacked,
+    w: *const f32,
+    scales: *const f32,
     b: usize,
     chunk: usize,
     row: usize,
@@ -133,9 +140,9 @@ impl Tile<'_> {
             unsafe {
                 let cell = cell(self.acts, self.b + b, self.row);
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
-                let w: *const f32 = (&raw const (*self.room).w[b]).cast();
+                let w = self.w.add(b * BLOCK * PANEL);
                 let mut s = [zero(); R];
-                let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
+                let scales = self.scales.add(b * 4 * PANEL);
                 for sub in 0..shares {
                     for g in 4 / shares * sub..4 / shares * (sub + 1) {
                         steps!(|T| {

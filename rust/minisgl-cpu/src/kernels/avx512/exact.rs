@@ -2,7 +2,7 @@
 //!
 //! Few rows: weights are turned into f32 in registers and used for all rows at once, block after block in one stream;
 //! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
-//! four panels are turned into f32 in the L1 cache, and tiles of rows run over them.
+//! four panels are turned into f32 in the L1 cache, unless they are f32, and tiles of rows run over them.
 //!
 //! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
 
@@ -186,9 +186,15 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
         }
         for b in (0..blocks).step_by(CHUNK) {
             let chunk = CHUNK.min(blocks - b);
+            let mut w: [*const f32; P] = [std::ptr::null(); P];
             for i in 0..P {
                 let from = p.w.panel(panel + i).as_ptr();
-                unpack::<KIND>(from, b, chunk, i, room);
+                w[i] = if KIND == F32 {
+                    Place::of::<KIND>(from, b).codes.cast()
+                } else {
+                    unpack::<KIND>(from, b, chunk, i, room);
+                    (&raw const (*room).w[0][i]).cast()
+                };
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
@@ -201,19 +207,21 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 let (from, to) = (tile * rows.len() / tiles, (tile + 1) * rows.len() / tiles);
                 let t = Tile {
                     acts: &p.acts,
-                    room,
+                    w,
+                    next: BLOCK * PANEL * if KIND == F32 { 1 } else { WIDE },
+                    scales: (&raw const (*room).scales).cast(),
                     b,
                     chunk,
                     row: rows.start + from,
                     acc: acc.add(from * WIDE * PANEL),
                 };
                 match to - from {
-                    1 => t.run::<LIKE, 1, P>(),
-                    2 => t.run::<LIKE, 2, P>(),
-                    3 => t.run::<LIKE, 3, P>(),
-                    4 => t.run::<LIKE, 4, P>(),
-                    5 => t.run::<LIKE, 5, P>(),
-                    _ => t.run::<LIKE, 6, P>(),
+                    1 => t.run::<LIKE, 1>(),
+                    2 => t.run::<LIKE, 2>(),
+                    3 => t.run::<LIKE, 3>(),
+                    4 => t.run::<LIKE, 4>(),
+                    5 => t.run::<LIKE, 5>(),
+                    _ => t.run::<LIKE, 6>(),
                 }
             }
         }
@@ -252,34 +260,40 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at
     }
 }
 
-/// Some rows by the blocks that are unpacked.
-struct Tile<'a> {
+/// Some rows by `chunk` blocks of f32, which are unpacked, or lie in the panels as they are.
+struct Tile<'a, const P: usize> {
     acts: &'a ActsPtr,
-    room: *const Unpacked,
+    /// The first block of each panel; the next one is `next` numbers on.
+    w: [*const f32; P],
+    next: usize,
+    scales: *const f32,
     b: usize,
     chunk: usize,
     row: usize,
     acc: *mut f32,
 }
 
-impl Tile<'_> {
+impl<const P: usize> Tile<'_, P> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn run<const KIND: u8, const R: usize, const P: usize>(&self) {
+    unsafe fn run<const KIND: u8, const R: usize>(&self) {
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
             // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
             unsafe {
                 let cell = cell(self.acts, self.b + b, self.row);
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
-                let w: *const f32 = (&raw const (*self.room).w[b]).cast();
+                let mut w = self.w;
+                for i in 0..P {
+                    w[i] = w[i].add(b * self.next);
+                }
                 let mut s = [[_mm512_setzero_ps(); P]; R];
-                let scales: *const f32 = (&raw const (*self.room).scales[b]).cast();
+                let scales = self.scales.add(b * WIDE * 4 * PANEL);
                 for sub in 0..shares {
                     for g in 4 / shares * sub..4 / shares * (sub + 1) {
                         steps!(|T| {
                             let mut v = [_mm512_setzero_ps(); P];
                             for i in 0..P {
-                                v[i] = _mm512_load_ps(w.add((i * BLOCK + g * GROUP + T) * PANEL));
+                                v[i] = _mm512_loadu_ps(w[i].add((g * GROUP + T) * PANEL));
                             }
                             for r in 0..R {
                                 let x = _mm512_set1_ps(*x.add(r * BLOCK + input::<KIND>(g, T)));
