@@ -244,7 +244,7 @@ CASES: dict[str, Spec] = {
     "decode_1": spec(decode(1), (4000, 1.0), 1000),
     "decode_32": spec(decode(32), (2000, 1.5), 400),
     "decode_256": spec(decode(256), (1000, 4.0), 200, 1500.0),
-    "decode_256_states": spec(decode(256, interval=256), (1000, 4.5), 200),  # quiet runs: 4.1 to 4.3
+    "decode_256_states": spec(decode(256, interval=256), (1000, 4.2), 200),
     "decode_512": spec(decode(512), (600, 8.0), 100),
     "churn_256": spec(churn(SMALLEST_POOL), (2000, 10.0), 200),
     "decode_256_evict_16": spec(decode_256_evict_16(65_536), (2000, 10.0), 200),
