@@ -23,6 +23,7 @@ const HEADER: usize = MAGIC + 32 + 32; // with the key and the digest
 const STATE: &str = ".state";
 const TEMPORARY: &str = "writing-";
 const ABANDONED: Duration = Duration::from_secs(600); // a file that nobody writes any more
+const MOST_REMOVALS: usize = 100; // of a folder while it is made
 const KEPT_PERCENT: u64 = 90; // of the limit, once it is passed
 
 /// What a file holds.
@@ -103,7 +104,7 @@ impl Folder {
             written: AtomicU64::new(0),
         };
         folder.make(root)?;
-        fs::read_dir(root)?;
+        folder.files(root)?; // of one that another process has just removed there is nothing to read: `write` makes it
         Ok(folder)
     }
 
@@ -291,11 +292,20 @@ impl Folder {
         }
     }
 
+    /// Again, if another process removes it while it is made.
     fn make(&self, folder: &Path) -> io::Result<()> {
-        if folder.is_dir() {
-            return Ok(());
+        let mut times = MOST_REMOVALS;
+        loop {
+            if folder.is_dir() {
+                return Ok(());
+            }
+            match DirBuilder::new().recursive(true).mode(0o700).create(folder) {
+                Err(error) if times > 0 && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {
+                    times -= 1;
+                }
+                other => return other,
+            }
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)
     }
 
     fn write_beside(&self, beside: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {

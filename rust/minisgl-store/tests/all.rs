@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use minisgl_store::{Folder, Keeper, Kind, Store, digest_of_files, first_key, first_key_in, keys};
@@ -333,6 +334,22 @@ fn threads_race_to_fill_read_and_clear_it() {
                 .and_then(|folder| folder.clear())
                 .expect("a folder");
         }
+    });
+}
+
+#[test]
+fn a_folder_is_opened_while_another_process_removes_it() {
+    let parent = TempDir::new().expect("a folder");
+    let (root, opened) = (parent.path().join("cache"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !opened.load(Ordering::Relaxed) {
+                let _ = fs::remove_dir(&root);
+            }
+        });
+        let failed: Vec<_> = (0..10_000).filter_map(|_| Folder::open(&root, 1).err()).collect();
+        opened.store(true, Ordering::Relaxed);
+        assert!(failed.is_empty(), "{} failed, with {:?}", failed.len(), failed[0]);
     });
 }
 
