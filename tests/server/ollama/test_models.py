@@ -13,6 +13,7 @@ import pytest
 from minisgl.config import ApiKey, EngineConfig
 from minisgl.server.ollama.body import OllamaModels, OllamaShown, OllamaVersion
 from minisgl.server.ollama.models import REFUSED
+from minisgl.weights.sources import find_smollm2
 from tests.helpers.fill_in import with_markers
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, chat_body, frontend
 
@@ -67,6 +68,10 @@ def test_files_tell_family_and_size(front_end: str, tmp_path: Path) -> None:
     with frontend(front_end=front_end, config=config) as running, running.http() as http:
         [model] = http.get("/api/tags").json()["models"]
         assert (model["name"], model["size"], model["details"]["format"]) == ("m", 10, "gguf")
+    config = msgspec.structs.replace(CONFIG, engine=EngineConfig(model="smollm2"))
+    with frontend(front_end=front_end, config=config) as running, running.http() as http:
+        [model] = http.get("/api/tags").json()["models"]
+        assert (model["size"], model["details"]["format"]) == (find_smollm2().stat().st_size, "gguf")
 
 
 def test_a_name_may_have_ollama_s_tag(http: httpx.Client) -> None:

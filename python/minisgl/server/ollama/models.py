@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from minisgl.config import MODEL_SMOLLM2
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import gives_embeddings
 from minisgl.server.errors import ApiError
@@ -22,6 +22,7 @@ from minisgl.server.ollama.body import OllamaShowRequest
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import fingerprint
 from minisgl.utils.installed import own_version
+from minisgl.weights.sources import find_smollm2
 
 VERSION = "0.12.11"
 """Of the API that is spoken here: clients refuse versions that they think too old."""
@@ -51,7 +52,10 @@ def _family(context: ServerContext) -> str:
 
 def _files(context: ServerContext) -> list[Path]:
     """Of the weights, where they lie in the folder that is served or are the file."""
-    given, folder = Path(os.path.expanduser(context.config.engine.model)), context.info.model_dir
+    model, folder = context.config.engine.model, context.info.model_dir
+    given = Path(model).expanduser()
+    if model == MODEL_SMOLLM2 and not given.exists():
+        given = find_smollm2()
     if given.is_file():
         return [given]
     return [] if folder is None else [*Path(folder).glob("*.safetensors")]

@@ -111,12 +111,7 @@ impl Scheduler {
         ending: &mut Vec<Index>,
     ) -> usize {
         let row = done.sample_rows[first].to_usize();
-        let sampling = done.sample_rows[first..].iter().zip(row.to_u32()..);
-        let rows = done.rows[row..].iter().zip(&self.state.started.indices()[place..]);
-        let same = sampling.zip(rows);
-        let same = same.take_while(|&((a, b), (c, d))| *a == b && c == d);
-        let finite = tokens[row..].iter().take_while(|token| **token != NOT_FINITE);
-        let count = same.zip(finite).count();
+        let count = self.len_of_run(place, done, first, &tokens[row..]);
         let tokens = &tokens[row..row + count];
         let start = into.len();
         let req_ids = &self.state.started.req_ids(place)[..count];
@@ -144,6 +139,22 @@ impl Scheduler {
             .started
             .take_tokens(place, tokens, eos_ids, &mut self.state.requests, may_end);
         count
+    }
+
+    /// How many rows that run has; a plain decode step is one, which three comparisons of whole arrays tell.
+    fn len_of_run(&self, place: usize, done: &InFlight, first: usize, tokens: &[i32]) -> usize {
+        let (sampling, started) = (&done.sample_rows[first..], &self.state.started.indices()[place..]);
+        let row = sampling[0].to_usize();
+        let rows = &done.rows[row..];
+        let len = sampling.len().min(started.len()).min(rows.len());
+        let neighbours = (sampling[len - 1] - sampling[0]).to_usize() == len - 1;
+        if neighbours && rows[..len] == started[..len] && !tokens[..len].contains(&NOT_FINITE) {
+            return len;
+        }
+        let same = sampling.iter().zip(row.to_u32()..).zip(rows.iter().zip(started));
+        let same = same.take_while(|&((a, b), (c, d))| *a == b && c == d);
+        let finite = tokens.iter().take_while(|token| **token != NOT_FINITE);
+        same.zip(finite).count()
     }
 
     /// The token of a request that is not started any more: nobody's if it has ended. Returns 1.
