@@ -100,6 +100,15 @@ def test_text_is_not_what_it_gives(folder: Path) -> None:
     assert "encoder" in collector.errors[0] and set(collector.embeddings) == {1}
 
 
+def test_a_text_leaves_nothing_behind_that_no_other_can_use(folder: Path) -> None:
+    engine, config = load("cpu", folder, num_pages=40)
+    collector = Collector(engine, config)
+    collector.run({i: (list(range(10 * i + 2, 10 * i + 36)), asks("mean")) for i in range(4)})
+    assert len(collector.embeddings) == 4
+    assert collector.plane.stats().num_free_pages == 40
+    collector.close()
+
+
 @pytest.mark.parametrize("field", ["position_embedding_type", "feed_forward_type"])
 def test_other_kinds_of_layers_are_refused(field: str, tmp_path: Path) -> None:
     folder = save(tiny_encoder("jina-bert"), tmp_path)

@@ -45,6 +45,11 @@ class EngineInfo:
     num_checkpoints: int | None = None  # slots for the states of a model that has some, beside those of its rows
     kind: ModelKind = "decoder"
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """False where tokens attend to those behind them: what one text leaves is of no use to another."""
+        return self.kind not in ("encoder", "cross_encoder")
+
 
 class StoredPages(Protocol):
     """Pages of a request's text that were computed before, and are at hand."""

@@ -221,6 +221,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
             raise ConfigError(
                 f"--speculative {config.speculative}: not with a model that has states: they know no way back"
             )
+    cache = config.cache if info.shares_prefixes else "naive"
     plain = ControlPlaneConfig(
         num_pages=info.num_pages,
         page_size=info.page_size,
@@ -228,7 +229,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         max_prefill_length=config.prefill_on(info.device),
         context_len=info.context_len,
         eos_ids=info.eos_ids,
-        cache=config.cache,
+        cache=cache,
         graph_sizes=info.graph_sizes,
         cache_token_budget=config.cache_token_budget or 0,
         cache_max_prompt=config.cache_max_prompt or 0,
@@ -238,7 +239,7 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
         schedule_policy=config.schedule_policy,
     )
     pinnable = min(int(config.max_pinned_ratio * info.num_pages), plain.num_pinnable_pages)
-    return replace(plain, max_pinned_pages=0 if config.cache == "naive" else max(0, pinnable))
+    return replace(plain, max_pinned_pages=0 if cache == "naive" else max(0, pinnable))
 
 
 def choose_control_plane(

@@ -81,7 +81,9 @@ class Intake:
         self.step = 0
         self.requests = RequestTracker(judges=engine.info.kind == "judge")
         limits = control_plane.buffers.limits
-        self.prefixes = Prefixes(self.requests, limits, send, keeps=settings.keeps_prefixes)
+        self.prefixes = Prefixes(
+            self.requests, limits, send, keeps=settings.keeps_prefixes and engine.info.shares_prefixes
+        )
         self.compiling = Compiling(beside.compiler)
         self.adapters = EngineAdapters(engine, send, self.end_early, self._adapters_in_use, beside.wake)
         self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
