@@ -105,13 +105,21 @@ class ClearCache:
     """Every page of the tree that no live request and no pin holds becomes free."""
 
 
+TOKEN_PARTS = 1024  # of a token, what `TokenBudget.background` counts
+UNBOUNDED = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     """From this step on a step computes `beside_decode` tokens while rows decode, and `prefill_only` while none does,
-    both within `max_prefill_length`, which they are until the first of these comes. What measures time sends it."""
+    both within `max_prefill_length`, which they are until the first of these comes. What measures time sends it.
+
+    `background`: what requests in the background may add to a step beside others, in `TOKEN_PARTS` of a token, up to
+    `UNBOUNDED`. See `scheduler.reference.background`."""
 
     beside_decode: int
     prefill_only: int
+    background: int = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +195,7 @@ class StepPlan:
     num_state_begins: int = 0
     num_state_saves: int = 0
     num_page_loads: int = 0
+    num_background: int = 0  # tokens of requests in the background, of `num_tokens`
 
 
 @dataclass(frozen=True, slots=True)

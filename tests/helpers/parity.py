@@ -237,7 +237,8 @@ def draw_drafts(draw: Draw, live: Mapping[int, Request]) -> list[Event]:
 
 
 def draw_budget(draw: Draw) -> TokenBudget:
-    return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12)
+    background = (1, 300, 2000, 9000, 2**40, 10**14)[draw(0, 5)]
+    return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12, background)
 
 
 @dataclass(frozen=True)

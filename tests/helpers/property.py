@@ -162,7 +162,8 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
     if states:
         every, slots = page_size * draw(1, 4), draw(0, 8)
         config = replace(config, max_draft_len=0, checkpoint_interval=every, num_checkpoints=slots)
-    budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40)) for _ in range(draw(0, 3))}
+    background = (1, 700, 2000, 2**40)[draw(0, 3)]
+    budgets = {draw(0, 40): TokenBudget(draw(1, 20), draw(1, 40), background) for _ in range(draw(0, 3))}
     broken = {draw(0, 2): draw(0, 30)} if draw(0, 2) == 0 else {}
     for spec in specs if draw(0, 1) else ():
         most = min(len(spec.prompt), broken.get(spec.adapter, limit)) // page_size  # nobody keeps what is not finite

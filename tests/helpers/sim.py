@@ -40,13 +40,14 @@ class Sim:
         plane: str = "python",
         max_rows: int = 8,
         budget: int = 64,
+        num_pages: int = 2048,
         overlap: bool = True,
         step_time: StepTime | None = None,
         timers: StepTimers | None = None,
     ) -> None:
         eos_ids = (EOS,) if profile.eos_one_in else ()
-        info = EngineInfo("sim", None, 1_000_000, 4096, eos_ids, 2048, 4, "simulated", "none", profile.name)
-        config = ControlPlaneConfig(2048, 4, max_rows, budget, 4096, eos_ids)
+        info = EngineInfo("sim", None, 1_000_000, 4096, eos_ids, num_pages, 4, "simulated", "none", profile.name)
+        config = ControlPlaneConfig(num_pages, 4, max_rows, budget, 4096, eos_ids)
         self.clock = VirtualClock()
         self.engine = SimEngine(info, np.array(ALPHABET, np.int32), max_rows, profile, self.clock)
         chosen = make_control_plane(plane, config)

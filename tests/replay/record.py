@@ -14,7 +14,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,8 @@ class Scenario:
     requests so far is told to end, ended or not: by `Finish` if its id is odd and `finishes` is set, else by `Abort`.
     One sampled token in `eos_every` ends a sequence. `background` and `pins`: so many of them (of those with a short
     prompt), in percent, are of that kind; `unpin_every` n: at each n-th step one of the requests so far is unpinned; at
-    the steps `clear_at` the cache is emptied; `budget_every` n: at each n-th step steps get another budget.
+    the steps `clear_at` the cache is emptied; `budget_every` n: at each n-th step steps get another budget,
+    `bounded`: with a bound of what the background adds.
     `num_namespaces`: each request is of one of so many. `stored`: of so many of them, in percent, some pages can be
     loaded. `guessed`: drafts come from outside, a word right in one of `num_words`."""
 
@@ -77,6 +78,7 @@ class Scenario:
     guessed: bool = False
     clear_at: tuple[int, ...] = ()
     budget_every: int = 0
+    bounded: bool = False
     stops: bool = False  # some have stop ids, a minimum length, or go on after an end of sequence
     eos_every: int = 40
     num_words: int = 50  # the fewer, the more a text repeats
@@ -210,6 +212,19 @@ SCENARIOS: dict[str, Scenario] = {
     "budgets-page4-lru": Scenario(
         40, (1, 90), (1, 30), burst=2, gap=4, background=20, budget_every=3, config={"num_pages": 160}
     ),
+    "bounded-page4-lru": Scenario(
+        60,
+        (1, 60),
+        (1, 60),
+        gap=5,
+        follow_ups=20,
+        told_every=9,
+        fail_at=(60,),
+        background=60,
+        budget_every=7,
+        bounded=True,
+        config={"num_pages": 900, "max_running_requests": 40},
+    ),
     "states-page1-lfu": Scenario(
         50,
         (1, 40),
@@ -332,7 +347,8 @@ def events_of(scenario: Scenario, step: int, prompts: list[list[int]], numbers: 
     if step in scenario.clear_at:
         yield ClearCache()
     if scenario.budget_every and step % scenario.budget_every == 0:
-        yield TokenBudget(numbers.between(1, 24), numbers.between(1, 64))
+        budget = TokenBudget(numbers.between(1, 24), numbers.between(1, 64))
+        yield replace(budget, background=numbers.between(1, 9000)) if scenario.bounded else budget
 
 
 def arrival(scenario: Scenario, prompts: list[list[int]], numbers: Numbers) -> Arrival:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
-from minisgl.scheduler.reference import ReferenceControlPlane, admission, ranking, request, scheduler
+from minisgl.scheduler.reference import ReferenceControlPlane, admission, background, ranking, request, scheduler
 from minisgl.scheduler.reference.drafter import Drafter
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import tree
@@ -173,6 +173,10 @@ def one_namespace_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "page_key", lambda namespace, tokens: tuple(tokens))
 
 
+def more_beside_prompts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(background, "PREFILL_SHARE", 10)
+
+
 def longest_prefill_first(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(ranking.RANKS, "srpf", lambda request: -len(request.tokens))
 
@@ -184,6 +188,7 @@ def priorities_are_overruled(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        more_beside_prompts,
         longest_prefill_first,
         priorities_are_overruled,
         one_budget_for_all,

@@ -290,12 +290,14 @@ def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None
 
 
 def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
-    """None where a step may take any time, as where nobody says otherwise it may but for a server on a CPU: a GPU's
-    steps are short, and offline nobody waits for the next token."""
+    """A step may take any time where nobody says otherwise, but in a server on a CPU: a GPU's steps are short, and
+    offline nobody waits for the next token. What requests in the background add to it is bounded in all servers."""
     step_ms = config.max_step_ms
     if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
         step_ms = CPU_STEP_MS
-    return StepTime(step_ms / 1000, config.prefill_on(info.device), info.page_size) if step_ms else None
+    if not (step_ms or serves):
+        return None
+    return StepTime(step_ms / 1000 if step_ms else None, config.prefill_on(info.device), info.page_size)
 
 
 def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:

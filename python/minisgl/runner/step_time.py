@@ -2,14 +2,16 @@
 
 The scheduler has no clock: it is told the outcome as an event, so a trace of its calls holds all that it decides by.
 
-Invariants: nothing is decided here but the two numbers of a `TokenBudget`; without a measurement steps are small.
+Invariants: nothing is decided here but the numbers of a `TokenBudget`; without a measurement steps are small.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from statistics import median_low
 
+from minisgl.runner.background_share import BackgroundShare
 from minisgl.step import StepPlan, TokenBudget
 
 FIRST_TOKENS = 32  # of a step before anything is known of the machine
@@ -20,44 +22,51 @@ KEPT = 3  # measurements, of which the median counts: one that something else on
 
 
 class StepTime:
-    """`step_s`: seconds of a step while rows decode. `max_tokens`: those of a step, however fast it is. Chunks are cut
-    to borders of pages: a budget has half a page more, so that they are on average as long as there is time for."""
+    """`step_s`: seconds of a step while rows decode; None: any. `max_tokens`: those of a step, however fast it is.
+    Chunks are cut to borders of pages: a budget has half a page more, so that they are on average as long as there is
+    time for."""
 
-    def __init__(self, step_s: float, max_tokens: int, page_size: int = 1) -> None:
+    def __init__(self, step_s: float | None, max_tokens: int, page_size: int = 1) -> None:
         self._step_s = step_s
         self._half_page = page_size // 2
         self._max_tokens = max_tokens
         self._token_s: deque[float] = deque(maxlen=KEPT)
         self._decode_s: deque[float] = deque(maxlen=KEPT)
-        first = min(FIRST_TOKENS, max_tokens)
-        self.budget = TokenBudget(first, first)
+        self._share = BackgroundShare(max_tokens)
+        first = max_tokens if step_s is None else min(FIRST_TOKENS, max_tokens)
+        self.budget = TokenBudget(first, first, self._share.gain)
         """The last one."""
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
-        """A step took `seconds`; whether `budget` is another one now.
+        """A step took `seconds`; whether `budget` is another one now."""
+        before = self.budget
+        if self._share.measured(plan, seconds):
+            self.budget = replace(before, background=self._share.gain)
+        if self._step_s is not None:
+            self._measured(plan, seconds, self._step_s)
+        return self.budget != before
 
-        What a token costs is taken from whole steps, the rows that decode with it and what a step costs whatever it
+    def _measured(self, plan: StepPlan, seconds: float, step_s: float) -> None:
+        """What a token costs is taken from whole steps, the rows that decode with it and what a step costs whatever it
         computes; it grows with the context. So the next step comes closer to its time whatever the costs consist of. A
         step that was neither full nor late says nothing of a full one."""
         if plan.num_rows == plan.num_decode_rows:
             if plan.num_rows:
                 self._decode_s.append(seconds)
-            return False
-        longest_s = self._longest_s()
+            return
+        longest_s = self._longest_s(step_s)
         full = self.budget.beside_decode if plan.num_decode_rows else self.budget.prefill_only
         if 2 * plan.num_tokens < full and seconds < longest_s:
-            return False
+            return
         self._token_s.append(seconds / plan.num_tokens)
-        before = self.budget
-        self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s))
-        return self.budget != before
+        self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s), self._share.gain)
 
-    def _longest_s(self) -> float:
+    def _longest_s(self, step_s: float) -> float:
         """Of a step while rows decode. Each step reads all weights, and computes a token for each that decodes, so that
         prompts would take much longer in steps that are hardly longer than that. So where the machine is slow a step
         may take somewhat longer than asked for, and where decoding alone takes all of it, prompts get as much again."""
         decode_s = median_low(self._decode_s) if self._decode_s else 0.0
-        return max(self._step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * self._step_s))
+        return max(step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * step_s))
 
     def _num_tokens(self, seconds: float) -> int:
         token_s = median_low(self._token_s)

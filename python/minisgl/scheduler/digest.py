@@ -3,8 +3,8 @@
 Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count.
 
 A digest is the BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their
-declaration as int32 (those of states, and that of loads, only where one is not 0), then the live regions in the order
-of `RingEntry.__slots__`; request ids count as int64. All numbers are little-endian.
+declaration as int32 (those of states, that of loads and that of the background only where one is not 0), then the live
+regions in the order of `RingEntry.__slots__`; request ids count as int64. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from minisgl.step import RingEntry, StepBuffers, StepOutput, StepPlan
 
 _STATES = ("num_state_begins", "num_state_saves")
-_LOADS = ("num_page_loads",)
-_FIELDS = tuple(field.name for field in fields(StepPlan) if field.name not in ("ring_index", *_STATES, *_LOADS))
+_SELDOM = ("num_page_loads", "num_background")
+_FIELDS = tuple(field.name for field in fields(StepPlan) if field.name not in ("ring_index", *_STATES, *_SELDOM))
 
 
 def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
@@ -27,8 +27,7 @@ def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
     header = [getattr(plan, name) for name in _FIELDS]
     if plan.num_state_begins or plan.num_state_saves:
         header += [getattr(plan, name) for name in _STATES]
-    if plan.num_page_loads:
-        header += [getattr(plan, name) for name in _LOADS]
+    header += [value for name in _SELDOM if (value := getattr(plan, name))]
     parts: list[npt.NDArray[np.int32] | npt.NDArray[np.int64]] = [np.array(header, np.int32)]
     return _digest(parts + live_regions(plan, buffers.ring[plan.ring_index]))
 

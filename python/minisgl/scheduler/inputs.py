@@ -95,7 +95,7 @@ def check_events(
             case Abort(req_id) if req_id in live_ids or req_id in new_ids:
                 pages.pop(req_id, None)
             case TokenBudget():
-                for name in ("beside_decode", "prefill_only"):
+                for name in ("beside_decode", "prefill_only", "background"):
                     if getattr(event, name) < 1:
                         raise EventError(index, name, "must be at least 1")
             case PagesRead():

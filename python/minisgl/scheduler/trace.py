@@ -25,6 +25,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlane
 from minisgl.scheduler.digest import output_digest, plan_digest
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import (
+    UNBOUNDED,
     Abort,
     Arrival,
     ClearCache,
@@ -126,6 +127,7 @@ class _ClearCache(msgspec.Struct, tag="clear", array_like=True):
 class _TokenBudget(msgspec.Struct, tag="budget", array_like=True):
     beside_decode: int
     prefill_only: int
+    background: int = UNBOUNDED
 
 
 class _PagesRead(msgspec.Struct, tag="read", array_like=True):
@@ -212,8 +214,8 @@ def _packed(event: Event) -> _Event:
             return _Unpin(req_id)
         case ClearCache():
             return _ClearCache()
-        case TokenBudget(beside_decode, prefill_only):
-            return _TokenBudget(beside_decode, prefill_only)
+        case TokenBudget(beside_decode, prefill_only, background):
+            return _TokenBudget(beside_decode, prefill_only, background)
         case PagesRead(req_id, stored_from, stored_to):
             return _PagesRead(req_id, stored_from, stored_to)
         case Draft(req_id, length, tokens):
@@ -235,8 +237,8 @@ def _unpacked(event: _Event) -> Event:
             return Unpin(req_id)
         case _ClearCache():
             return ClearCache()
-        case _TokenBudget(beside_decode, prefill_only):
-            return TokenBudget(beside_decode, prefill_only)
+        case _TokenBudget(beside_decode, prefill_only, background):
+            return TokenBudget(beside_decode, prefill_only, background)
         case _PagesRead(req_id, stored_from, stored_to):
             return PagesRead(req_id, stored_from, stored_to)
         case _Draft(req_id, length, tokens):

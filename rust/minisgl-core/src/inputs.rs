@@ -42,6 +42,7 @@ impl CheckedEvents {
                 let fields = [
                     ("beside_decode", budget.beside_decode),
                     ("prefill_only", budget.prefill_only),
+                    ("background", budget.background),
                 ];
                 check_at_least(index, 1, fields)?;
             }
@@ -132,7 +133,7 @@ pub fn not_ids(index: usize) -> Error {
     Error::Event { index, field, reason }
 }
 
-fn check_at_least(index: usize, low: i64, fields: [(&'static str, i64); 2]) -> Result<()> {
+fn check_at_least<const N: usize>(index: usize, low: i64, fields: [(&'static str, i64); N]) -> Result<()> {
     match fields.into_iter().find(|(_, number)| *number < low) {
         None => Ok(()),
         Some((field, _)) => {

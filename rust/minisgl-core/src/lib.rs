@@ -8,6 +8,7 @@
 
 mod admission;
 mod api;
+mod background;
 mod decode_set;
 mod drafter;
 mod drafts;

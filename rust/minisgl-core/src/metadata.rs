@@ -36,6 +36,7 @@ pub(crate) struct DecidedStep {
     pub num_gave_way: usize, // of them, those in the background
     pub num_prefill_page_changes: usize,
     pub background: bool,               // whose rows are decided now
+    pub num_background: usize,          // tokens of rows in the background
     pub saves: Vec<(usize, Slot)>,      // tokens into a prefill row, and to which checkpoint its state goes then
     pub tail_saves: Vec<(usize, Slot)>, // decode rows that save behind their token
 }
@@ -49,6 +50,10 @@ impl DecidedStep {
         self.num_decode_rows() + self.prefill_rows.len()
     }
 
+    pub fn num_tokens(&self) -> usize {
+        self.num_decode_rows() + self.prefill_rows.iter().map(|row| row.num_tokens).sum::<usize>()
+    }
+
     pub fn begin(&mut self, step: i64) {
         self.step = step;
         self.decode_rows.clear();
@@ -59,6 +64,7 @@ impl DecidedStep {
         self.num_retracted = 0;
         self.num_gave_way = 0;
         self.background = false;
+        self.num_background = 0;
         self.num_prefill_page_changes = 0;
         self.saves.clear();
         self.tail_saves.clear();
@@ -86,6 +92,7 @@ pub(crate) fn write_step(
             num_assigned: decided.assigned.len(),
             num_freed: decided.freed.len(),
             num_retracted: decided.num_retracted,
+            num_background: decided.num_background,
             ..Plan::default()
         },
         tokens: 0,

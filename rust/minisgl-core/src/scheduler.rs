@@ -15,6 +15,7 @@ mod events;
 mod pass;
 
 use crate::api::{Config, Error, Result, Stats, broken};
+use crate::background::Background;
 use crate::faulty::{Call, Faults, Moment};
 use crate::inputs::CheckedEvents;
 use crate::invariants::{TableWatch, check_all};
@@ -24,7 +25,7 @@ use crate::page_pool::{Page, PageSize};
 use crate::radix::{Checkpoints, ROOT, TreeView};
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
-use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget};
+use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget, UNBOUNDED};
 
 /// See `minisgl.scheduler.api.ControlPlane`.
 pub struct Scheduler {
@@ -32,6 +33,7 @@ pub struct Scheduler {
     limits: Limits,
     page_size: PageSize,
     budgets: TokenBudget,
+    background: Background,
     saved_lens: MultiplesOf, // at which a text that a request makes is saved, of a model with states
     state: SchedulerState,
     spare: Vec<InFlight>,
@@ -91,7 +93,9 @@ impl Scheduler {
             budgets: TokenBudget {
                 beside_decode: config.max_prefill_length.to_i64(),
                 prefill_only: config.max_prefill_length.to_i64(),
+                background: UNBOUNDED,
             },
+            background: Background::default(),
             config,
             limits,
         }

@@ -26,12 +26,19 @@ pub struct Arrival {
     pub stored_to: i64,
 }
 
+/// Of a token, what `TokenBudget::background` counts.
+pub(crate) const TOKEN_PARTS: i64 = 1024;
+
+/// No bound of what is in the background.
+pub(crate) const UNBOUNDED: i64 = 1 << 40;
+
 /// Tokens of a step, within `max_prefill_length`. See `minisgl.step.TokenBudget`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct TokenBudget {
     pub beside_decode: i64,
     pub prefill_only: i64,
+    pub background: i64,
 }
 
 /// Pages of a text that can be loaded. See `minisgl.step.PagesRead`.
@@ -149,6 +156,7 @@ pub struct Plan {
     pub num_state_begins: usize,
     pub num_state_saves: usize,
     pub num_page_loads: usize,
+    pub num_background: usize,
 }
 
 /// In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache

@@ -78,6 +78,7 @@ impl EventTypes {
             return Ok(Event::TokenBudget(TokenBudget {
                 beside_decode: integer(&event.getattr(intern!(py, "beside_decode"))?)?,
                 prefill_only: integer(&event.getattr(intern!(py, "prefill_only"))?)?,
+                background: integer(&event.getattr(intern!(py, "background"))?)?,
             }));
         }
         if kind.is(&self.pages_read) {

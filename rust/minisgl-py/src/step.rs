@@ -27,6 +27,7 @@ pub(crate) struct StepPlan {
     num_state_begins: usize,
     num_state_saves: usize,
     num_page_loads: usize,
+    num_background: usize,
 }
 
 impl From<Plan> for StepPlan {
@@ -49,6 +50,7 @@ impl From<Plan> for StepPlan {
             num_state_begins: plan.num_state_begins,
             num_state_saves: plan.num_state_saves,
             num_page_loads: plan.num_page_loads,
+            num_background: plan.num_background,
         }
     }
 }

@@ -44,6 +44,7 @@ class DecidedStep:
     num_gave_way: int = 0  # of them, those in the background
     num_prefill_page_changes: int = 0
     tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # of decode rows, as in the plan
+    num_background: int = 0  # tokens of rows in the background
 
     @property
     def num_decode_rows(self) -> int:
@@ -52,6 +53,10 @@ class DecidedStep:
     @property
     def num_rows(self) -> int:
         return self.num_decode_rows + len(self.prefill_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decode_rows + sum(row.num_tokens for row in self.prefill_rows)
 
     def rows(self) -> list[Request]:
         draft_rows = [request for request, _, _ in self.draft_rows()]
@@ -100,6 +105,7 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
         num_assigned=len(decided.assigned),
         num_freed=len(decided.freed),
         num_retracted=decided.num_retracted,
+        num_background=decided.num_background,
     )
     entry.sample_rows[: len(samples)] = samples
     _write_rows(plan, decided, entry, limits)

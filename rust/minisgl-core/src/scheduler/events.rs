@@ -10,7 +10,7 @@ use crate::numbers::ToUsize;
 use crate::request::{self, Index, State};
 use crate::retraction;
 use crate::step::Event;
-use crate::step::{Entry, FinishReason};
+use crate::step::{Entry, FinishReason, UNBOUNDED};
 
 impl Scheduler {
     pub(super) fn apply(&mut self, event: Event) -> Result<()> {
@@ -48,6 +48,7 @@ impl Scheduler {
             }
             Event::TokenBudget(budget) => {
                 self.budgets = budget;
+                self.background.gain = budget.background.min(UNBOUNDED);
                 Ok(())
             }
             Event::PagesRead(read) => {

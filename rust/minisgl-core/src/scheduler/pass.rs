@@ -11,7 +11,7 @@ use crate::numbers::{ToI32, ToI64, ToU32, ToU64, ToUsize};
 use crate::ranking::MAX_LOOK_UPS;
 use crate::request::{Index, State, Tail};
 use crate::retraction;
-use crate::step::{FROM_STORE, Plan, RingEntry};
+use crate::step::{FROM_STORE, Plan, RingEntry, UNBOUNDED};
 
 impl Scheduler {
     /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
@@ -21,7 +21,7 @@ impl Scheduler {
         self.prefilling = self.prefilling || self.state.started.num_background() > 0;
         let counts = self.prefilling || !self.state.waiting.is_empty() || self.config.max_draft_len > 0;
         self.prefilling = false;
-        let left = self.pass(self.budget(), counts, entry)?;
+        let left = self.pass(self.budget(), UNBOUNDED, counts, entry)?;
         if self.config.max_draft_len > 0 {
             self.add_drafts(left.unwrap_or(0))?;
         }
@@ -30,8 +30,7 @@ impl Scheduler {
             && self.decided.draft_rows.is_empty()
             && self.state.waiting.num_ordinary(&self.state.requests) == 0
         {
-            self.decided.background = true;
-            self.pass(budget, true, entry)?;
+            self.background_pass(budget, entry)?;
         }
         if self.decided.prefill_rows.len() > 1 {
             let requests = &self.state.requests;
@@ -97,20 +96,46 @@ impl Scheduler {
         asked.min(self.config.max_prefill_length.to_i64())
     }
 
+    /// Rows of the requests in the background, if there are any, of as many tokens as they may add.
+    fn background_pass(&mut self, budget: i64, entry: &mut RingEntry) -> Result<()> {
+        if self.state.started.num_background() == 0 && self.state.waiting.is_empty() {
+            return Ok(());
+        }
+        let others = self.decided.num_tokens();
+        let prefilled = if self.decided.prefill_rows.is_empty() {
+            0
+        } else {
+            others
+        };
+        let num_ordinary = self.state.started.num_ordinary();
+        let most = self.background.bound(num_ordinary, prefilled.to_i64());
+        if most > 0 {
+            self.decided.background = true;
+            self.pass(budget, most, true, entry)?;
+        }
+        self.decided.num_background = self.decided.num_tokens() - others;
+        self.background.spend(self.decided.num_background.to_i64());
+        Ok(())
+    }
+
     /// Rows of the requests in the background, or of the others: first those that have started, in order, then new
     /// ones. What is left of the token budget, of which decode rows are counted first if anyone `counts` it; None when
-    /// a row that prefills got nothing.
-    fn pass(&mut self, mut budget: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
-        let mut prefills = true;
+    /// a row that prefills got nothing. `most` tokens, which decode rows come first to; where they leave some, a page
+    /// may be prefilled whatever it is.
+    fn pass(&mut self, budget: i64, most: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
         let mut prefilling = false;
         let mut at = if self.decided.background {
             self.state.started.num_ordinary()
         } else {
             0
         };
+        let mut num_decode = most; // rows that may have their token
+        let mut budget = budget;
         if counts {
-            budget -= self.state.started.num_eligible(at..self.end_of_pass()).to_i64();
+            num_decode = most.min(self.state.started.num_eligible(at..self.end_of_pass()).to_i64());
+            budget = (budget - num_decode).min((most - num_decode).max(self.limits.page_size.to_i64()));
         }
+        let mut prefills = !counts || num_decode < most;
         while at < self.end_of_pass() {
             // a retraction takes requests off its end
             let row = self.state.started.row(at);
@@ -123,7 +148,9 @@ impl Scheduler {
                 prefilling |= self.state.started.row(at).kind.prefills;
                 at += 1;
             } else {
-                at += self.decode_from(at, entry)?.max(1);
+                let count = self.decode_from(at, num_decode, entry)?;
+                num_decode -= count.to_i64();
+                at += count.max(1);
             }
         }
         self.prefilling |= prefilling;
@@ -161,12 +188,13 @@ impl Scheduler {
         self.state.tree.evict(excess)
     }
 
-    /// Schedule the neighbours from `at` on that may decode now and for which there are pages, free ones or evicted
-    /// ones; where not even the first has one, the last request started is retracted. Returns their number, 0 if the
-    /// row at `at` waits: it may not decode, or is that last one itself.
-    fn decode_from(&mut self, at: usize, entry: &mut RingEntry) -> Result<usize> {
+    /// Schedule the neighbours from `at` on, `most` of them, that may decode now and for which there are pages, free
+    /// ones or evicted ones; where not even the first has one, the last request started is retracted. Returns their
+    /// number, 0 if the row at `at` waits: it may not decode, or is that last one itself.
+    fn decode_from(&mut self, at: usize, most: i64, entry: &mut RingEntry) -> Result<usize> {
         loop {
-            let run = self.state.started.run_from(at, self.end_of_pass());
+            let end = self.end_of_pass().min(at + usize::try_from(most).unwrap_or(0));
+            let run = self.state.started.run_from(at, end);
             if run.is_empty() {
                 return Ok(0);
             }

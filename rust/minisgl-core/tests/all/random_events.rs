@@ -111,6 +111,7 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
         events.push(Event::TokenBudget(TokenBudget {
             beside_decode: 1 + random.below(30) as i64,
             prefill_only: 1 + random.below(300) as i64,
+            background: 1 << random.below(42),
         }));
     }
     events

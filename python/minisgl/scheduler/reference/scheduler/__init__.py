@@ -27,6 +27,7 @@ from minisgl.scheduler.reference.scheduler.step_pass import StepPass
 from minisgl.scheduler.reference.state import InFlight, SchedulerState
 from minisgl.step import (
     NOT_FINITE,
+    UNBOUNDED,
     Abort,
     Arrival,
     ClearCache,
@@ -230,8 +231,9 @@ class ReferenceControlPlane:
                     self.state.pins.drop(req_id, self.state.tree)
                 case ClearCache():
                     self.state.tree.evict(self.state.tree.num_evictable)
-                case TokenBudget(beside_decode, prefill_only):
+                case TokenBudget(beside_decode, prefill_only, background):
                     self.step_pass.budgets = (beside_decode, prefill_only)
+                    self.step_pass.background.gain = min(background, UNBOUNDED)
                 case PagesRead(req_id, stored_from, stored_to):
                     request = self.state.live.get(req_id)
                     if request is not None and request.state is State.WAITING:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
+from minisgl.scheduler.reference.background import Background
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.ranking import MAX_LOOK_UPS
 from minisgl.scheduler.reference.request import Request, State
 from minisgl.scheduler.reference.state import SchedulerState
-from minisgl.step import FROM_STORE
+from minisgl.step import FROM_STORE, UNBOUNDED
 
 
 class StepPass:
@@ -24,6 +25,7 @@ class StepPass:
         self.config = config
         self.limits = config.limits()
         self.budgets = (config.max_prefill_length, config.max_prefill_length)  # see `TokenBudget`
+        self.background = Background()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_retracted = 0
@@ -42,7 +44,7 @@ class StepPass:
         if self.config.max_draft_len:
             self._add_drafts(decided, budget or 0)
         if budget is not None and not self.state.waiting.num_ordinary and not decided.num_draft_rows:
-            self._pass(decided, budget, background=True)
+            self._background_pass(decided, budget)
         decided.prefill_rows.sort(key=lambda row: row.request.order)
         decided.freed = self.state.slots.take_freed()
         self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
@@ -60,23 +62,35 @@ class StepPass:
         decodes = any(not request.is_prefilling for request in ordinary)
         return min(self.config.max_prefill_length, beside_decode if decodes else prefill_only)
 
-    def _pass(self, decided: DecidedStep, budget: int, background: bool) -> int | None:
-        """Rows of the requests in the background, or of the others: first those that have started, in order, then new
-        ones. What is left of the token budget; None when a row that prefills got nothing."""
+    def _background_pass(self, decided: DecidedStep, budget: int) -> None:
+        """Rows of the requests in the background, if there are any, of as many tokens as they may add."""
         started = self.state.started
-        at = started.num_ordinary if background else 0
-        to = len(started) if background else started.num_ordinary
-        budget -= decode_set.count_eligible(started.items[at:to])
-        prefills = True
+        if len(started) == started.num_ordinary and not self.state.waiting.items:
+            return
+        others = decided.num_tokens
+        most = self.background.bound(started.num_ordinary, others if decided.prefill_rows else 0)
+        if most > 0:
+            self._pass(decided, budget, background=True, most=most)
+        decided.num_background = decided.num_tokens - others
+        self.background.spend(decided.num_background)
+
+    def _pass(self, decided: DecidedStep, budget: int, background: bool, most: int = UNBOUNDED) -> int | None:
+        """Rows of the requests in the background, or of the others, of `most` tokens or to a page's end: first those
+        that have started, in order, then new ones. What the budget has left; None: a row that prefills got nothing."""
+        started = self.state.started
+        at, to = (started.num_ordinary, len(started)) if background else (0, started.num_ordinary)
+        num_decode = min(decode_set.count_eligible(started.items[at:to]), most)
+        budget = min(budget - num_decode, max(most - num_decode, self.limits.page_size))
+        prefills = most > num_decode
         while at < min(to, len(started)):  # a retraction takes requests off the end
-            request = started.items[at]
-            at += 1
+            request, at = started.items[at], at + 1
             if request.is_prefilling:
                 if prefills:
                     used = self._prefill(request, decided, budget)
                     budget -= used
                     prefills = used > 0
-            elif decode_set.is_eligible(request) and self._get_decode_page(request, decided):
+            elif num_decode and decode_set.is_eligible(request) and self._get_decode_page(request, decided):
+                num_decode -= 1
                 decode_set.schedule_row(request, decided.step)
                 decided.decode_rows.append(request)
         if not prefills:

@@ -1,0 +1,181 @@
+"""What the background may add follows what steps took: the estimate alone, and in a loop on a simulated device whose
+clock is only counted, eight clients beside a batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from minisgl.engine.sim.profile import Profile, Table, load_profile
+from minisgl.message import AddRequest
+from minisgl.runner.background_share import LOOK_EVERY, SHARE, BackgroundShare
+from minisgl.runner.step_time import StepTime
+from minisgl.sampling_params import SamplingParams
+from minisgl.step import TOKEN_PARTS, StepPlan
+from tests.helpers.sim import Sim, constant
+
+MOST = 2048
+OTHERS = 8
+
+
+def told(share: BackgroundShare, seconds: float, behind: int, others: int = OTHERS) -> bool:
+    return share.measured(StepPlan(num_tokens=others + behind, num_background=behind), seconds)
+
+
+def settled(step_s: float, token_s: float, noise_s: float = 0.0, num_steps: int = 2000) -> list[float]:
+    """Tokens that a step may have, by step, on a device where one costs `token_s`."""
+    rng, share, credit = random.Random(1), BackgroundShare(MOST), 0
+    found = [1.0]
+    for _ in range(num_steps):
+        credit = min(credit, TOKEN_PARTS - 1) + share.gain
+        behind = min(credit // TOKEN_PARTS, rng.randint(0, 300))
+        credit -= behind * TOKEN_PARTS
+        told(share, step_s + token_s * behind + rng.gauss(0, noise_s), behind)
+        if share.gain > 1:
+            found.append(share.gain / TOKEN_PARTS)
+    return found
+
+
+@pytest.mark.parametrize(("step_s", "token_s"), [(0.02, 0.001), (0.004, 0.00001), (0.5, 0.1), (0.01, 0.0007)])
+def test_it_comes_to_its_share_of_a_step(step_s: float, token_s: float) -> None:
+    wanted = SHARE * step_s / token_s
+    assert settled(step_s, token_s)[-1] == pytest.approx(wanted, rel=0.1)
+    noisy = settled(step_s, token_s, noise_s=0.05 * step_s)
+    assert wanted / 4 < sorted(noisy)[len(noisy) // 2] < 2 * wanted, "about, where steps differ by themselves"
+
+
+def test_what_costs_nothing_is_taken_step_by_step() -> None:
+    found = settled(0.01, 0.0, num_steps=400)
+    assert all(after <= 2 * before for before, after in pairwise(found))
+    assert 256 < found[-1] <= 2 * 300, "twice of the most that a step had"
+
+
+def test_only_two_steps_that_differ_in_the_background_alone_say_anything() -> None:
+    share = BackgroundShare(MOST)
+    for _ in range(LOOK_EVERY // 2 - 1):
+        assert not told(share, 0.1, 0) and not told(share, 0.1, 0, others=500)
+        assert not told(share, 0.3, 9) and not told(share, 0.3, 9), "others had more before"
+        assert not told(share, 0.2, 7, others=0)
+
+
+def test_a_disturbed_step_changes_little() -> None:
+    share = BackgroundShare(MOST)
+    for number in range(20 * LOOK_EVERY):
+        told(share, 0.1 + 0.01 * (number % 2), number % 2)
+    told(share, 0.1, 0)
+    before = share.gain
+    assert before == pytest.approx(0.5 * TOKEN_PARTS, rel=0.1)
+    for number in range(4 * LOOK_EVERY):
+        told(share, (9.0 if number == 5 else 0.1) + 0.01 * (number % 2), number % 2)
+    told(share, 0.1, 0)
+    assert share.gain == pytest.approx(before, rel=0.1)
+
+
+# ----------------------------------------------------------------------------------------- eight clients and a batch
+
+
+@dataclass(slots=True)
+class Load:
+    """`clients` that ask again a millisecond or two after each answer, and `lines` in the background all the time."""
+
+    sim: Sim
+    clients: int
+    lines: int
+    num_tokens: int = 64
+    next_id: int = 0
+    asked: dict[int, float] = field(default_factory=dict)  # of clients
+    waiting: list[float] = field(default_factory=list)  # when they ask
+    live: set[int] = field(default_factory=set)
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def run(self, seconds: float) -> Load:
+        self.waiting = [0.0] * self.clients
+        while (now := self.sim.clock.now()) < seconds:
+            for req_id in [one for one in self.live if one in self.sim.reasons]:
+                self.live.remove(req_id)
+                if req_id in self.asked:
+                    self.waiting.append(now + 0.001 + self.rng.random() / 1000)
+            messages = [self.ask(background=False) for at in self.waiting if at <= now]
+            self.waiting = [at for at in self.waiting if at > now]
+            num_lines = sum(req_id not in self.asked for req_id in self.live)
+            messages += [self.ask(background=True) for _ in range(self.lines - num_lines)]
+            if not self.live:
+                self.sim.clock.sleep_until(min(self.waiting))
+            self.sim.loop.step(messages)
+        return self
+
+    def ask(self, background: bool) -> AddRequest:
+        self.next_id += 1
+        length = 64 + (self.next_id * 7 % 16 if background else 0)
+        tokens = (np.arange(length, dtype=np.int32) + 100 * self.next_id) % 1_000_000
+        num_tokens = self.num_tokens + self.rng.randint(-24, 24)  # so that clients do not come all at once
+        sampling = SamplingParams(max_tokens=num_tokens, seed=self.next_id, ignore_eos=True)
+        self.live.add(self.next_id)
+        if not background:
+            self.asked[self.next_id] = self.sim.clock.now()
+        return AddRequest(self.next_id, tokens.tobytes(), sampling, background=background)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of the later three quarters of a run. Times in ms."""
+
+    ttft: np.ndarray[tuple[int], np.dtype[np.float64]]
+    itl: np.ndarray[tuple[int], np.dtype[np.float64]]
+    tok_s: float  # of clients
+    machine_tok_s: float
+
+
+def figures(profile: Profile, plane: str, clients: int, lines: int, seconds: float, bounded: bool = True) -> Figures:
+    step_time = StepTime(None, MOST, 4) if bounded else None
+    sim = Sim(profile, plane=plane, max_rows=80, budget=MOST, num_pages=8000, step_time=step_time)
+    load, warm = Load(sim, clients, lines).run(seconds), seconds / 4
+    times = {req_id: np.array([at for at in ats if at > warm]) for req_id, ats in sim.times.items()}
+    of_clients = [ats for req_id, ats in times.items() if req_id in load.asked]
+    ttft = [sim.times[one][0] - at for one, at in load.asked.items() if at > warm and one in sim.times]
+    itl = np.concatenate([np.diff(ats) for ats in of_clients] or [np.zeros(0)])
+    counts = [sum(map(len, ats)) / (seconds - warm) for ats in (of_clients, times.values())]
+    return Figures(1e3 * np.array(ttft), 1e3 * itl, counts[0], counts[1])
+
+
+# 4.6 ms whatever a step computes, 1.6 a row and 1 a token of a prompt, as SmolLM2 on two cores
+ROWS_COST = Profile(
+    name="rows",
+    table=Table(rows=(1, 64), prefill_tokens=(0, 1000), kv_len=(0,), ms=(((6.2,), (1006.2,)), ((107.0,), (1107.0,)))),
+)
+PLANES = pytest.mark.parametrize("plane", ["python", "rust_hotpath"])
+
+
+@PLANES
+def test_where_each_row_costs_time_clients_keep_their_rate(plane: str) -> None:
+    alone = figures(ROWS_COST, plane, 8, 0, 30)
+    beside = figures(ROWS_COST, plane, 8, 60, 30)
+    assert figures(ROWS_COST, plane, 8, 60, 30, bounded=False).tok_s < alone.tok_s / 3, "as it was"
+    assert beside.tok_s > 0.93 * alone.tok_s
+    assert np.mean(beside.itl) < 1.08 * np.mean(alone.itl)
+    assert np.percentile(beside.ttft, 99) < 1.05 * np.percentile(alone.ttft, 99)
+    assert beside.machine_tok_s > beside.tok_s, "and the batch gets on"
+
+
+@PLANES
+def test_with_a_gpus_times_the_machine_is_used_and_steps_are_hardly_longer(plane: str) -> None:
+    profile = load_profile("qwen3-8b-h200")
+    alone, beside, batch = (figures(profile, plane, *counts, 8) for counts in ((8, 0), (8, 60), (0, 60)))
+    worse = figures(profile, plane, 8, 60, 8, bounded=False)
+    assert np.percentile(worse.itl, 99) > 1.5 * np.percentile(alone.itl, 99), "as it was"
+    assert np.median(beside.itl) < 1.05 * np.median(alone.itl)
+    assert np.mean(beside.itl) < 1.07 * np.mean(alone.itl)
+    assert np.percentile(beside.itl, 99) < 1.3 * np.percentile(alone.itl, 99)
+    assert beside.machine_tok_s > 0.9 * batch.machine_tok_s
+
+
+@PLANES
+def test_where_rows_cost_nothing_the_batch_has_what_it_had(plane: str) -> None:
+    alone, beside, batch = (figures(constant(10), plane, *counts, 20) for counts in ((8, 0), (8, 60), (0, 60)))
+    assert np.percentile(beside.itl, 99) < 1.01 * np.percentile(alone.itl, 99)
+    assert np.percentile(beside.ttft, 99) < 1.05 * np.percentile(alone.ttft, 99)
+    assert beside.machine_tok_s > 0.95 * batch.machine_tok_s
