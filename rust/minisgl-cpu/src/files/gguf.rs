@@ -375,6 +375,10 @@ impl Source for File {
         entry.view(self.mappings[entry.file].bytes()).ok()
     }
 
+    fn release(&self) {
+        self.mappings.iter().for_each(Mapping::release);
+    }
+
     fn names(&self) -> Vec<&str> {
         let names = self.entries.iter().map(|entry| entry.name.as_str());
         names.collect()

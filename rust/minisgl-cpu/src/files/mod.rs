@@ -96,6 +96,10 @@ impl Source for TextHalf {
         Some(self.source.tensor(stored)?.renamed(own))
     }
 
+    fn release(&self) {
+        self.source.release();
+    }
+
     fn names(&self) -> Vec<&str> {
         self.stored.keys().map(String::as_str).collect()
     }

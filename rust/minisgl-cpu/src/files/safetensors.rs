@@ -241,6 +241,10 @@ impl Source for Folder {
         }
     }
 
+    fn release(&self) {
+        self.mappings.iter().for_each(Mapping::release);
+    }
+
     fn names(&self) -> Vec<&str> {
         let names = self.entries.iter().map(|entry| entry.name.as_str());
         names.collect()

@@ -193,6 +193,9 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// Lets go of the memory of what was read so far.
+    fn release(&self) {}
+
     /// Bytes of all tensors.
     fn bytes(&self) -> usize {
         let sizes = self.names().into_iter().filter_map(|name| self.tensor(name));

@@ -125,6 +125,13 @@ impl Tensors {
         }
     }
 
+    /// Lets go of the memory of what was read so far.
+    pub fn release(&self) {
+        if let Origin::Files(source) = &self.origin {
+            source.release();
+        }
+    }
+
     /// Whether the file has such a part.
     pub fn has(&self, part: Part, at: At, what: &str) -> bool {
         match &self.origin {

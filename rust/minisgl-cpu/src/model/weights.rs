@@ -483,6 +483,8 @@ impl Weights {
                     locked(&failed).get_or_insert(error);
                     return;
                 }
+                // panels and file together would be twice the model
+                tensors.release();
                 if let Some(before) = done.take(usize::MAX) {
                     progress(before + 1, parts);
                 }

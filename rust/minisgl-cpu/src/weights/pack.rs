@@ -1,15 +1,19 @@
 //! From tensors to panels.
 //!
-//! Invariants: what is held as it is keeps its bits; held as another kind, numbers are taken, and quantized by one rule a
-//! kind where it has fewer bits than they need.
+//! Invariants: what is held as it is keeps its bits; of other kinds numbers are taken, as F32.
+//!
+//! A panel is made of all its rows at once, unit by unit: what is written of it stays in the first cache. Loops are of
+//! fixed lengths, over bytes side by side, so that they become vectors: packing has to keep up with a disk.
 
 use std::borrow::Cow;
 
-use super::layout::{BLOCK, PANEL};
+use super::layout::{BLOCK, Layout, PANEL};
 use super::matrix::Matrix;
-use crate::files::blocks::{decode, digit, f32_to_bf16, f32_to_f16, scale_and_min_codes, scale_of_six};
-use crate::files::quantize::encode;
+use crate::files::blocks::{decode, digit, scale_and_min_codes, scale_of_six};
 use crate::files::{Kind, TensorView};
+
+/// Bytes of the codes of a block, one byte each.
+const CODES: usize = PANEL * BLOCK;
 use crate::{Error, Result};
 
 /// Rows of a tensor for a matrix.
@@ -52,7 +56,7 @@ impl<'a> Part<'a> {
 
 impl Matrix {
     /// Stacks `parts` one below the other, or (`interleave`) panel by panel in turns, every part padded to whole
-    /// panels by itself. `held`: as another kind than the parts' own. Several threads may pack different matrices at once.
+    /// panels by itself. `held`: F32 in place of the parts' own kind. Several threads may pack different matrices at once.
     pub fn pack(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(Error::setting("a matrix without parts"));
@@ -71,12 +75,11 @@ impl Matrix {
         }
         let n = parts.iter().map(|part| part.tensor.rows()).sum();
         let mut matrix = Self::zeroed(held, n, n.div_ceil(PANEL), k);
-        let mut at = 0;
-        for part in parts {
-            for i in 0..part.tensor.rows() {
-                matrix.put(at, part.tensor.kind(), &part.row(i)?);
-                at += 1;
-            }
+        let mut rows = parts
+            .iter()
+            .flat_map(|part| (0..part.tensor.rows()).map(move |i| (part, i)));
+        for panel in 0..matrix.panels() {
+            matrix.put(panel, rows.by_ref().take(PANEL))?;
         }
         Ok(matrix)
     }
@@ -90,37 +93,108 @@ impl Matrix {
         }
         let panels = rows.div_ceil(PANEL) * parts.len();
         let mut matrix = Self::zeroed(held, panels * PANEL, panels, k);
-        for (turn, part) in parts.iter().enumerate() {
-            for i in 0..rows {
-                let panel = i / PANEL * parts.len() + turn;
-                matrix.put(panel * PANEL + i % PANEL, part.tensor.kind(), &part.row(i)?);
-            }
+        for panel in 0..panels {
+            let (part, first) = (&parts[panel % parts.len()], panel / parts.len() * PANEL);
+            matrix.put(panel, (first..rows.min(first + PANEL)).map(|i| (part, i)))?;
         }
         Ok(matrix)
     }
 
-    /// Row `r` from its stored bytes.
-    fn put(&mut self, r: usize, kind: Kind, row: &[u8]) {
-        let (held, k, lane) = (self.kind(), self.k(), r % PANEL);
+    /// A panel from at most as many rows of parts as it has.
+    fn put<'a>(&mut self, panel: usize, rows: impl Iterator<Item = (&'a Part<'a>, usize)>) -> Result<()> {
+        let (held, k) = (self.kind(), self.k());
         let layout = held.layout();
-        let units = self.panel_mut(r / PANEL).chunks_exact_mut(layout.unit_bytes());
-        if held.is_quantized() && held == kind.held() {
-            let inputs = layout.unit * BLOCK;
-            let stored = inputs / kind.block_len() * kind.block_bytes();
-            for (from, to) in row.chunks_exact(stored).zip(units) {
-                let (head, codes) = to.split_at_mut(layout.head);
-                put_head(kind, from, head, lane);
-                for (j, to) in codes.chunks_exact_mut(layout.codes()).enumerate() {
-                    put_codes(layout.bits, &codes_of(kind, from, j), to, lane);
-                }
+        let rows = rows
+            .map(|(part, i)| Ok(Row::new(part.tensor.kind(), held, part.row(i)?, k)))
+            .collect::<Result<Vec<_>>>()?;
+        for (i, unit) in self.panel_mut(panel).chunks_exact_mut(layout.unit_bytes()).enumerate() {
+            match held {
+                Kind::F16 => put_numbers::<2>(&rows, i, unit),
+                Kind::BF16 | Kind::F32 => put_numbers::<4>(&rows, i, unit),
+                _ => put_unit(&layout, &rows, i, unit),
             }
-            return;
         }
-        assert_eq!(layout.unit, 1, "numbers become {held:?}");
-        let mut numbers = vec![0.0; k.next_multiple_of(BLOCK)];
-        decode(kind, row, &mut numbers[..k]);
-        for (from, to) in numbers.chunks_exact(BLOCK).zip(units) {
-            put_numbers(to, lane, held, from);
+        Ok(())
+    }
+}
+
+/// A row of a panel, as it is stored.
+struct Row<'a> {
+    kind: Kind,
+    /// Of a unit.
+    bytes: usize,
+    stored: Cow<'a, [u8]>,
+}
+
+impl<'a> Row<'a> {
+    /// With numbers in place of blocks where `held` wants them, and those in whole blocks.
+    fn new(kind: Kind, held: Kind, stored: Cow<'a, [u8]>, k: usize) -> Self {
+        let (kind, mut stored) = if kind.held() == held {
+            (kind, stored)
+        } else {
+            assert_eq!(held, Kind::F32, "{kind:?} becomes numbers");
+            let mut numbers = vec![0.0; k];
+            decode(kind, &stored, &mut numbers);
+            let bytes = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+            (held, Cow::Owned(bytes))
+        };
+        let bytes = held.layout().unit * BLOCK / kind.block_len() * kind.block_bytes();
+        if stored.len() % bytes != 0 {
+            let whole = stored.len().next_multiple_of(bytes);
+            stored.to_mut().resize(whole, 0);
+        }
+        Self { kind, bytes, stored }
+    }
+
+    fn unit(&self, i: usize) -> &[u8] {
+        &self.stored[i * self.bytes..][..self.bytes]
+    }
+}
+
+/// Unit `i` of blocks.
+fn put_unit(layout: &Layout, rows: &[Row<'_>], i: usize, to: &mut [u8]) {
+    let (head, planes) = to.split_at_mut(layout.head);
+    for (lane, row) in rows.iter().enumerate() {
+        put_head(row.kind, row.unit(i), head, lane);
+    }
+    for (j, planes) in planes.chunks_exact_mut(layout.codes()).enumerate() {
+        let mut codes = [0; CODES];
+        for (lane, row) in rows.iter().enumerate() {
+            put_lane::<4>(&codes_of(row.kind, row.unit(i), j), &mut codes, lane);
+        }
+        let [low, high] = layout.bits;
+        let (first, second) = planes.split_at_mut(64 * low);
+        put_plane(low, 0, &codes, first);
+        put_plane(high, low, &codes, second);
+    }
+}
+
+/// Unit `i` of numbers, or of pairs of them, of `SIZE` bytes.
+fn put_numbers<const SIZE: usize>(rows: &[Row<'_>], i: usize, to: &mut [u8]) {
+    for (lane, row) in rows.iter().enumerate() {
+        put_lane::<SIZE>(row.unit(i), to, lane);
+    }
+}
+
+/// `SIZE` bytes of row `lane` after `SIZE` bytes of the row before it.
+#[inline(always)]
+fn put_lane<const SIZE: usize>(from: &[u8], to: &mut [u8], lane: usize) {
+    let (from, _) = from.as_chunks::<SIZE>();
+    let (to, _) = to.as_chunks_mut::<SIZE>();
+    for (from, to) in from.iter().zip(to.chunks_exact_mut(PANEL)) {
+        to[lane] = *from;
+    }
+}
+
+/// So many bits of each code, from bit `shift` on, into their plane (see `layout`).
+fn put_plane(bits: usize, shift: usize, codes: &[u8; CODES], to: &mut [u8]) {
+    if bits == 0 {
+        return;
+    }
+    let mask = u8::MAX >> (8 - bits);
+    for (part, codes) in codes.chunks_exact(64 * bits).enumerate() {
+        for (to, code) in to.iter_mut().zip(codes) {
+            *to |= (code >> shift & mask) << (bits * part);
         }
     }
 }
@@ -178,6 +252,16 @@ fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
     }
 }
 
+/// The code of each number of a block. An array's own way is no loop where it is not inlined, and then most of a start.
+#[inline(always)]
+fn each(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
+    let mut codes = [0; BLOCK];
+    for (i, one) in codes.iter_mut().enumerate() {
+        *one = code(i);
+    }
+    codes
+}
+
 /// The codes of the `j`-th 32 numbers of a unit, as their kind stores them.
 fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     let nibbles = |qs: usize, i: usize| from[qs + i % 16] >> (i / 16 * 4) & 15;
@@ -186,78 +270,33 @@ fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     let twos = |qs: usize, i: usize| from[qs + j / 4 * 32 + i] >> (j % 4 * 2) & 3;
     let (side, turn) = (j / 4, j % 4);
     match kind {
-        Kind::Q4_0 | Kind::IQ4_NL => std::array::from_fn(|i| nibbles(2, i)),
-        Kind::MXFP4 => std::array::from_fn(|i| nibbles(1, i)),
-        Kind::Q4_1 => std::array::from_fn(|i| nibbles(4, i)),
-        Kind::IQ4_XS => std::array::from_fn(|i| nibbles(8 + 16 * j, i)),
-        Kind::Q5_0 => std::array::from_fn(|i| nibbles(6, i) | fifth(2, i)),
-        Kind::Q5_1 => std::array::from_fn(|i| nibbles(8, i) | fifth(4, i)),
-        Kind::Q8_0 => std::array::from_fn(|i| from[2 + i]),
-        Kind::Q2_K => std::array::from_fn(|i| twos(16, i)),
-        Kind::Q3_K => std::array::from_fn(|i| twos(32, i) | (from[i] >> j & 1) << 2),
-        Kind::Q4_K => std::array::from_fn(|i| fours(16, i)),
-        Kind::Q5_K => std::array::from_fn(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
-        Kind::Q6_K => std::array::from_fn(|i| {
+        Kind::Q4_0 | Kind::IQ4_NL => each(|i| nibbles(2, i)),
+        Kind::MXFP4 => each(|i| nibbles(1, i)),
+        Kind::Q4_1 => each(|i| nibbles(4, i)),
+        Kind::IQ4_XS => each(|i| nibbles(8 + 16 * j, i)),
+        Kind::Q5_0 => each(|i| nibbles(6, i) | fifth(2, i)),
+        Kind::Q5_1 => each(|i| nibbles(8, i) | fifth(4, i)),
+        Kind::Q8_0 => each(|i| from[2 + i]),
+        Kind::Q2_K => each(|i| twos(16, i)),
+        Kind::Q3_K => each(|i| twos(32, i) | (from[i] >> j & 1) << 2),
+        Kind::Q4_K => each(|i| fours(16, i)),
+        Kind::Q5_K => each(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
+        Kind::Q6_K => each(|i| {
             let low = from[64 * side + 32 * (turn % 2) + i] >> (4 * (turn / 2)) & 15;
             low | (from[128 + 32 * side + i] >> (2 * turn) & 3) << 4
         }),
-        Kind::TQ1_0 => std::array::from_fn(|i| match 32 * j + i {
+        Kind::TQ1_0 => each(|i| match 32 * j + i {
             at @ 0..160 => digit(from[at % 32], at / 32),
             at @ 160..240 => digit(from[32 + at % 16], at / 16 - 10),
             at => digit(from[48 + at % 4], at / 4 - 60),
         }),
-        Kind::TQ2_0 => std::array::from_fn(|i| twos(0, i)),
-        Kind::NVFP4 => std::array::from_fn(|i| {
+        Kind::TQ2_0 => each(|i| twos(0, i)),
+        Kind::NVFP4 => each(|i| {
             let at = 32 * j + i;
             from[4 + at / 16 * 8 + at % 8] >> (at % 16 / 8 * 4) & 15
         }),
-        Kind::Q1_0 => std::array::from_fn(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
-        Kind::Q2_0 => std::array::from_fn(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
+        Kind::Q1_0 => each(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
+        Kind::Q2_0 => each(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
         Kind::F32 | Kind::F16 | Kind::BF16 => unreachable!("{kind:?} has numbers"),
-    }
-}
-
-/// Codes of row `lane` into the planes of a block (see `layout`).
-fn put_codes(bits: [usize; 2], codes: &[u8; BLOCK], to: &mut [u8], lane: usize) {
-    let mut at = 0;
-    let mut shift = 0;
-    for bits in bits.into_iter().filter(|&bits| bits > 0) {
-        let mask = ((1u16 << bits) - 1) as u8;
-        for (j, four) in codes.chunks_exact(4).enumerate() {
-            let to = &mut to[at + 64 * (j % bits) + 4 * lane..][..4];
-            for (to, code) in to.iter_mut().zip(four) {
-                *to |= (code >> shift & mask) << (bits * (j / bits));
-            }
-        }
-        at += 64 * bits;
-        shift += bits;
-    }
-}
-
-fn put_numbers(to: &mut [u8], lane: usize, held: Kind, from: &[f32]) {
-    match held {
-        // what is not finite shows in the numbers of the first step
-        Kind::Q4_1 => {
-            let mut block = [0; 20];
-            let _ = encode(Kind::Q4_1, from, &mut block);
-            put_head(Kind::Q4_1, &block, &mut to[..64], lane);
-            put_codes([4, 0], &codes_of(Kind::Q4_1, &block, 0), &mut to[64..], lane);
-        }
-        Kind::Q8_0 => {
-            let mut block = [0; 34];
-            let _ = encode(Kind::Q8_0, from, &mut block);
-            put_head(Kind::Q8_0, &block, &mut to[..32], lane);
-            put_codes([8, 0], &codes_of(Kind::Q8_0, &block, 0), &mut to[32..], lane);
-        }
-        Kind::F16 => (0..BLOCK).for_each(|i| {
-            to[i * 32 + lane * 2..][..2].copy_from_slice(&f32_to_f16(from[i]).to_le_bytes());
-        }),
-        Kind::BF16 => (0..BLOCK).for_each(|i| {
-            let bytes = f32_to_bf16(from[i]).to_le_bytes();
-            to[i / 2 * 64 + lane * 4 + i % 2 * 2..][..2].copy_from_slice(&bytes);
-        }),
-        _ => (0..BLOCK).for_each(|i| {
-            to[i * 64 + lane * 4..][..4].copy_from_slice(&from[i].to_le_bytes());
-        }),
     }
 }

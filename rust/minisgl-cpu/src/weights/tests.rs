@@ -92,6 +92,26 @@ fn parts_are_stacked_or_taken_in_turns_and_in_any_order() {
 }
 
 #[test]
+fn a_panel_has_rows_of_parts_of_several_kinds() {
+    let shape = [20, 512];
+    for kinds in [
+        [Kind::TQ1_0, Kind::TQ2_0],
+        [Kind::Q6_K, Kind::F16],
+        [Kind::Q5_K, Kind::Q5_K],
+    ] {
+        let data = kinds.map(|kind| stored(kind, 20, 512, 7));
+        let tensors = [0, 1].map(|i| TensorView::new("t", kinds[i], &shape, &data[i]).unwrap());
+        let stacked = Matrix::pack(&tensors.map(Part::new), false, None).unwrap();
+        let (mut got, mut want) = ([0.0; 512], [0.0; 512]);
+        for r in 0..40 {
+            stacked.row(r, &mut got);
+            tensors[r / 20].decode_row(r % 20, &mut want);
+            assert_eq!(got.map(f32::to_bits), want.map(f32::to_bits), "{kinds:?}, row {r}");
+        }
+    }
+}
+
+#[test]
 fn parts_that_do_not_fit_are_named() {
     let (a, b) = (stored(Kind::F32, 2, 32, 1), stored(Kind::F32, 2, 64, 1));
     let tensors = [

@@ -1,0 +1,46 @@
+"""What a load of the CPU engine takes of memory: the weights in panels, and not the file's pages with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisgl import envs
+from minisgl.bench.random_models import SHAPES, write_random
+
+SHAPE = replace(
+    SHAPES["smollm2-1.7b"], layers=16, hidden=1024, heads=16, kv_heads=16, inner=4096, vocab=2048, context=512
+)
+PEAK = """
+import sys
+from minisgl.config import EngineConfig
+from minisgl.engine.cpu_engine import load_cpu_engine
+def bytes_of(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+config = dict(engine="cpu", num_pages=16, num_threads=1)
+load_cpu_engine(EngineConfig(model=sys.argv[1], **config), print)  # what is made once is made now
+before = bytes_of("VmRSS")
+load_cpu_engine(EngineConfig(model=sys.argv[2], **config), print)
+print(bytes_of("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.timeout(300)
+def test_the_peak_of_a_load_is_the_file_and_a_layer(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
+    write_random(small, replace(SHAPE, layers=1), "q4_k_m")
+    write_random(large, SHAPE, "q4_k_m")
+    env = {**os.environ, envs.CACHE: str(tmp_path / "cache")}
+    command = [sys.executable, "-c", PEAK, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    size = large.stat().st_size
+    # a layer is a sixteenth, panels take a sixtieth more than blocks, and the file's pages would be as much again
+    assert int(done.stdout.splitlines()[-1]) < 1.3 * size
