@@ -94,6 +94,12 @@ def test_who_signs_with_another_key_is_another_signer() -> None:
     assert other.sha256 == made().sha256 and other.signer != made().signer
 
 
+def test_what_is_the_default_is_not_said() -> None:
+    """An object of its own would be: whoever asks for it gets the receipt of who does not."""
+    default = float("1")
+    assert msgspec.json.encode(made(top_p=default, frequency_penalty=0.0 * default)) == msgspec.json.encode(made())
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b'{"receipt": 2}', b'{"receipt": 1, "minisgl": 5}'])
 def test_what_is_no_receipt(data: bytes) -> None:
     with pytest.raises(ConfigError, match="receipt: "):

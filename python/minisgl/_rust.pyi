@@ -411,9 +411,9 @@ class Gateway:
         """Accept clients on a duplicate of the descriptor. `engine` and `fallback` are the Unix sockets of the engine
         process and of the Python server. Raises `OSError`."""
 
-    def serve(self, config: str, tokenizer: TextTokenizer, form: Callable[[str], str | None]) -> list[str]:
-        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON; `form`: see
-        `server.gateway_forms`, called by a thread of its own, not after `stop`. Returns what is passed on, and why.
+    def serve(self, config: str, tokenizer: TextTokenizer, answer: Callable[[str], str | None]) -> list[str]:
+        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON; `answer`: see
+        `server.app.Application`, called by threads of its own, not after `stop`. Returns what is passed on, and why.
         Raises `ValueError`."""
 
     def drain(self) -> None:

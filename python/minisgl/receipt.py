@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ENGINES = ("cpu", "echo")
+_PLAIN = SamplingParams()
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -121,8 +122,11 @@ def make(
 
 
 def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
-    """Without what changes no token, or a server numbers for itself."""
-    return msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
+    """Without what changes no token, a server numbers for itself, or is the default: whether that was asked for
+    changes no token either."""
+    bare = msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
+    fields = msgspec.structs.asdict(bare)
+    return SamplingParams(**{name: value for name, value in fields.items() if value != getattr(_PLAIN, name)})
 
 
 def parse(data: bytes) -> Receipt:

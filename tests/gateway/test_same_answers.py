@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from minisgl.config import ApiKey
+from minisgl import receipt
+from minisgl.config import ApiKey, EngineConfig, ServerConfig
 from minisgl.message import AdapterChanged, AddRequest
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.answers import Answer, Client, differ
@@ -29,7 +33,7 @@ from tests.helpers.fill_in import MARKERS, with_markers
 from tests.helpers.gateway import has_gateway
 from tests.helpers.http_requests import GOOD_HEAD, KEY, ORIGIN, Request, framed, requests
 from tests.helpers.long_fuzz import for_long
-from tests.helpers.server import CONFIG, MODEL, Frontend, frontend
+from tests.helpers.server import MODEL, Frontend, chat_body, frontend
 from tests.helpers.thinking import marked_ids, thinking_tokenizer
 
 FLAGS = (
@@ -146,14 +150,18 @@ def test_usual_requests_are_answered_by_the_gateway(pair: Pair, path: str) -> No
 
 
 ADAPTER = "adapter"
-LIMITED = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key=KEY, max_priority=4),))
+LIMITED = ServerConfig(
+    engine=EngineConfig(model=MODEL, load_format="dummy"),  # which has a digest, and no files
+    api_keys=(ApiKey(name="a", key=KEY, max_priority=4),),
+)
 SCORED = (b'"top_logprobs"', b"output_text.logprobs")  # of responses: only Python has them
 KINDS = ("tokens", "texts", "plain")
 
 
 def _serves_adapter(server: Frontend) -> None:
-    """Its engine has one that requests may name."""
-    number = server.on_loop(lambda: server.client.adapters.load(ADAPTER, "there")).number
+    """Its engine has one that requests may name; receipts have a digest of its folder."""
+    folder = str(Path(__file__).parent)
+    number = server.on_loop(lambda: server.client.adapters.load(ADAPTER, folder)).number
     server.engine.send(AdapterChanged(number, "loaded"))
     server.wait_until(lambda: server.client.adapters.number(ADAPTER) is not None)
 
@@ -178,14 +186,14 @@ class Agents(Pair):
         return answer
 
 
-def agents(kind: str) -> contextlib.AbstractContextManager[Agents]:
+def agents(kind: str, config: ServerConfig = LIMITED) -> contextlib.AbstractContextManager[Agents]:
     """`tokens`: the model thinks, and its markers are tokens; `texts`: they are none; `plain`: it does not think, and
     its template knows no tools."""
     tokenizer = Tokenizer.echo() if kind == "plain" else thinking_tokenizer(has_tokens=kind == "tokens")
     settings: dict[str, Any] = {
         "tokenizer": tokenizer,
         "marks": marked_ids(tokenizer),
-        "config": LIMITED,
+        "config": config,
         "engine": "cpu",
         "max_seq_len": 4096,
     }
@@ -245,6 +253,66 @@ def test_very_much_that_agents_ask(kind: str, times: int) -> None:
             found.check(request)
 
         for_long(check, given(of_agents()), LOOSE, 7_000 * times)
+
+
+RECEIPTS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, chat_body("say:Water, mostly 40 %")),
+    (CHAT, chat_body("burst:Water, mostly", logprobs=True, top_logprobs=1, n=2, stop=["most"])),
+    (CHAT, chat_body("say:", model=ADAPTER)),  # nothing but its end
+    (COMPLETION, {"prompt": "say:10 and 2", "logprobs": 0, "stop_token_ids": [50], "max_tokens": 30}),
+    (COMPLETION, {"prompt": ["say:\xe9", "say:b"], "n": 2, "temperature": 0.3, "logit_bias": {"65": 1.5}}),
+    (MESSAGES, chat_body("say:Water", max_tokens=4)),
+    (RESPONSES, {"input": "say:Water", "store": False}),
+]
+
+
+def signing(folder: Path) -> ServerConfig:
+    """With a key of receipts."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "key").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    return msgspec.structs.replace(LIMITED, receipt_key=str(folder / "key"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_gateway_gives_receipts(stream: bool, tmp_path: Path) -> None:
+    """The same, signed, as the Python server does; by itself, in one answer for each request."""
+    with agents("plain", signing(tmp_path)) as found:
+        for path, body in RECEIPTS:
+            request = usual(path, {**body, "seed": 5, "receipt": True, "stream": stream})
+            answer, other = found.ask(request)
+            assert answer is not None and answer.status == 200 and not differ(answer, other, request), (answer, other)
+            num_prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+            assert answer.body.count(b'"signer":"') == body.get("n", 1) * num_prompts
+        if has_gateway():
+            assert counts(found.rust) == {"answered": len(RECEIPTS), "passed_on": 0}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_receipt_that_cannot_be_made_is_an_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("ordered by a test")
+
+    with agents("plain") as found:
+        request = usual(CHAT, chat_body("say:Water", seed=5, receipt=True, stream=stream))
+        assert not differ(*found.ask(request), request)
+        monkeypatch.setattr(receipt, "make", fail)
+        for answer in found.ask(request):
+            assert answer is not None and answer.status == (200 if stream else 500)
+            assert b'"internal_error"' in answer.body and b'"receipt"' not in answer.body
+
+
+def test_where_there_can_be_no_receipts_both_say_so() -> None:
+    """Of an engine whose sums depend on the batch; others go on."""
+    first = "rust" if has_gateway() else "python"
+    with frontend(front_end=first) as rust, frontend() as python:
+        pair = Pair(rust, python)
+        for more, status in (({"receipt": True}, 400), ({}, 200), ({"receipt": {"adapter": 0}}, 400)):
+            request = usual(CHAT, chat_body("say:a", seed=5, **more))
+            one, other = pair.ask(request)
+            assert one is not None and one.status == status and not differ(one, other, request), (one, other)
+        pair.close()
 
 
 def test_gaps_are_filled_alike() -> None:

@@ -28,6 +28,7 @@ RANDOM = (
     "completion_tokens",
     "total_tokens",
     "finish_reason",
+    "receipt",
 )
 
 

@@ -105,6 +105,7 @@ USUAL: dict[str, st.SearchStrategy[Any]] = {
     "frequency_penalty": _signed,
     "presence_penalty": _signed,
     "user": st.sampled_from(["u", "", None]),
+    "receipt": st.sampled_from([True, True, False, None]),
 }
 RARE: dict[str, st.SearchStrategy[Any]] = {
     "top_k": st.sampled_from([-1, 0, 1, 40]),
@@ -141,6 +142,7 @@ RARE: dict[str, st.SearchStrategy[Any]] = {
     "enable_thinking": st.sampled_from([True, False, None, 1]),
     "include_reasoning": st.sampled_from([True, False, None]),
     "separate_reasoning": st.sampled_from([True, False, "no"]),
+    "receipt": st.sampled_from([True, 1, {"adapter": 0, "answer": None}]),
 }
 
 parts = st.one_of(
@@ -355,6 +357,7 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.sampled_from([[107], [97, 101]]),
     "max_completion_tokens": st.one_of(st.integers(1, 90), st.just(-1)),
     "logit_bias": st.sampled_from([{"65": 5}, {}]),
+    "receipt": st.sampled_from([True, True, None]),
 }
 
 
@@ -394,7 +397,7 @@ def scored_completions(draw: st.DrawFn) -> dict[str, Any]:
         body["logprobs"] = draw(st.sampled_from([0, 1, 2, 5]))
     if draw(st.integers(0, 2)) == 0:
         body |= draw(forms)
-    for name in ("stream", "stream_options", "n", "stop", "model", "priority", "logit_bias"):
+    for name in ("stream", "stream_options", "n", "stop", "model", "priority", "logit_bias", "receipt"):
         if draw(st.integers(0, 2)) == 0:
             body[name] = draw(OF_AGENTS[name])
     if "stream_options" in body:

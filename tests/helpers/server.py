@@ -27,7 +27,6 @@ from minisgl.frontend.engine_client import ProcessClient
 from minisgl.server.app import Application, build_app
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_config import encoded
-from minisgl.server.gateway_forms import form_of
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import (
@@ -203,7 +202,7 @@ class Frontend:
         self.connections, self.http_server = http.connections, http
         if self.gateway is not None and self._wait_ready:
             told = encoded(self._config, app, tokenizer, defaults).decode()
-            await asyncio.to_thread(self.gateway.serve, told, app.context.tokenizer.text, form_of(app.context.parsing))
+            await asyncio.to_thread(self.gateway.serve, told, app.context.tokenizer.text, app.answer)
             app.context.opening = False
             await asyncio.to_thread(self._wait_for_the_gateway, http)
         if app.batches is not None:

@@ -50,6 +50,7 @@ from minisgl.server.context import Served, ServerContext
 from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
 from minisgl.server.errors import MESSAGES, RESPONSES, install_handlers
 from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.gateway_forms import form_of
 from minisgl.server.health import add_health
 from minisgl.server.live import add_live
 from minisgl.server.llama_cpp import endpoint as llama_cpp
@@ -61,6 +62,7 @@ from minisgl.server.ollama import endpoint as ollama
 from minisgl.server.ollama import models as ollama_models
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prompts import Prompts
+from minisgl.server.receipts import OF_GATEWAY, Receipts
 from minisgl.server.rerank import RerankRequest, ScoreRequest, rerank_endpoint, score_endpoint
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.endpoint import (
@@ -123,6 +125,7 @@ class Application:
     context: ServerContext
     middleware: Middleware  # an ASGI application
     batches: Batches | None  # to be started, and stopped
+    answer: Callable[[str], str | None]  # for the gateway: of forms (`gateway_forms`) and of receipts
 
 
 def build_app(
@@ -161,7 +164,8 @@ def build_app(
     parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
     prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
     context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
-    posts = Posts(context, POSTS, app)
+    receipts = Receipts(context)
+    posts = Posts(context, POSTS, app, receipts)
     batches = None
     if config.state_dir is not None:
         batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
@@ -183,7 +187,12 @@ def build_app(
     install_openapi(app)
     _add_docs(app)
     inner = Background(posts, room_of(context)) if config.takes_lines else posts
-    return Application(context, Middleware(inner, config), batches)
+    return Application(context, Middleware(inner, config), batches, _answering(form_of(parsing), receipts.of_gateway))
+
+
+def _answering(form: Callable[[str], str | None], receipt: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """What the gateway calls with its questions, of forms and of receipts."""
+    return lambda question: (receipt if question.startswith(OF_GATEWAY) else form)(question)
 
 
 async def _for_the_page() -> None:

@@ -161,12 +161,16 @@ class Posts:
     """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
 
     def __init__(
-        self, context: ServerContext, endpoints: Mapping[str, tuple[type[Any], Endpoint]], app: ASGIApp
+        self,
+        context: ServerContext,
+        endpoints: Mapping[str, tuple[type[Any], Endpoint]],
+        app: ASGIApp,
+        receipts: Receipts,
     ) -> None:
         self._context = context
         self._endpoints = endpoints  # with the types of their bodies, by path
         self._app = app
-        self._receipts = Receipts(context)
+        self._receipts = receipts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None

@@ -1,7 +1,7 @@
 """Receipts of answers that asked for one (`receipt: true`): what the server's model is, found out once, and what each
-answer adds.
+answer adds. The gateway says what its answers were by a call within this process, which no client can make.
 
-Invariants: nothing is read or computed for requests that do not ask.
+Invariants: nothing is read or computed for requests that do not ask; what is signed was generated here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from minisgl import receipt
 from minisgl.config import ConfigError
@@ -25,6 +26,26 @@ if TYPE_CHECKING:
     from minisgl.server.context import ServerContext
 
 FIELD = "receipt"
+OF_GATEWAY = f'{{"{FIELD}":'
+"""The gateway's questions of receipts begin so."""
+
+
+class GatewayAnswer(msgspec.Struct, frozen=True):
+    """An answer of the gateway that has ended. `logprobs`: of the tokens of its text, empty where there are none."""
+
+    sampling: SamplingParams
+    prompt: bytes
+    tokens: bytes
+    logprobs: bytes
+    finish_reason: str
+
+
+class GatewayQuestion(msgspec.Struct, frozen=True):
+    """Without an answer: can there be receipts of this adapter (of this name; 0: of the model itself)?"""
+
+    adapter: int
+    name: str | None = None
+    answer: GatewayAnswer | None = None
 
 
 class Receipts:
@@ -43,13 +64,46 @@ class Receipts:
         adapter = self._context.client.adapters.by_name.get(name)
         number, folder = (0, None) if adapter is None else (adapter.number, adapter.path)
         if number not in self._found:
-            try:
-                self._found[number] = await self._context.prompts.run(partial(self._model, folder))
-            except ConfigError as error:
-                raise ApiError(400, f"{FIELD}: {error}", param=FIELD, code="unsupported_value") from error
+            await self._context.prompts.run(partial(self._find, number, folder))
         if sampling.logprobs is None and not self._context.info.simulated:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
         return sampling, OfAnswers(*self._found[number], self._key)
+
+    def of_gateway(self, question: str) -> str | None:
+        """The receipt of an answer, or nothing but yes to a question without one; None: there can be none. In a thread
+        of the gateway's."""
+        asked = msgspec.json.decode(question, type=dict[str, GatewayQuestion])[FIELD]
+        if asked.answer is not None:
+            return msgspec.json.encode(self._of_gateway(asked.answer)).decode()
+        adapter = None if asked.name is None else self._context.client.adapters.by_name.get(asked.name)
+        if (0 if adapter is None else adapter.number) != asked.adapter:
+            return None  # it went meanwhile
+        try:
+            self._find(asked.adapter, None if adapter is None else adapter.path)
+        except ApiError:
+            return None  # the request comes here, and is refused here
+        return ""
+
+    def _of_gateway(self, answer: GatewayAnswer) -> Receipt:
+        logprobs = LogprobDigest()
+        logprobs.add(np.frombuffer(answer.logprobs, "<f4").tolist())
+        return receipt.make(
+            *self._found[answer.sampling.adapter],
+            answer.sampling,
+            np.frombuffer(answer.prompt, "<i4").tolist(),
+            np.frombuffer(answer.tokens, "<i4").tolist(),
+            answer.finish_reason,
+            logprobs.shown() if answer.logprobs else None,
+            self._key,
+        )
+
+    def _find(self, number: int, folder: str | None) -> None:
+        """Once for each adapter, in whatever thread. Raises `ApiError`."""
+        if number not in self._found:
+            try:
+                self._found[number] = self._model(folder)
+            except ConfigError as error:
+                raise ApiError(400, f"{FIELD}: {error}", param=FIELD, code="unsupported_value") from error
 
     def _model(self, adapter: str | None) -> tuple[Model, Numerics]:
         info, config, tokenizer = self._context.info, self._context.config.engine, self._context.tokenizer

@@ -34,7 +34,6 @@ from minisgl.server.app import Application, build_app
 from minisgl.server.callers import binds_loopback
 from minisgl.server.demo_load import DemoLoad
 from minisgl.server.gateway import FrontEnd
-from minisgl.server.gateway_forms import form_of
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.server.log import complain, narrate, say, warn
@@ -221,8 +220,7 @@ async def _serve(
     app.context.metrics.start()
     if front_end.gateway is not None:
         encoded = partial(gateway_config.encoded, config, app, tokenizer, defaults)
-        form = form_of(app.context.parsing)
-        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, form)
+        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, app.answer)
         app.context.opening = False
     if app.batches is not None:
         app.batches.start()
@@ -265,14 +263,14 @@ def _open(
     config: ServerConfig,
     tokenizer: Tokenizer,
     encoded: Callable[[], bytes],
-    form: Callable[[str], str | None],
+    answer: Callable[[str], str | None],
 ) -> None:
     """Let the gateway answer by itself. What cannot be costs its speed only."""
     try:
         text = encoded()
         if config.log_prompts:
             raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
-        for line in gateway.serve(text.decode(), tokenizer.text, form):
+        for line in gateway.serve(text.decode(), tokenizer.text, answer):
             say(f"gateway: {line}")
     except (ValueError, OSError) as error:
         warn(f"the gateway passes every request on: {error}")

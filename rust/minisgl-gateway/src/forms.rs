@@ -12,11 +12,10 @@ use minisgl_text::answer::Tools;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::python::Python;
+
 /// Most bytes of questions that are remembered, in each of two generations.
 const KNOWN_BYTES: usize = 2 << 20;
-
-/// The answer to a question: JSON, None: the Python server answers the request.
-pub type Ask = Box<dyn Fn(&str) -> Option<String> + Send>;
 
 /// What is known of a question.
 #[derive(Debug, Deserialize)]
@@ -74,15 +73,15 @@ impl Known {
 
 /// See the module.
 pub struct Forms {
-    ask: Mutex<Option<Ask>>,
+    python: Python,
     known: Mutex<Known>,
 }
 
 impl Forms {
-    /// Asks by `ask`.
-    pub fn new(ask: Ask) -> Forms {
+    /// Asks `python`.
+    pub fn new(python: Python) -> Forms {
         Forms {
-            ask: Mutex::new(Some(ask)),
+            python,
             known: Mutex::new(Known::default()),
         }
     }
@@ -100,7 +99,7 @@ impl Forms {
 
     /// Asks, which may take seconds; false: there is no answer.
     pub fn learn(&self, question: String) -> bool {
-        let text = lock(&self.ask).as_ref().and_then(|ask| ask(&question));
+        let text = self.python.ask(&question);
         let Some(form) = text.and_then(|text| Form::read(&text)) else {
             return false;
         };
@@ -114,15 +113,10 @@ impl Forms {
         struct Explained {
             messages: Vec<Value>,
         }
-        let text = lock(&self.ask).as_ref().and_then(|ask| ask(question))?;
+        let text = self.python.ask(question)?;
         serde_json::from_str::<Explained>(&text)
             .ok()
             .map(|found| found.messages)
-    }
-
-    /// Nothing is asked any more, when this returns.
-    pub fn close(&self) {
-        *lock(&self.ask) = None;
     }
 }
 
@@ -146,7 +140,7 @@ mod tests {
             count.fetch_add(1, Relaxed);
             answer.map(str::to_owned)
         };
-        (Forms::new(Box::new(ask)), asked)
+        (Forms::new(Python::new(Box::new(ask))), asked)
     }
 
     #[test]
@@ -155,7 +149,7 @@ mod tests {
         assert!(forms.find("q").is_none() && forms.learn("q".into()));
         assert_eq!(forms.find("q").unwrap().grammar.as_deref(), Some("g"));
         assert_eq!(asked.load(Relaxed), 1);
-        forms.close();
+        forms.python.close();
         assert!(!forms.learn("other".into()) && forms.find("q").is_some());
     }
 

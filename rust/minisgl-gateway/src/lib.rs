@@ -8,7 +8,7 @@
 //! - [`engine`]: the connection to an engine process.
 //! - [`http`]: connections of clients, and passing requests on.
 //! - [`answer`]: bodies, generations, and the shapes of answers.
-//! - [`callers`], [`prepare`], [`forms`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
+//! - [`callers`], [`prepare`], [`forms`], [`receipts`], [`python`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
 //! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
 
 #![deny(unsafe_code)]
@@ -26,6 +26,8 @@ pub mod message;
 pub mod metrics;
 pub mod pool;
 pub mod prepare;
+pub mod python;
+pub mod receipts;
 pub mod server;
 pub mod shared;
 pub mod worker;

@@ -1,5 +1,5 @@
 //! A bounded pool of threads for what takes long: parsing, rendering and encoding. A lane for short work, one for long:
-//! a long text delays no short one; and one for questions to Python, which may have to wait for its turn.
+//! a long text delays no short one; and two for questions to Python, which may have to wait for its turn.
 //!
 //! Invariants: a panic in one piece of work is that piece's only.
 
@@ -22,6 +22,8 @@ pub enum Lane {
     Long,
     /// What waits for Python.
     Ask,
+    /// The same, of receipts: a grammar that takes long delays no end of an answer.
+    Receipt,
 }
 
 /// A bounded pool of threads. They end when it is dropped.
@@ -29,6 +31,7 @@ pub struct Pool {
     short: Sender<Job>,
     long: Sender<Job>,
     ask: Sender<Job>,
+    receipt: Sender<Job>,
 }
 
 impl Pool {
@@ -40,6 +43,7 @@ impl Pool {
             short: lane("encode-short", threads)?,
             long: lane("encode-long", threads)?,
             ask: lane("ask", 1)?,
+            receipt: lane("receipt", 1)?,
         })
     }
 
@@ -57,6 +61,7 @@ impl Pool {
             Lane::Short => &self.short,
             Lane::Long => &self.long,
             Lane::Ask => &self.ask,
+            Lane::Receipt => &self.receipt,
         };
         queue.send(job).ok()?;
         receiver.await.ok()

@@ -10,9 +10,11 @@ use crate::answer::fields::Prompt;
 use crate::answer::parsed::Parsing;
 use crate::answer::plan::{Endpoint, Input, Plan, plan};
 use crate::config::GatewayConfig;
-use crate::forms::{Ask, Form, Forms};
+use crate::forms::{Form, Forms};
 use crate::keys::KeyCounts;
 use crate::metrics::Reason;
+use crate::python::{Ask, Python};
+use crate::receipts::Receipts;
 
 /// What the answers of a model need.
 pub struct Loaded {
@@ -28,6 +30,10 @@ pub struct Loaded {
     pub tools: Option<&'static ToolFormat>,
     /// What Python makes of tools and forms of answers.
     pub forms: Forms,
+    /// Who makes receipts.
+    pub receipts: Receipts,
+    /// Who is asked of both.
+    pub python: Python,
     /// What API keys of a file use, by number.
     pub keys: Vec<Arc<KeyCounts>>,
 }
@@ -72,11 +78,14 @@ impl Loaded {
             }
             found
         });
+        let python = Python::new(ask);
         Ok((
             Loaded {
                 thinking,
                 tools,
-                forms: Forms::new(ask),
+                forms: Forms::new(python.clone()),
+                receipts: Receipts::new(python.clone()),
+                python,
                 keys,
                 config,
                 tokenizer,

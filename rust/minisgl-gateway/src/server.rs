@@ -19,10 +19,10 @@ use tokio::task::{LocalSet, spawn_local};
 use crate::answer::log::say;
 use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
-use crate::forms::Ask;
 use crate::http::{Options, accept};
 use crate::pool::Pool;
 use crate::prepare::Loaded;
+use crate::python::Ask;
 use crate::shared::Shared;
 use crate::worker::Worker;
 
@@ -72,7 +72,7 @@ impl Gateway {
     }
 
     /// Loads the template, then answers what it is sure of. Returns what is passed on, and why. `ask`: see
-    /// [`crate::forms`].
+    /// [`crate::python`].
     pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>, ask: Ask) -> Result<Vec<String>, String> {
         let (loaded, mut lines) = Loaded::new(config, tokenizer, ask)?;
         let loaded = Arc::new(loaded);
@@ -103,7 +103,7 @@ impl Gateway {
     pub fn stop(&self, grace: Duration) {
         self.end_thread(grace);
         if let Some(loaded) = self.shared.loaded() {
-            loaded.forms.close();
+            loaded.python.close();
         }
     }
 

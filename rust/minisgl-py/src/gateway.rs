@@ -1,5 +1,5 @@
 //! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python,
-//! but for one that asks what is known there of tools and forms of answers.
+//! but for those that ask what is known there of tools and forms of answers, and for receipts.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -44,13 +44,19 @@ impl Gateway {
         })
     }
 
-    fn serve(&self, py: Python<'_>, config: &str, tokenizer: &TextTokenizer, form: Py<PyAny>) -> PyResult<Vec<String>> {
+    fn serve(
+        &self,
+        py: Python<'_>,
+        config: &str,
+        tokenizer: &TextTokenizer,
+        answer: Py<PyAny>,
+    ) -> PyResult<Vec<String>> {
         let found = GatewayConfig::read(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
         let ask = Box::new(move |question: &str| {
             Python::attach(|py| {
-                let answer = form.call1(py, (question,)).and_then(|found| found.extract(py));
-                answer.unwrap_or_else(|error: PyErr| {
+                let found = answer.call1(py, (question,)).and_then(|found| found.extract(py));
+                found.unwrap_or_else(|error: PyErr| {
                     error.write_unraisable(py, None);
                     None
                 })

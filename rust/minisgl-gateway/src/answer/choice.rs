@@ -9,6 +9,7 @@ use minisgl_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::message::{SamplingParams, TokenLogprobs};
+use crate::receipts::Receipt;
 
 use super::logprobs::Scored;
 
@@ -55,6 +56,8 @@ pub struct End<'a> {
     pub reason: Option<&'static str>,
     /// A stop string or the id of a stop token.
     pub matched: Option<&'a str>,
+    /// As JSON, if the request asks for one.
+    pub receipt: Option<&'a str>,
 }
 
 /// What `take` found.
@@ -92,6 +95,8 @@ pub struct Choice {
     /// Set once it has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
+    /// If the request asks for one.
+    pub receipt: Option<Receipt>,
     /// The embedding of its prompt, float32 as bytes, if that is asked for.
     pub embedding: Option<Vec<u8>>,
     /// When its tokens came last.
@@ -129,6 +134,7 @@ impl Choice {
             num_watched: None,
             finish: None,
             matched: None,
+            receipt: None,
             embedding: None,
             last_time: None,
             has_stop: !stop.is_empty(),
@@ -227,11 +233,18 @@ impl Choice {
         tokens.len()
     }
 
+    /// What its receipt is made of, now that it has ended, if it is to have one.
+    pub fn asks(&self) -> Option<String> {
+        let receipt = self.receipt.as_ref()?;
+        Some(receipt.question(self.ids(), self.finish?.name()))
+    }
+
     /// How it has ended.
     pub fn end(&self) -> End<'_> {
         End {
             reason: self.finish.map(Finish::name),
             matched: self.matched.as_deref(),
+            receipt: self.receipt.as_ref().and_then(|one| one.shown.as_deref()),
         }
     }
 

@@ -347,6 +347,7 @@ macro_rules! body {
                     repetition_penalty: self.repetition_penalty,
                     logit_bias: self.logit_bias.take(),
                     logprobs: None,
+                    receipt: false,
                     stream: self.stream.unwrap_or(false),
                     stream_options: self.stream_options.take().map(|found| found.0),
                     priority: i64::from(self.priority.unwrap_or(0)),
@@ -378,6 +379,7 @@ pub struct Common {
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
     pub logprobs: Option<i64>,
+    pub receipt: bool,
     pub stream: bool,
     pub stream_options: Option<StreamOptions>,
     pub priority: i64,
@@ -406,6 +408,7 @@ body! {
         max_completion_tokens: Option<i64>,
         logprobs: Option<bool>,
         top_logprobs: Option<i64>,
+        receipt: Option<bool>,
         tools: Raw,
         tool_choice: Raw,
         parallel_tool_calls: Raw,
@@ -534,6 +537,7 @@ body! {
         thinking: Option<Object<AnthropicThinking>>,
         output_config: Option<Object<AnthropicOutputConfig>>,
         output_format: Option<Object<AnthropicFormat>>,
+        receipt: Option<bool>,
         chat_template_kwargs: Option<Map<String, Value>>,
     }
 }
@@ -745,6 +749,7 @@ body! {
         truncation: Option<Truncation>,
         safety_identifier: Option<String>,
         prompt_cache_key: Option<String>,
+        receipt: Option<bool>,
         chat_template_kwargs: Option<Map<String, Value>>,
     }
 }
@@ -756,6 +761,7 @@ body! {
         logprobs: Option<i64>,
         echo: Option<bool>,
         best_of: Option<i64>,
+        receipt: Option<bool>,
     }
 }
 

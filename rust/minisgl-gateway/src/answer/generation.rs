@@ -15,6 +15,7 @@ use crate::http::Writer;
 use crate::keys::KeyCounts;
 use crate::message::TokenLogprobs;
 use crate::metrics::Metrics;
+use crate::receipts::Receipt;
 
 use super::choice::{Choice, Finish};
 use super::errors::{Errors, Failure};
@@ -44,6 +45,7 @@ struct Inner {
     choices: Vec<Choice>,
     n: usize,
     num_open: usize,
+    num_due: usize, // receipts
     shape: Shape,
     shown: Vec<Shown>, // by choice
     writer: Writer,
@@ -83,8 +85,14 @@ pub struct Heading {
     pub arrival: Instant,
 }
 
-/// An end of a stop string of which the engine does not know.
-pub type FoundStops = Vec<i64>;
+/// What came of notifying it.
+#[derive(Default)]
+pub struct Noticed {
+    /// Ids of choices that a stop string has ended, of which the engine does not know.
+    pub stops: Vec<i64>,
+    /// Choices that have ended, and are shown once their receipts have come; with what is to be asked for these.
+    pub asks: Vec<(usize, String)>,
+}
 
 impl Generation {
     /// `n` choices of each prompt, in order; `shown`: of each, nothing yet.
@@ -114,6 +122,7 @@ impl Generation {
             choices,
             n,
             num_open,
+            num_due: 0,
             shape,
             shown,
             writer,
@@ -132,10 +141,17 @@ impl Generation {
         }
     }
 
-    /// Its requests got these ids.
-    pub fn submitted(&self, mut next_id: impl FnMut() -> i64) {
+    /// Its requests got these ids, and perhaps are to have receipts.
+    pub fn submitted(&self, mut next: impl FnMut() -> Option<(i64, Option<Receipt>)>) {
         for choice in &mut self.inner.borrow_mut().choices {
-            choice.req_id = next_id();
+            (choice.req_id, choice.receipt) = next().unwrap_or((-1, None));
+        }
+    }
+
+    /// The receipt of a choice has come; it is shown when this is notified.
+    pub fn add_receipt(&self, choice: usize, shown: String) {
+        if let Some(receipt) = &mut self.inner.borrow_mut().choices[choice].receipt {
+            receipt.shown = Some(shown);
         }
     }
 
@@ -170,12 +186,11 @@ impl Generation {
             .collect()
     }
 
-    /// Something came for one or more of the choices: take it and show it. Returns the ids of those that a stop string
-    /// has ended.
-    pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> FoundStops {
+    /// Something came for one or more of the choices: take it and show it.
+    pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> Noticed {
         let mut inner = self.inner.borrow_mut();
         if inner.outcome.is_some() || (inner.shape.streams() && inner.writer.is_paused()) {
-            return FoundStops::new();
+            return Noticed::default();
         }
         let began = Instant::now();
         #[cfg(feature = "test-panics")]
@@ -184,19 +199,19 @@ impl Generation {
             "ordered by a test"
         );
         scratch.out.clear();
-        let (stops, result) = inner.take(now, metrics, scratch, began);
+        let (noticed, result) = inner.take(now, metrics, scratch, began);
         if let Err(failure) = result {
             inner.fail(failure, &mut scratch.out);
             self.ended.notify_one();
-            return stops;
+            return noticed;
         }
-        if inner.num_open == 0 {
+        if inner.num_open == 0 && inner.num_due == 0 {
             inner.finish(&mut scratch.out);
             self.ended.notify_one();
         } else if !scratch.out.is_empty() {
             inner.send(&scratch.out, false);
         }
-        stops
+        noticed
     }
 
     /// End it with an error, wherever it is.
@@ -251,24 +266,28 @@ impl Inner {
         metrics: &Metrics,
         scratch: &mut Scratch,
         began: Instant,
-    ) -> (FoundStops, Result<(), Failure>) {
-        let mut stops = FoundStops::new();
+    ) -> (Noticed, Result<(), Failure>) {
+        let mut noticed = Noticed::default();
         let mut num_tokens = 0;
         for at in 0..self.choices.len() {
             if !self.choices[at].has_news() {
+                self.show_with_receipt(at, &mut scratch.out);
                 continue;
             }
             if let Some(error) = self.choices[at].failed() {
                 self.end(at, Finish::Error, metrics);
-                return (stops, Err(self.errors.of_engine(error)));
+                return (noticed, Err(self.errors.of_engine(error)));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
             let taken = choice.take(&mut shown.text);
             if let Some(logprobs) = &mut shown.logprobs {
                 logprobs.add(&taken.scored);
             }
+            if let Some(receipt) = &mut choice.receipt {
+                receipt.add(&taken.scored);
+            }
             if taken.found_stop {
-                stops.push(choice.req_id);
+                noticed.stops.push(choice.req_id);
             }
             if taken.num_new > 0 {
                 num_tokens += taken.num_new;
@@ -278,16 +297,29 @@ impl Inner {
                     self.about.ttft_s = Some((now - self.about.arrival).as_secs_f64());
                 }
             }
-            self.show(at, &mut scratch.out);
             if let Some(reason) = taken.finish {
                 self.end(at, reason, metrics);
+                if let Some(question) = self.choices[at].asks() {
+                    self.num_due += 1;
+                    noticed.asks.push((at, question));
+                    continue;
+                }
             }
+            self.show(at, &mut scratch.out);
         }
         metrics.detokenize.add(began.elapsed(), num_tokens as u64);
         if let Some(counts) = &self.counts {
             counts.num_generated.fetch_add(num_tokens as u64, Relaxed);
         }
-        (stops, Ok(()))
+        (noticed, Ok(()))
+    }
+
+    /// A choice that has ended, if its receipt has come since the last time.
+    fn show_with_receipt(&mut self, at: usize, out: &mut Vec<u8>) {
+        if self.choices[at].receipt.as_mut().is_some_and(Receipt::has_come) {
+            self.num_due -= 1;
+            self.show(at, out);
+        }
     }
 
     /// In a stream, what has come.

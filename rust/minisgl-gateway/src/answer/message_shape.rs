@@ -8,7 +8,7 @@ use minisgl_text::answer::Part;
 use serde_json::{Map, Value, json};
 
 use super::choice::{End, Finish};
-use super::json::{Usage, write_text};
+use super::json::{Usage, write_receipt, write_text};
 use super::sections::{Change, Kind, Section, Sections};
 use crate::callers;
 
@@ -94,6 +94,7 @@ impl MessageShape {
         self.write_stop(end, out);
         out.extend_from_slice(b"},\"usage\":");
         write_usage(usage, out);
+        write_receipt(out, end.receipt);
         out.extend_from_slice(b"}\n\n");
         event("message_stop", "", out);
     }
@@ -112,6 +113,7 @@ impl MessageShape {
         self.write_stop(end, &mut out);
         out.extend_from_slice(b",\"usage\":");
         write_usage(usage, &mut out);
+        write_receipt(&mut out, end.receipt);
         out.push(b'}');
         out
     }

@@ -100,6 +100,10 @@ pub struct Plan {
     pub ignored: Vec<&'static str>,
     /// Checked; `seed` and `max_tokens` may be open, `n` is that of the body.
     pub sampling: SamplingParams,
+    /// Log probabilities are part of the answer.
+    pub shows_logprobs: bool,
+    /// Each answer is to have a receipt, which needs them, too.
+    pub receipt: bool,
     /// `max_tokens` is the client's, no default.
     pub names_length: bool,
     /// Answers per prompt.
@@ -246,6 +250,7 @@ struct Turn {
 fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut common = body.common();
     common.logprobs = chat_logprobs(&body)?;
+    common.receipt = body.receipt == Some(true);
     common.form.append(&mut tools(&mut body)?);
     let budget = body.thinking_budget;
     sure(budget.is_none_or(|most| (1..1 << 31).contains(&most)))?;
@@ -277,6 +282,7 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
 
 fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut common = body.common();
+    common.receipt = body.receipt == Some(true);
     sure(common.max_tokens.is_some())?;
     let mut stop = body.stop_sequences.take().unwrap_or_default();
     stop.append(&mut common.stop);
@@ -295,6 +301,7 @@ struct Asking<'a> {
 fn responses(mut body: ResponsesBody, written: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
     does(!responses::is_for_python(&body))?;
     let mut common = body.common();
+    common.receipt = body.receipt == Some(true);
     sure(common.max_tokens.is_none())?;
     common.max_tokens = body.max_output_tokens;
     let (asked, mut head) = responses::to_chat(&mut body, &config.bounds).ok_or(Reason::Error)?;
@@ -468,6 +475,7 @@ fn for_template(message: Message, bounds: &Bounds) -> Result<Value, Reason> {
 fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, Reason> {
     let mut common = body.common();
     common.logprobs = body.logprobs;
+    common.receipt = body.receipt == Some(true);
     does(body.echo != Some(true))?;
     does(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
     let (limit, names_length) = (
@@ -544,6 +552,8 @@ fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason
         reasoning: (true, true),
         ignored: Vec::new(),
         sampling,
+        shows_logprobs: false,
+        receipt: false,
         names_length: true,
         n: 1,
         input: Input::Prompts(body.input.0),
@@ -602,7 +612,11 @@ fn finished(
     let (limit, names_length) = limit;
     does(limit != Some(0))?; // only the prompt is computed
     let limit = limit.filter(|&limit| limit != TO_THE_END);
-    let sampling = sampling(common, limit, n, config)?;
+    let (shows_logprobs, receipt) = (common.logprobs.is_some(), common.receipt);
+    let mut sampling = sampling(common, limit, n, config)?;
+    if receipt && !config.simulated {
+        sampling.logprobs = sampling.logprobs.or(Some(0));
+    }
     let n = usize::try_from(n).map_err(|_| Reason::Error)?;
     Ok(Plan {
         endpoint,
@@ -613,6 +627,8 @@ fn finished(
         reasoning: (true, true),
         ignored: Vec::new(),
         sampling,
+        shows_logprobs,
+        receipt,
         names_length,
         n,
         input,

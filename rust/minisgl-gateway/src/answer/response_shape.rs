@@ -44,10 +44,10 @@ impl ResponseShape {
         }
     }
 
-    fn object<const N: usize>(&self, more: [(&str, Value); N]) -> Value {
+    fn object<'a>(&self, more: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
         let mut found = self.head.clone();
         found.insert("output".into(), self.items.clone().into());
-        found.extend(more.map(|(name, value)| (name.to_owned(), value)));
+        found.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
         found.into()
     }
 
@@ -227,14 +227,18 @@ impl ResponseShape {
             "output_tokens_details": {"reasoning_tokens": usage.reasoning.unwrap_or(0)},
             "total_tokens": usage.prompt + usage.completion,
         });
+        let receipt = end
+            .receipt
+            .and_then(|one| Some(("receipt", serde_json::from_str(one).ok()?)));
+        let ends = [("usage", usage)].into_iter().chain(receipt);
         if end.reason == Some("length") {
             let why = json!({"reason": "max_output_tokens"});
             let status = ("status", "incomplete".into());
-            return self.object([("usage", usage), status, ("incomplete_details", why)]);
+            return self.object(ends.chain([status, ("incomplete_details", why)]));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs()).into();
-        self.object([("usage", usage), ("status", "completed".into()), ("completed_at", now)])
+        self.object(ends.chain([("status", "completed".into()), ("completed_at", now)]))
     }
 }
 

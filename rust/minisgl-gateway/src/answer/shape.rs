@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::choice::{Choice, End, Finish};
 use super::embedding::Vectors;
 use super::errors::Failure;
-use super::json::{Usage, json_text, write_text};
+use super::json::{Usage, json_text, write_receipt, write_text};
 use super::logprobs::Logprobs;
 use super::message_shape::MessageShape;
 use super::parsed::Parsed;
@@ -51,7 +51,7 @@ impl Shown {
     pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
         let parsed = plan.parsing.as_ref();
         let keeps = !plan.stream && !matches!(plan.endpoint, Endpoint::Messages | Endpoint::Responses);
-        let logprobs = plan.sampling.logprobs.map(|_| match plan.endpoint {
+        let logprobs = plan.shows_logprobs.then(|| match plan.endpoint {
             Endpoint::Completion => Logprobs::of_completion(tokenizer),
             _ => Logprobs::of_chat(tokenizer),
         });
@@ -487,6 +487,7 @@ fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
     if let Some(matched) = end.matched {
         let _ = write!(out, r#","matched_stop":{matched}"#);
     }
+    write_receipt(out, end.receipt);
 }
 
 fn write_logprobs(out: &mut Vec<u8>, logprobs: Option<&mut Logprobs>) {

@@ -5,11 +5,14 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use tokio::task::spawn_local;
+
 use super::Worker;
 use crate::answer::errors::Failure;
 use crate::answer::generation::Generation;
 use crate::engine::{EngineLink, Watchdog};
 use crate::message::{FromEngine, ToEngine};
+use crate::pool::Lane;
 
 impl Worker {
     /// Takes what comes from the engine process, until it is gone.
@@ -76,13 +79,34 @@ impl Worker {
         let scratch = &mut *self.scratch.borrow_mut();
         let noticed = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
         match noticed {
-            Ok(stops) => {
-                for id in stops {
+            Ok(noticed) => {
+                for id in noticed.stops {
                     self.finish(id, ToEngine::FinishRequest(id));
+                }
+                for (choice, question) in noticed.asks {
+                    self.ask_receipt(generation, choice, question);
                 }
             }
             Err(_) => generation.fail(Failure::Internal),
         }
+    }
+
+    /// It goes on when the receipt has come; who has left by then is not waited for.
+    fn ask_receipt(&self, generation: &Rc<Generation>, choice: usize, question: String) {
+        let (Some(worker), Some(loaded)) = (self.me.upgrade(), self.loaded.borrow().clone()) else {
+            return; // it ends
+        };
+        let generation = Rc::downgrade(generation);
+        spawn_local(async move {
+            let make = move || loaded.receipts.make(&question);
+            let found = worker.pool.run(Lane::Receipt, make).await.flatten();
+            let Some(generation) = generation.upgrade() else { return };
+            match found {
+                Some(shown) => generation.add_receipt(choice, shown),
+                None => generation.fail(Failure::Internal),
+            }
+            worker.notify(&generation, Instant::now());
+        });
     }
 
     pub(super) fn finish(&self, id: i64, message: ToEngine) {

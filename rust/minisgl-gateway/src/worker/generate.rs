@@ -25,6 +25,7 @@ use crate::message::ToEngine;
 use crate::metrics::Reason;
 use crate::pool::Lane;
 use crate::prepare::{Loaded, Prepared, Stop, choice_seed, prepare};
+use crate::receipts::Receipt;
 use crate::shared::KeptAnswer;
 
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
@@ -73,7 +74,10 @@ impl Worker {
                 .prepare_once(loaded, endpoint, body.clone(), explained.clone())
                 .await
             {
-                Ok(found) => return Ok(found),
+                Ok(found) => {
+                    self.learn_receipts(loaded, &found.plan).await;
+                    return Ok(found);
+                }
                 Err(Stop::PassOn(reason)) => return Err(reason),
                 Err(Stop::Ask(question)) => {
                     let asked = Arc::clone(loaded);
@@ -115,15 +119,27 @@ impl Worker {
         found
     }
 
-    /// Of the adapter that it names: its number.
-    fn name_adapter(&self, plan: &mut Plan, config: &GatewayConfig) -> Result<(), Reason> {
+    /// Of the adapter that it names: its number. Receipts, if it asks for them, are known to be possible.
+    fn name_adapter(&self, plan: &mut Plan, loaded: &Loaded) -> Result<(), Reason> {
         let number = plan.model.as_ref().and_then(|name| self.shared.adapter(name));
         match number {
             Some(number) => plan.sampling.adapter = number,
-            None if plan.model.is_none() || config.any_model_name => plan.model = None,
+            None if plan.model.is_none() || loaded.config.any_model_name => plan.model = None,
             None => return Err(Reason::Error),
         }
-        Ok(())
+        let fits = !plan.receipt || loaded.receipts.has(plan.sampling.adapter);
+        fits.then_some(()).ok_or(Reason::Error)
+    }
+
+    /// Whether there can be receipts of its answers, if it asks for them: Python is asked once for each adapter.
+    async fn learn_receipts(&self, loaded: &Arc<Loaded>, plan: &Plan) {
+        let name = plan.model.clone();
+        let number = name.as_ref().and_then(|name| self.shared.adapter(name)).unwrap_or(0);
+        if plan.receipt && !loaded.receipts.has(number) {
+            let asked = Arc::clone(loaded);
+            let learn = move || asked.receipts.learn(number, name.filter(|_| number != 0).as_deref());
+            self.pool.run(Lane::Receipt, learn).await;
+        }
     }
 
     /// Hands a request's choices to the engine.
@@ -132,15 +148,15 @@ impl Worker {
         let seed = plan.sampling.seed.unwrap_or_else(callers::random_seed);
         let mut messages = Vec::with_capacity(prompts.len() * plan.n);
         let live = &mut *self.live.borrow_mut();
-        let mut ids = Vec::with_capacity(prompts.len() * plan.n);
+        let mut submitted = Vec::with_capacity(prompts.len() * plan.n);
         for (prompt, &most) in prompts.into_iter().zip(&lengths.by_prompt) {
             for at in 0..plan.n {
                 let mut sampling = Box::new(plan.sampling.clone());
                 sampling.seed = Some(choice_seed(seed, at));
                 sampling.max_tokens = Some(most);
                 sampling.min_tokens = sampling.min_tokens.min(most);
-                let req_id = live.add(generation, ids.len(), prompt.len(), key);
-                ids.push(req_id);
+                let req_id = live.add(generation, submitted.len(), prompt.len(), key);
+                submitted.push((req_id, plan.receipt.then(|| Receipt::new(&sampling, &prompt))));
                 messages.push(ToEngine::AddRequest {
                     req_id,
                     tokens: prompt.clone(),
@@ -152,9 +168,9 @@ impl Worker {
                 });
             }
         }
-        self.shared.metrics.accepted.fetch_add(ids.len() as u64, Relaxed);
-        let mut ids = ids.into_iter();
-        generation.submitted(|| ids.next().unwrap_or(-1));
+        self.shared.metrics.accepted.fetch_add(submitted.len() as u64, Relaxed);
+        let mut submitted = submitted.into_iter();
+        generation.submitted(|| submitted.next());
         messages.into_iter().for_each(|message| self.send(message));
     }
 
@@ -181,7 +197,7 @@ impl Worker {
         });
         let mut prepared = self.prepare(&loaded, endpoint, body).await?;
         self.serving()?;
-        self.name_adapter(&mut prepared.plan, config)?;
+        self.name_adapter(&mut prepared.plan, &loaded)?;
         let most = keys::max_priority(config, key);
         (-most..=most)
             .contains(&prepared.plan.priority)
@@ -311,7 +327,7 @@ fn generation(
         Some(parsing) => (&parsing.shown, parsing.think_end),
         None => (&[], None),
     };
-    let keeps_ids = Shape::shows_ids(plan.endpoint, plan.stream);
+    let keeps_ids = plan.receipt || Shape::shows_ids(plan.endpoint, plan.stream);
     let sampling = &plan.sampling;
     let prompts = prepared.prompts.iter().zip(&lengths.by_prompt);
     let choices: Vec<_> = prompts
