@@ -84,7 +84,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
         let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
         for block in blocks {
-            prefetch::<KIND>(block.codes, AHEAD);
+            prefetch::<KIND, _MM_HINT_T0>(block.codes, AHEAD);
         }
         for g in 0..4 {
             let sub = g / 2 * (layout.subs / 2);
@@ -130,14 +130,14 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
 /// Asks for what comes `ahead` bytes later: a panel's bytes go on into the next panel's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn prefetch<const KIND: u8>(block: *const u8, ahead: usize) {
+fn prefetch<const KIND: u8, const TO: i32>(block: *const u8, ahead: usize) {
     for line in 0..block_bytes(KIND).div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T1>(block.wrapping_add(ahead + line * 64).cast());
+        _mm_prefetch::<TO>(block.wrapping_add(ahead + line * 64).cast());
     }
 }
 
 /// How far ahead weights are asked for.
-const AHEAD: usize = 12288;
+const AHEAD: usize = 4096;
 
 /// Unpacked weights: [block][panel][step][16], and [block][panel][share] scales and minima.
 #[repr(C, align(64))]
@@ -198,7 +198,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
-                    prefetch::<KIND>(from, (b + next + i) * block_bytes(KIND));
+                    prefetch::<KIND, _MM_HINT_T1>(from, (b + next + i) * block_bytes(KIND));
                 }
             }
             let tiles = rows.len().div_ceil(TALL);

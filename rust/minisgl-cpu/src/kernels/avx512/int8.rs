@@ -9,8 +9,10 @@ use super::*;
 
 /// Rows of a tile.
 const TALL: usize = 12;
-/// How far ahead weights are asked for.
-const AHEAD: usize = 12288;
+/// How far ahead weights are asked for: with few rows into the first cache, as memory is what they wait for; with more a
+/// tile works on a panel for so long that its lines would be gone again.
+const AHEAD: usize = 4096;
+const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
@@ -58,7 +60,11 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
             let cell = cell(&p.acts, b, row);
             if first {
                 for line in 0..block_bytes(KIND).div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(AHEAD + line * 64).cast());
+                    if R < TALL {
+                        _mm_prefetch::<_MM_HINT_T0>(block.codes.wrapping_add(AHEAD + line * 64).cast());
+                    } else {
+                        _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(FAR_AHEAD + line * 64).cast());
+                    }
                 }
             }
             let q = p.acts.q.add(cell * BLOCK).cast_const();
