@@ -92,7 +92,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "step",
         "config",
         "_rust",  # the gateway
-        "weights.sources",  # where the embedded model lies
     },
     # servers on many machines
     "ray": {"chat.own_server", "utils", "routing", "server.errors", "server.resume", "step"},

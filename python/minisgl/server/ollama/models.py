@@ -21,8 +21,7 @@ from minisgl.server.formatter import json_response
 from minisgl.server.ollama.body import OllamaShowRequest
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import fingerprint
-from minisgl.utils.installed import own_version
-from minisgl.weights.sources import find_smollm2
+from minisgl.utils.installed import find_smollm2, own_version
 
 VERSION = "0.12.11"
 """Of the API that is spoken here: clients refuse versions that they think too old."""

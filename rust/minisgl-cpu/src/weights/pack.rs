@@ -11,10 +11,10 @@ use super::layout::{BLOCK, Layout, PANEL};
 use super::matrix::Matrix;
 use crate::files::blocks::{decode, digit, scale_and_min_codes, scale_of_six};
 use crate::files::{Kind, TensorView};
+use crate::{Error, Result};
 
 /// Bytes of the codes of a block, one byte each.
 const CODES: usize = PANEL * BLOCK;
-use crate::{Error, Result};
 
 /// Rows of a tensor for a matrix.
 #[derive(Clone, Copy)]
