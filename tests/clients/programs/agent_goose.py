@@ -51,4 +51,6 @@ async def work() -> str:
         said.append(ProviderMessage(role=MessageRole.USER, content=results))
 
 
-print(asyncio.run(work()))
+print(asyncio.run(work()), flush=True)
+# The kit's threads live on and call into Python: one that does while the interpreter ends aborts the process.
+os._exit(0)
