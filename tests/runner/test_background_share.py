@@ -48,6 +48,23 @@ def test_it_comes_to_its_share_of_a_step(step_s: float, token_s: float) -> None:
     assert wanted / 4 < sorted(noisy)[len(noisy) // 2] < 2 * wanted, "about, where steps differ by themselves"
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_where_the_first_tokens_cost_nothing_no_step_takes_much_longer(noise: float) -> None:
+    """As on a GPU: 130 beside the weights, then 20 us for each one more, so that 139 take their share of 4 ms."""
+    rng, share = random.Random(1), BackgroundShare(MOST)
+    longer, bounds, gain = [], [], share.gain
+    for step in range(6000):
+        behind = min(gain // TOKEN_PARTS, 60 + 64 * (rng.randrange(8) == 0) + 64 * (rng.randrange(30) == 0))
+        gain = share.gain  # a step is under way while the next one is decided
+        longer.append(0.00002 * max(0, behind - 130) / 0.004)
+        told(share, 0.004 * (1 + longer[-1]) * (1 + rng.gauss(0, noise)), behind)
+        if step > 1000 and share.gain > 1:
+            bounds.append(share.gain / TOKEN_PARTS)
+    assert np.quantile(longer, 0.99) < SHARE + noise
+    assert np.mean(longer) < SHARE / 4
+    assert 100 < np.median(bounds) < 139 * (1 + 2 * noise) + 1
+
+
 def test_what_costs_nothing_is_taken_step_by_step() -> None:
     found = settled(0.01, 0.0, num_steps=400)
     assert all(after <= 2 * before for before, after in pairwise(found))
@@ -80,12 +97,14 @@ def test_a_disturbed_step_changes_little() -> None:
 
 @dataclass(slots=True)
 class Load:
-    """`clients` that ask again a millisecond or two after each answer, and `lines` in the background all the time."""
+    """`clients` that ask again a millisecond or two after each answer, and `lines` in the background all the time.
+    Answers differ by `apart` tokens, so that clients do not come all at once."""
 
     sim: Sim
     clients: int
     lines: int
     num_tokens: int = 64
+    apart: int = 24
     next_id: int = 0
     asked: dict[int, float] = field(default_factory=dict)  # of clients
     waiting: list[float] = field(default_factory=list)  # when they ask
@@ -112,7 +131,7 @@ class Load:
         self.next_id += 1
         length = 64 + (self.next_id * 7 % 16 if background else 0)
         tokens = (np.arange(length, dtype=np.int32) + 100 * self.next_id) % 1_000_000
-        num_tokens = self.num_tokens + self.rng.randint(-24, 24)  # so that clients do not come all at once
+        num_tokens = self.num_tokens + self.rng.randint(-self.apart, self.apart)
         sampling = SamplingParams(max_tokens=num_tokens, seed=self.next_id, ignore_eos=True)
         self.live.add(self.next_id)
         if not background:
@@ -130,10 +149,12 @@ class Figures:
     machine_tok_s: float
 
 
-def figures(profile: Profile, plane: str, clients: int, lines: int, seconds: float, bounded: bool = True) -> Figures:
+def figures(
+    profile: Profile, plane: str, clients: int, lines: int, seconds: float, bounded: bool = True, apart: int = 24
+) -> Figures:
     step_time = StepTime(None, MOST, 4) if bounded else None
     sim = Sim(profile, plane=plane, max_rows=80, budget=MOST, num_pages=8000, step_time=step_time)
-    load, warm = Load(sim, clients, lines).run(seconds), seconds / 4
+    load, warm = Load(sim, clients, lines, apart=apart).run(seconds), seconds / 4
     times = {req_id: np.array([at for at in ats if at > warm]) for req_id, ats in sim.times.items()}
     of_clients = [ats for req_id, ats in times.items() if req_id in load.asked]
     ttft = [sim.times[one][0] - at for one, at in load.asked.items() if at > warm and one in sim.times]
@@ -157,7 +178,7 @@ def test_where_each_row_costs_time_clients_keep_their_rate(plane: str) -> None:
     assert figures(ROWS_COST, plane, 8, 60, 30, bounded=False).tok_s < alone.tok_s / 3, "as it was"
     assert beside.tok_s > 0.93 * alone.tok_s
     assert np.mean(beside.itl) < 1.08 * np.mean(alone.itl)
-    assert np.percentile(beside.ttft, 99) < 1.05 * np.percentile(alone.ttft, 99)
+    assert np.percentile(beside.ttft, 95) < 1.05 * np.percentile(alone.ttft, 95)
     assert beside.machine_tok_s > beside.tok_s, "and the batch gets on"
 
 
@@ -168,9 +189,19 @@ def test_with_a_gpus_times_the_machine_is_used_and_steps_are_hardly_longer(plane
     worse = figures(profile, plane, 8, 60, 8, bounded=False)
     assert np.percentile(worse.itl, 99) > 1.5 * np.percentile(alone.itl, 99), "as it was"
     assert np.median(beside.itl) < 1.05 * np.median(alone.itl)
-    assert np.mean(beside.itl) < 1.07 * np.mean(alone.itl)
-    assert np.percentile(beside.itl, 99) < 1.3 * np.percentile(alone.itl, 99)
-    assert beside.machine_tok_s > 0.9 * batch.machine_tok_s
+    assert np.percentile(beside.itl, 99) < 1.06 * np.percentile(alone.itl, 99)
+    assert np.percentile(beside.ttft, 99) < 1.06 * np.percentile(alone.ttft, 99)
+    assert beside.machine_tok_s > 0.92 * batch.machine_tok_s
+
+
+@PLANES
+def test_clients_that_come_back_while_only_lines_run_wait_for_one_step_of_theirs(plane: str) -> None:
+    """All answers end at once, and for a millisecond or two nobody else is there."""
+    profile = load_profile("qwen3-8b-h200")
+    alone, beside = (figures(profile, plane, 8, lines, 4, apart=0) for lines in (0, 60))
+    assert np.mean(beside.ttft) < 1.05 * np.mean(alone.ttft)
+    assert np.percentile(beside.itl, 99) < 1.06 * np.percentile(alone.itl, 99)
+    assert beside.machine_tok_s > 5 * alone.machine_tok_s
 
 
 @PLANES

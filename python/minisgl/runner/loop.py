@@ -44,6 +44,8 @@ from minisgl.step import (
 
 FREED_WITHIN = 3
 """Steps after which the slot of a request that was sent back to wait is free: no step in flight holds a row of it."""
+CLEAR_STEPS = 64
+"""For the background alone, since others were there, that run without another one scheduled behind them."""
 DEFAULTS = LoopSettings()
 NOBODY = Beside()
 
@@ -139,6 +141,7 @@ class StepLoop:
         self._replay: list[Event] = []  # for the next schedule
         self._last_sent_back = -FREED_WITHIN  # the step that sent somebody back to wait
         self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
+        self._last_beside = -CLEAR_STEPS  # the last step that had some in the background, and others
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
@@ -202,8 +205,16 @@ class StepLoop:
         timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._process_output(previous):
             return
-        if not self._settings.overlap or plan.num_rows == 0:
+        if not self._settings.overlap or plan.num_rows == 0 or (plan.num_background and self._keeps_clear(plan)):
             self._process_last()
+
+    def _keeps_clear(self, plan: StepPlan) -> bool:
+        """Whether no step is to be scheduled while this one runs: it is for the background alone, and others were there
+        lately. Who of them comes back waits for the end of this step then, and not of another one behind it."""
+        if plan.num_background < plan.num_tokens:
+            self._last_beside = plan.step
+            return False
+        return plan.step - self._last_beside < CLEAR_STEPS
 
     def drain(self) -> None:
         """Commit the step in flight, if any."""
