@@ -2,7 +2,7 @@
 //!
 //! Invariants: all columns have the same length.
 
-use crate::numbers::{ToU32, ToUsize};
+use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
 use crate::request::Index;
 
@@ -123,43 +123,55 @@ impl Columns {
 
 const LENGTH: usize = 16;
 const BLOCK: usize = 16; // slots in a cache line
+const TILE: usize = LENGTH * BLOCK;
 
+/// The last `LENGTH` entries of sequences, one a slot; an older one must have been flushed. A block of slots has a
+/// tile, in which the entries that come together lie in one cache line if the sequences are equally long.
 pub(super) struct AppendBuffer<T> {
-    num_slots: usize,
-    planes: Vec<T>, // LENGTH of num_slots
+    tiles: Vec<[T; TILE]>,
+    cells: Vec<u32>, // scratch: where each entry of a call goes
 }
 
 impl<T: Copy + Default> AppendBuffer<T> {
     pub fn new(num_slots: usize) -> Self {
         Self {
-            num_slots,
-            planes: vec![T::default(); LENGTH * num_slots],
+            tiles: vec![[T::default(); TILE]; num_slots.div_ceil(BLOCK)],
+            cells: Vec::with_capacity(num_slots),
         }
     }
 
-    /// Append an entry to each of several sequences: the slot, the entry's place in its sequence, the entry. `due` gets
-    /// the positions in `entries` of those whose sequence must be flushed now.
-    pub fn push(&mut self, entries: impl Iterator<Item = (u32, u32, T)>, due: &mut Vec<u32>) {
-        due.clear();
-        let num_slots = self.num_slots;
-        let planes = &mut self.planes[..];
-        for (number, (slot, at, entry)) in (0..).zip(entries) {
-            let plane = plane(slot, at);
-            planes[plane * num_slots + slot.to_usize()] = entry;
-            if plane == LENGTH - 1 {
-                due.push(number);
-            }
+    /// Append an entry to each of several sequences: the slot, the entry's place in its sequence, the entry.
+    pub fn push(&mut self, slots: &[u32], places: impl Iterator<Item = u32>, entries: &[T]) {
+        self.cells.clear();
+        self.cells
+            .extend(slots.iter().zip(places).map(|(&slot, place)| cell(slot, place)));
+        let tiles = self.tiles.as_flattened_mut();
+        for (&cell, &entry) in self.cells.iter().zip(entries) {
+            tiles[cell.to_usize()] = entry;
         }
     }
 
     /// Append what `sequence`, that of `slot`, lacks of its `len` entries.
     pub fn flush(&self, slot: u32, len: u32, sequence: &mut Vec<T>) {
         let missing = sequence.len().to_u32()..len;
-        let planes = &self.planes[..];
-        sequence.extend(missing.map(|at| planes[plane(slot, at) * self.num_slots + slot.to_usize()]));
+        let tile = &self.tiles[slot.to_usize() / BLOCK];
+        sequence.extend(missing.map(|place| tile[cell(slot, place).to_usize() % TILE]));
     }
 }
 
-fn plane(slot: u32, at: u32) -> usize {
-    (at.to_usize() + slot.to_usize() / BLOCK) % LENGTH
+/// Where in the tiles the entry at a place of a slot's sequence is.
+fn cell(slot: u32, place: u32) -> u32 {
+    let (slots, rows) = (BLOCK.to_u32(), LENGTH.to_u32());
+    let block = slot / slots;
+    (block * rows + (place + block) % rows) * slots + slot % slots
+}
+
+/// Of what slots have, that of those whose sequences are flushed in `step`: each block's once in `LENGTH` steps.
+pub(super) fn due<T: Copy>(step: i64, of_slots: &[T]) -> impl Iterator<Item = T> {
+    let blocks = of_slots.chunks(BLOCK);
+    blocks
+        .skip(step.low_u32().to_usize() % LENGTH)
+        .step_by(LENGTH)
+        .flatten()
+        .copied()
 }

@@ -6,12 +6,13 @@
 //! which whoever reads the record calls first. While it prefills the record is the truth, and the row follows it. Rows
 //! are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its loops
 //! goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits in
-//! an `AppendBuffer`; larger pages, which begin less often, are appended at once.
+//! an `AppendBuffer`, out of which each step writes those of a sixteenth of the slots; larger pages, which begin less
+//! often, are appended at once.
 
 mod columns;
 mod runs;
 
-use columns::{AppendBuffer, Columns};
+use columns::{AppendBuffer, Columns, due};
 pub(crate) use columns::{Kind, Row};
 
 use std::ops::Range;
@@ -34,12 +35,14 @@ impl Row {
 }
 
 const NO_PLACE: u32 = u32::MAX;
+const NO_INDEX: Index = Index::MAX;
 
 /// The started requests, sorted by (background, age, id).
 pub(crate) struct DecodeSet {
     rows: Columns, // those before `head` have left
     head: usize,
     place: Vec<u32>,     // by request index: where in `rows` it stands
+    of_slot: Vec<Index>, // by slot: the request that has it
     num_stopping: usize, // rows with stop ids
     num_special: usize,  // rows that prefill or await their tokens
     num_background: usize,
@@ -49,7 +52,6 @@ pub(crate) struct DecodeSet {
     // scratch, of the run that is scheduled or takes its tokens
     new_rows: Vec<u32>, // which begin a page
     new_pages: Vec<Page>,
-    due: Vec<u32>,
 }
 
 impl DecodeSet {
@@ -58,6 +60,7 @@ impl DecodeSet {
             rows: Columns::with_capacity(2 * max_rows),
             head: 0,
             place: Vec::new(),
+            of_slot: vec![NO_INDEX; max_rows],
             num_stopping: 0,
             num_special: 0,
             num_background: 0,
@@ -66,7 +69,6 @@ impl DecodeSet {
             page_size,
             new_rows: Vec::with_capacity(max_rows),
             new_pages: Vec::with_capacity(max_rows),
-            due: Vec::with_capacity(max_rows),
         }
     }
 
@@ -122,6 +124,7 @@ impl DecodeSet {
         self.num_stopping += usize::from(row.kind.has_stop_ids);
         self.num_special += usize::from(row.kind.is_special());
         self.num_background += usize::from(row.kind.background);
+        self.of_slot[row.slot.to_usize()] = index;
         self.rows.insert(at, &row);
         self.number_from(at);
     }
@@ -132,6 +135,7 @@ impl DecodeSet {
             return broken("a request that has not started is to leave the decode set");
         };
         self.place[index.to_usize()] = NO_PLACE;
+        self.of_slot[self.rows.slot[self.head + at].to_usize()] = NO_INDEX;
         let kind = self.rows.kind[self.head + at];
         self.num_stopping -= usize::from(kind.has_stop_ids);
         self.num_special -= usize::from(kind.is_special());
@@ -157,6 +161,7 @@ impl DecodeSet {
         self.num_special = 0;
         self.num_background = 0;
         self.place.fill(NO_PLACE);
+        self.of_slot.fill(NO_INDEX);
     }
 
     fn number_from(&mut self, at: usize) {
@@ -201,6 +206,33 @@ impl DecodeSet {
         let num_pages = self.page_size.count(row.kv_len);
         self.tokens.flush(row.slot, row.len(), &mut sequence.tokens);
         self.pages.flush(row.slot, num_pages, &mut sequence.pages);
+    }
+
+    /// `step` is scheduled: those whose turn it is get into their page tables what these lack. In every step, so that
+    /// nobody lacks more than the buffer holds.
+    pub fn flush_pages(&self, step: i64, requests: &mut Requests) {
+        if self.page_size.size() == 1 {
+            self.due(step).for_each(|(at, index)| {
+                let pages = &mut requests.sequence_mut(index).pages;
+                self.pages.flush(self.rows.slot[at], self.rows.kv_len[at], pages);
+            });
+        }
+    }
+
+    /// `step` is committed: as `flush_pages` tokens.
+    pub fn flush_tokens(&self, step: i64, requests: &mut Requests) {
+        self.due(step).for_each(|(at, index)| {
+            let len = self.rows.kv_len[at] + 1 - self.rows.num_pending[at];
+            let tokens = &mut requests.sequence_mut(index).tokens;
+            self.tokens.flush(self.rows.slot[at], len, tokens);
+        });
+    }
+
+    /// The decoding rows whose turn it is in `step`, with their requests.
+    fn due(&self, step: i64) -> impl Iterator<Item = (usize, Index)> {
+        let indices = due(step, &self.of_slot).filter(|&index| index != NO_INDEX);
+        let rows = indices.map(|index| (self.place[index.to_usize()].to_usize(), index));
+        rows.filter(|&(at, _)| !self.rows.kind[at].prefills)
     }
 
     // ------------------------------------------------------------------------------------------------------ counts

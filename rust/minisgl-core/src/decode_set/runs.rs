@@ -106,14 +106,7 @@ impl DecodeSet {
             tree.take_each(run.len(), &mut self.new_pages)?;
             rows.last_page[run.clone()].copy_from_slice(&self.new_pages);
             let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
-            let new = slots.iter().zip(kv_lens).zip(&self.new_pages);
-            let new = new.map(|((&slot, &kv_len), &page)| (slot, kv_len, page));
-            self.pages.push(new, &mut self.due);
-            for &number in &self.due {
-                let at = run.start + number.to_usize();
-                let pages = &mut requests.sequence_mut(rows.index[at]).pages;
-                self.pages.flush(rows.slot[at], rows.kv_len[at] + 1, pages);
-            }
+            self.pages.push(slots, kv_lens.iter().copied(), &self.new_pages);
             return Ok(());
         }
         self.new_rows.clear();
@@ -152,15 +145,11 @@ impl DecodeSet {
             suspicious |= tokens.contains(eos);
         }
         let (slots, kv_lens) = (&rows.slot[run.clone()], &rows.kv_len[run.clone()]);
-        let new = slots.iter().zip(kv_lens).zip(&*pending).zip(tokens);
-        let new = new.map(|(((&slot, &kv_len), &pending), &token)| (slot, kv_len - pending, token));
-        self.tokens.push(new, &mut self.due);
-        for &number in &self.due {
-            let at = run.start + number.to_usize();
-            let len = rows.kv_len[at] + 1 - rows.num_pending[at];
-            let tokens = &mut requests.sequence_mut(rows.index[at]).tokens;
-            self.tokens.flush(rows.slot[at], len, tokens);
-        }
+        let places = kv_lens
+            .iter()
+            .zip(&*pending)
+            .map(|(&kv_len, &pending)| kv_len - pending);
+        self.tokens.push(slots, places, tokens);
         if suspicious {
             for (row, token) in tokens.iter().enumerate() {
                 let of = rows.get(run.start + row);

@@ -50,6 +50,7 @@ impl Scheduler {
                 None => self.take_late_token(index, done.sample_rows[at], tokens, into, &mut ending),
             };
         }
+        self.state.started.flush_tokens(step, &mut self.state.requests);
         self.faults.point(Call::Commit, step, Moment::Amid);
         let (first_failed, mut has_left) = (ending.len(), Vec::new());
         for row in not_finite {

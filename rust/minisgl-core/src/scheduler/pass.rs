@@ -39,6 +39,7 @@ impl Scheduler {
                 .sort_by_key(|row| requests.cold(row.index).order);
         }
         std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
+        self.state.started.flush_pages(step, &mut self.state.requests);
         let by_others = self.decided.num_retracted - self.decided.num_gave_way;
         self.state.ratio.after_step(by_others);
         self.keep_cache_budget()?;
@@ -58,12 +59,16 @@ impl Scheduler {
         let lens = &entry.seq_lens[..self.decided.decode_rows.len()];
         for (part, lens) in lens.chunks(32).enumerate() {
             // none of most parts is saved, which vectors tell
-            let saves = |&len: &i32| saved_lens.has(len.to_u32());
-            if !lens.iter().fold(false, |any, len| any | saves(len)) {
+            if !lens
+                .iter()
+                .fold(false, |any, len| any | saved_lens.may_have(len.to_u32()))
+            {
                 continue;
             }
-            for (at, &len) in lens.iter().enumerate().filter(|&(_, len)| saves(len)) {
-                self.save_tail(32 * part + at, len.to_u32(), step)?;
+            for (at, &len) in lens.iter().enumerate() {
+                if saved_lens.has(len.to_u32()) {
+                    self.save_tail(32 * part + at, len.to_u32(), step)?;
+                }
             }
         }
         Ok(())

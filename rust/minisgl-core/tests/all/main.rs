@@ -3,4 +3,5 @@
 
 mod common;
 mod random_events;
+mod sequences;
 mod warm_decode_step_allocates_nothing;
