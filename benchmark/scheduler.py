@@ -28,7 +28,7 @@ import numpy as np
 from minisgl.bench.environment import environment
 from minisgl.bench.report import print_result, write_json
 from minisgl.bench.scheduler import show
-from minisgl.bench.scheduler_cases import measured
+from minisgl.bench.scheduler_cases import in_rounds
 from minisgl.bench.traces import NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneConfig
@@ -58,10 +58,9 @@ def times(name: str, repeats: int) -> list[float]:
 
 
 def run_tree(args: argparse.Namespace) -> int:
-    figures, missed = dict[str, dict[str, float]](), 0
-    for name, bar in BARS.items():
-        figures[name] = measured(partial(times, name, REPEATS[name]))
-        missed += not show(name, "rust_hotpath", figures[name], bar)
+    found = in_rounds([partial(times, name, REPEATS[name]) for name in BARS])
+    figures = dict(zip(BARS, found, strict=True))
+    missed = sum(not show(name, "rust_hotpath", figures[name], bar) for name, bar in BARS.items())
     if args.out is not None:
         write_json(args.out, {"build": "release", "us": figures})
     print_result({name: found["median"] for name, found in figures.items()})

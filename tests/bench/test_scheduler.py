@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -103,3 +104,16 @@ def test_every_benchmark_is_in_the_package() -> None:
     source = Path(scheduler.__file__).parents[2]
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd="/", env={"PYTHONPATH": str(source)}, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("disturbed", "code"), [({1, 3}, 0), ({0, 1, 3}, 1)])
+def test_a_moment_decides_no_figure(monkeypatch: pytest.MonkeyPatch, disturbed: set[int], code: int) -> None:
+    """Two rounds of five in which something else has the machine do not miss a bar, three do."""
+    rounds = itertools.count()
+
+    def case(make: cases.Make, repeats: int) -> list[float]:
+        return [9.0 if next(rounds) in disturbed else 1.0]
+
+    monkeypatch.setitem(cases.CASES, "decode_1", cases.Spec(case, {"python": 1}, {"python": 2.0}))
+    assert main([*COMMAND, "--backend", "python", "--case", "decode_1", "--gate"]) == code
+    assert next(rounds) == 5

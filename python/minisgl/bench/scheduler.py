@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.bench.report import print_result
-from minisgl.bench.scheduler_cases import CASES, SMALLEST, measured
+from minisgl.bench.scheduler_cases import CASES, SMALLEST, in_rounds
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
 
 DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for both implementations in
-one run. Prints median, minimum, p90, p95 and p99 of each case in us, beside its bar; the last line of stdout is JSON
+one run of about half a minute. Prints median, minimum, p90, p95 and p99 of each case in us, each the median of five
+rounds through all cases; the lowest and the highest of the rounds' medians; its bar. The last line of stdout is JSON
 with the medians. The garbage collector is off while a case runs."""
 
 
@@ -63,14 +64,13 @@ def run(args: argparse.Namespace) -> int:
     if (why := refusal(args.backend)) is not None:
         print(f"minisgl bench scheduler: {why}", file=sys.stderr)
         return 2
+    wanted = [(name, backend) for name in args.case for backend in args.backend]
+    runs = [partial(CASES[name].case, partial(make_control_plane, of), CASES[name].repeats[of]) for name, of in wanted]
     figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
     missed = 0
-    for name in args.case:
-        case, repeats, bars = CASES[name]
-        for backend in args.backend:
-            make = partial(make_control_plane, backend)
-            found = figures[backend][name] = measured(partial(case, make, repeats[backend]))
-            missed += not show(name, backend, found, bars.get(backend))
+    for (name, backend), found in zip(wanted, in_rounds(runs), strict=True):
+        figures[backend][name] = found
+        missed += not show(name, backend, found, CASES[name].bars.get(backend))
     if args.out is not None:
         args.out.write_text(json.dumps({"build": "release", "us": figures}, indent=1) + "\n")
     medians = {b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()}

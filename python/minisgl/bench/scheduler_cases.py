@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -42,6 +42,26 @@ def measured(run: Callable[[], list[float]]) -> dict[str, float]:
         "min": round(times[0], 3),
         **{f"p{share}": round(times[len(times) * share // 100], 3) for share in (90, 95, 99)},
     }
+
+
+ROUNDS = 5
+
+
+def in_rounds(runs: Sequence[Callable[[], list[float]]], rounds: int = ROUNDS) -> list[dict[str, float]]:
+    """What `measured` says of each run, by the median of so many rounds through all of them; `low` and `high` are the
+    lowest and the highest of the rounds' medians.
+
+    A run lasts a few milliseconds, so that whatever has the machine for a moment has all of it. Of runs that lie apart
+    it decides nothing while it hits less than half of them.
+    """
+    by_round = [[measured(run) for run in runs] for _ in range(rounds)]
+    return [over_rounds(figures) for figures in zip(*by_round, strict=True)]
+
+
+def over_rounds(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+    middle = {key: round(statistics.median(figures[key] for figures in rounds), 3) for key in rounds[0]}
+    medians = [figures["median"] for figures in rounds]
+    return middle | {"low": min(medians), "high": max(medians)}
 
 
 class Loop:
