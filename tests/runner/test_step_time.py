@@ -59,6 +59,15 @@ def test_it_starts_small_and_knows_after_a_step() -> None:
     assert took(StepTime(STEP_S, 2048), 32, 0.0) == TokenBudget(2048, 2048), "a device that takes no time"
 
 
+def test_a_step_for_the_background_alone_is_full_with_what_it_may_have() -> None:
+    time = StepTime(STEP_S, 2048)
+    took(time, 32, 0.064)
+    time.measured(StepPlan(num_rows=1, num_tokens=125), 0.125)
+    assert tokens(time) == TokenBudget(125, 500), "beside nobody who decodes it would be full with 500"
+    time.measured(StepPlan(num_rows=1, num_tokens=125, num_background=125), 0.125)
+    assert tokens(time) == TokenBudget(250, 1000)
+
+
 @pytest.mark.parametrize("fixed", [0.0, 0.04, 0.2])
 def test_steps_come_to_the_time_asked_for_whatever_their_costs_consist_of(fixed: float) -> None:
     time = StepTime(STEP_S, 2048)

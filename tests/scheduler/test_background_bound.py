@@ -110,13 +110,24 @@ def test_a_request_between_two_of_its_tokens_is_one_of_the_others() -> None:
 # --------------------------------------------------------------------------------------------------- nobody else there
 
 
-def test_with_nobody_else_there_the_bound_doubles_from_step_to_step() -> None:
+def test_with_nobody_else_there_the_bound_grows_by_a_quarter_from_step_to_step() -> None:
     driver = decoding(1, count=12)
     driver.step(Abort(0))
-    assert [len(counts) for counts in rows_of(driver, 4)] == [2, 4, 8, 12]
+    pace = [1.25**step for step in range(1, 13)]
+    assert [len(counts) for counts in rows_of(driver, 12)] == [min(12, int(tokens)) for tokens in pace]
     driver.step(arrival(100, [5], 60))
     driver.step()
     assert [len(counts) - 1 for counts in rows_of(driver, 2)] == [1, 1], "and at once it is what it was"
+
+
+def test_a_step_that_nobody_else_is_in_is_as_long_as_one_beside_a_row_that_decodes() -> None:
+    """Whoever comes waits for its end; beside a prompt of others, which must be there, it may be longer."""
+    driver = Driver(num_pages=400, max_running_requests=16)
+    budget = TokenBudget(12, 48, UNBOUNDED)
+    assert lengths(driver.step(budget, *(behind(i, 60, 5) for i in range(1, 4)))) == [(1, 12)]
+    assert lengths(driver.step()) == [(1, 12)]
+    assert lengths(driver.step(arrival(100, [5] * 20, 9))) == [(100, 20), (1, 28)]
+    assert lengths(driver.step()) == [(100, 1), (1, 8)], "and no whole page of another one"
 
 
 def test_before_anybody_else_was_there_it_has_all() -> None:

@@ -55,7 +55,8 @@ class StepTime:
                 self._decode_s.append(seconds)
             return
         longest_s = self._longest_s(step_s)
-        full = self.budget.beside_decode if plan.num_decode_rows else self.budget.prefill_only
+        is_short = plan.num_decode_rows or plan.num_background == plan.num_tokens
+        full = self.budget.beside_decode if is_short else self.budget.prefill_only
         if 2 * plan.num_tokens < full and seconds < longest_s:
             return
         self._token_s.append(seconds / plan.num_tokens)

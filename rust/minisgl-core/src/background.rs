@@ -28,8 +28,9 @@ impl Background {
     /// Tokens that they may compute in this step, in which `num_ordinary` others have started. `num_prefilled`: the
     /// tokens of others in it, if those prefill.
     ///
-    /// What they do not use is lost but for the fraction of a token. With nobody else there the bound doubles from step
-    /// to step: the others may be back at once, and find no long step before them.
+    /// What they do not use is lost but for the fraction of a token. With nobody else there the bound grows by a
+    /// quarter from step to step. So others who come back find a step before them that takes about a quarter of the
+    /// time that they were away at most, where it takes the longer the more it computes.
     pub fn bound(&mut self, num_ordinary: usize, num_prefilled: i64) -> i64 {
         if num_ordinary > 0 {
             let mut gain = self.gain;
@@ -41,7 +42,7 @@ impl Background {
             self.credit = self.credit.min(TOKEN_PARTS - 1) + gain;
         } else {
             self.credit = self.pace;
-            self.pace = (2 * self.pace).min(UNBOUNDED);
+            self.pace = (self.pace + self.pace / 4).min(UNBOUNDED);
         }
         self.credit.div_euclid(TOKEN_PARTS)
     }

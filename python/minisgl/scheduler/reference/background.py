@@ -36,8 +36,9 @@ class Background:
         """Tokens that they may compute in this step, in which `num_ordinary` others have started. `num_prefilled`: the
         tokens of others in it, if those prefill.
 
-        What they do not use is lost but for the fraction of a token. With nobody else there the bound doubles from step
-        to step: the others may be back at once, and find no long step before them.
+        What they do not use is lost but for the fraction of a token. With nobody else there the bound grows by a
+        quarter from step to step. So others who come back find a step before them that takes about a quarter of the
+        time that they were away at most, where it takes the longer the more it computes.
         """
         if num_ordinary:
             gain = self.gain
@@ -48,7 +49,7 @@ class Background:
             self._credit = min(self._credit, TOKEN_PARTS - 1) + gain
         else:
             self._credit = self._pace
-            self._pace = min(2 * self._pace, UNBOUNDED)
+            self._pace = min(self._pace + self._pace // 4, UNBOUNDED)
         return self._credit // TOKEN_PARTS
 
     def spend(self, num_tokens: int) -> None:

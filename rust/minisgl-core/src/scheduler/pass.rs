@@ -89,14 +89,17 @@ impl Scheduler {
     }
 
     /// Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
-    /// stands between two of its tokens; one in the background does not.
+    /// stands between two of its tokens; one in the background does not. A step for the background alone is no longer
+    /// than beside a row that decodes: whoever comes waits for its end.
     fn budget(&self) -> i64 {
-        let mut ordinary = self.state.started.iter().take(self.state.started.num_ordinary());
-        let decodes = ordinary.any(|row| !row.kind.prefills);
-        let asked = if decodes {
-            self.budgets.beside_decode
-        } else {
+        let num_ordinary = self.state.started.num_ordinary();
+        let mut ordinary = self.state.started.iter().take(num_ordinary);
+        let prefills = ordinary.all(|row| row.kind.prefills)
+            && (num_ordinary > 0 || self.state.waiting.num_ordinary(&self.state.requests) > 0);
+        let asked = if prefills {
             self.budgets.prefill_only
+        } else {
+            self.budgets.beside_decode
         };
         asked.min(self.config.max_prefill_length.to_i64())
     }

@@ -56,11 +56,12 @@ class StepPass:
 
     def _budget(self) -> int:
         """Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
-        stands between two of its tokens; one in the background does not."""
+        stands between two of its tokens; one in the background does not. A step for the background alone is no longer
+        than beside a row that decodes: whoever comes waits for its end."""
         ordinary = self.state.started.items[: self.state.started.num_ordinary]
         beside_decode, prefill_only = self.budgets
-        decodes = any(not request.is_prefilling for request in ordinary)
-        return min(self.config.max_prefill_length, beside_decode if decodes else prefill_only)
+        prefills = all(request.is_prefilling for request in ordinary) and (ordinary or self.state.waiting.num_ordinary)
+        return min(self.config.max_prefill_length, prefill_only if prefills else beside_decode)
 
     def _background_pass(self, decided: DecidedStep, budget: int) -> None:
         """Rows of the requests in the background, if there are any, of as many tokens as they may add."""
