@@ -29,16 +29,20 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
-            match p.rows.len() {
-                0 => {}
-                1 if const { layout(KIND).subs == 2 } => few::<KIND, 1, 2>(p, panel, row),
-                1 => few::<KIND, 1, 4>(p, panel, row),
-                2 => few::<KIND, 2, 4>(p, panel, row),
-                3 => few::<KIND, 3, 2>(p, panel, row),
-                4 => few::<KIND, 4, 2>(p, panel, row),
-                5 => few::<KIND, 5, 2>(p, panel, row),
-                6 => few::<KIND, 6, 1>(p, panel, row),
-                7 => few::<KIND, 7, 1>(p, panel, row),
+            // As many blocks at once as there are registers for their sums, one for each row and share.
+            match (p.rows.len(), const { layout(KIND).subs == 2 }) {
+                (0, _) => {}
+                (1, _) => few::<KIND, 1, 4>(p, panel, row),
+                (2, false) => few::<KIND, 2, 4>(p, panel, row),
+                (2, true) => few::<KIND, 2, 2>(p, panel, row),
+                (3, false) => few::<KIND, 3, 2>(p, panel, row),
+                (3, true) => few::<KIND, 3, 1>(p, panel, row),
+                (4, false) => few::<KIND, 4, 2>(p, panel, row),
+                (4, true) => few::<KIND, 4, 1>(p, panel, row),
+                (5, false) => few::<KIND, 5, 2>(p, panel, row),
+                (5, true) => few::<KIND, 5, 1>(p, panel, row),
+                (6, _) => few::<KIND, 6, 1>(p, panel, row),
+                (7, _) => few::<KIND, 7, 1>(p, panel, row),
                 _ => few::<KIND, 8, 1>(p, panel, row),
             }
         }
@@ -83,10 +87,12 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
         let x: [*const f32; B] = std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
         let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
-        for block in blocks {
-            prefetch::<KIND, _MM_HINT_T0>(block.codes, AHEAD);
-        }
+        let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         for g in 0..4 {
+            // A few lines at a time: more than the processor can ask for at once would stop the work on what is here.
+            for line in g * lines..(g + 1) * lines {
+                _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
+            }
             let sub = g / 2 * (layout.subs / 2);
             let mut v = [[_mm512_setzero_si512(); 2]; B];
             for i in 0..B {
@@ -127,16 +133,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     }
 }
 
-/// Asks for what comes `ahead` bytes later: a panel's bytes go on into the next panel's.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn prefetch<const KIND: u8, const TO: i32>(block: *const u8, ahead: usize) {
-    for line in 0..block_bytes(KIND).div_ceil(64) {
-        _mm_prefetch::<TO>(block.wrapping_add(ahead + line * 64).cast());
-    }
-}
-
-/// How far ahead weights are asked for.
+/// How far ahead few rows ask for weights: a panel's bytes go on into the next panel's.
 const AHEAD: usize = 4096;
 
 /// Unpacked weights: [block][panel][step][16], and [block][panel][share] scales and minima.
@@ -198,7 +195,10 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
-                    prefetch::<KIND, _MM_HINT_T1>(from, (b + next + i) * block_bytes(KIND));
+                    for line in 0..block_bytes(KIND).div_ceil(64) {
+                        let ahead = (b + next + i) * block_bytes(KIND) + line * 64;
+                        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(ahead).cast());
+                    }
                 }
             }
             let tiles = rows.len().div_ceil(TALL);

@@ -32,7 +32,6 @@ pub(super) static TABLE: Table = Table {
 
 /// A kind as a constant that functions are compiled for.
 pub(super) const Q4: u8 = Kind::Q4_1 as u8;
-pub(super) const Q8: u8 = Kind::Q8_0 as u8;
 pub(super) const F16: u8 = Kind::F16 as u8;
 pub(super) const BF16: u8 = Kind::BF16 as u8;
 pub(super) const F32: u8 = Kind::F32 as u8;

@@ -34,8 +34,12 @@ pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m51
         }
         let mut code = plane(codes, low, j);
         if high > 0 {
-            let upper = plane(codes.add(64 * low), high, j);
-            code = _mm512_or_si512(code, _mm512_sll_epi16(upper, _mm_cvtsi32_si128(low as i32)));
+            // One turn of each lane moves the upper bits within their bytes.
+            let upper = _mm512_loadu_si512(codes.add(64 * low + 64 * (j % high)).cast());
+            let turn = (high * (j / high)) as i32 - low as i32;
+            let v = _mm512_rorv_epi32(upper, _mm512_set1_epi32(turn));
+            let mask = _mm512_set1_epi8((((1 << high) - 1) << low) as i8);
+            code = _mm512_ternarylogic_epi32::<0xF8>(code, v, mask);
         }
         if layout.table.is_none() {
             return code;
@@ -71,15 +75,7 @@ pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 
                 _mm512_setzero_si512(),
             ];
         }
-        if KIND == Q8 {
-            let at = block.codes.add(128 * g);
-            return [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())];
-        }
-        let bias = _mm512_set1_epi8(layout.bias as i8);
-        both!([0, 1], |i| _mm512_sub_epi8(
-            biased::<KIND>(block.codes, 2 * g + i),
-            bias
-        ))
+        both!([0, 1], |i| biased::<KIND>(block.codes, 2 * g + i))
     }
 }
 
@@ -103,7 +99,7 @@ pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: us
             }
             F32 => _mm512_loadu_ps(numbers.add(512 * g + 64 * T).cast()),
             _ if const { layout(KIND).by_halves() } => nibble::<KIND, T>(v[0]),
-            _ => byte::<T>(v[T / 4]),
+            _ => byte::<KIND, T>(v[T / 4]),
         }
     }
 }
@@ -143,17 +139,16 @@ const fn values(kind: u8) -> [f32; 16] {
     values
 }
 
-/// A signed byte of each lane, the `T % 4`-th.
+/// Byte `T % 4` of each lane, less the bias: it becomes the last bits of a number between 2^23 and 2^24.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn byte<const T: usize>(v: __m512i) -> __m512 {
-    let top = match T % 4 {
-        0 => _mm512_slli_epi32::<24>(v),
-        1 => _mm512_slli_epi32::<16>(v),
-        2 => _mm512_slli_epi32::<8>(v),
-        _ => v,
-    };
-    _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+fn byte<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
+    let top = _mm512_set1_epi32((127 + 23) << 23);
+    let at = T as i32 % 4;
+    let from = _mm512_set4_epi32(at + 12, at + 8, at + 4, at);
+    let number = _mm512_mask_shuffle_epi8(top, 0x1111_1111_1111_1111, v, from);
+    let less = (1 << 23) + const { layout(KIND) }.bias as i32;
+    _mm512_sub_ps(_mm512_castsi512_ps(number), _mm512_set1_ps(less as f32))
 }
 
 /// Which input step `t` of group `g` takes.
