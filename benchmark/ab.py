@@ -173,15 +173,20 @@ def point_from(flags: Sequence[str]) -> PointLoad:
     return PointLoad(settings, tuple(flags))
 
 
-def measure_point(server: ServerProcess, load: PointLoad) -> dict[str, float]:
-    """Throughput, latencies in ms, CPU by process, time of the loop's parts. Raises `ConfigError` when one failed."""
+def measure_point(
+    server: ServerProcess, load: PointLoad, meanwhile: contextlib.AbstractContextManager[object] | None = None
+) -> dict[str, float]:
+    """Throughput, latencies in ms, CPU by process, time of the loop's parts. `meanwhile` is entered when the load
+    begins, and left when it ends. Raises `ConfigError` when one failed."""
     settings = load.settings
     target = Server(server.url, server.model, settings.api_key, server)
     (point,) = points_of(settings)
     renderer = renderer_for(settings, target)
     warm_up(settings, target, renderer, point, 0)
     before = _stats(server)
-    measured = send(target, load_of(settings, renderer, point, 0), point.label)
+    asked = load_of(settings, renderer, point, 0)
+    with meanwhile or contextlib.nullcontext():
+        measured = send(target, asked, point.label)
     found = figures(measured, settings.slo)
     if found["failed"]:
         raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")

@@ -50,7 +50,10 @@ WAIT_S = 120.0
 
 
 class Batch:
-    """Lines of a server, with names of their own in each batch so that no cache has them."""
+    """Lines of a server, with names of their own in each batch so that no cache has them. `tok_s`: of what was answered
+    while it was entered."""
+
+    tok_s = 0.0
 
     def __init__(self, server: ServerProcess, lines: int, tokens: tuple[int, int], seed: int) -> None:
         self._http = httpx.Client(base_url=f"{server.url}/v1", timeout=WAIT_S)
@@ -67,6 +70,13 @@ class Batch:
         made = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         self.batch_id = self._json("POST", "/batches", json=made)["id"]
         self._until(lambda: self.look()["request_counts"]["completed"] > 0, "no line is answered")
+
+    def __enter__(self) -> None:
+        self._before, self._began = self.tokens(), time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        if not any(error):
+            self.tok_s = (self.tokens() - self._before) / (time.monotonic() - self._began)
 
     def look(self) -> dict[str, Any]:
         return self._json("GET", f"/batches/{self.batch_id}")
@@ -101,14 +111,13 @@ def part(name: str, server: ServerProcess, load: PointLoad, args: argparse.Names
     if name == ALONE:
         return measure_point(server, load)
     batch = Batch(server, args.lines, (args.line_words, args.line_tokens), seed)
-    before, began = batch.tokens(), time.monotonic()
     if name == BATCH:
-        time.sleep(args.seconds)
+        with batch:
+            time.sleep(args.seconds)
         found: dict[str, float] = {}
     else:
-        found = measure_point(server, load)
-    seconds = time.monotonic() - began
-    lines = (batch.tokens() - before) / seconds
+        found = measure_point(server, load, batch)
+    lines = batch.tok_s
     batch.end()
     return {**found, "line_tok_s": lines, "machine_tok_s": lines + found.get("output_tok_s", 0.0)}
 
