@@ -9,9 +9,10 @@ use super::*;
 
 /// Rows of a tile.
 const TALL: usize = 12;
-/// How far ahead weights are asked for: with few rows into the first cache, as memory is what they wait for; with more a
-/// tile works on a panel for so long that its lines would be gone again.
-const AHEAD: usize = 4096;
+/// How far ahead weights are asked for: with few rows in two stages, for memory is what they wait for, and the first cache
+/// alone asks for too few lines at once; with more a tile works on a panel for so long that its lines would be gone again.
+const NEAR: usize = 1024;
+const AHEAD: usize = 2048;
 const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -61,7 +62,8 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
             if first {
                 for line in 0..block_bytes(KIND).div_ceil(64) {
                     if R < TALL {
-                        _mm_prefetch::<_MM_HINT_T0>(block.codes.wrapping_add(AHEAD + line * 64).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(block.codes.wrapping_add(NEAR + line * 64).cast());
+                        _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(AHEAD + line * 64).cast());
                     } else {
                         _mm_prefetch::<_MM_HINT_T1>(block.codes.wrapping_add(FAR_AHEAD + line * 64).cast());
                     }
