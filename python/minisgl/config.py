@@ -86,6 +86,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     activations: Activations = "exact"  # of the CPU engine: float32; rounded to bfloat16; to int8 in blocks of 32
     kv_dtype: KvDtype = "f16"  # of the CPU engine
     quantization: Quantization | None = None  # of the CPU engine, while it loads; None: as the file has them
+    weights_cache: int | None = None  # bytes of packed weights that the CPU engine keeps in files; None: it packs anew
     seed: int = 0  # of dummy weights
     page_size: int = 16
     num_pages: int | None = None
@@ -143,7 +144,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(of, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
-            by_memory = name in ("num_pages", "state_memory", "memory", "cache_size")
+            by_memory = name in ("num_pages", "state_memory", "memory", "cache_size", "weights_cache")
             if value is not None and value > _MOST and not by_memory:
                 raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
 
@@ -169,6 +170,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("state_memory", 0)
         at_least("memory", 1)
         at_least("cache_size", 1)
+        at_least("weights_cache", 1)
         if self.cache_size is not None and self.cache_dir is None:
             raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
         files = [one.path for one in self.warm_prefixes if isinstance(one, PrefixFile)]
@@ -254,6 +256,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "activations": "exact",
             "kv_dtype": "f16",
             "quantization": None,
+            "weights_cache": None,
             "state_memory": None,
             "cache_dir": None,
         }

@@ -312,6 +312,14 @@ CACHE = (
         help="what --cache-dir may hold, such as 500MiB: what was not used for longest goes (default: 20GiB)",
     ),
     setting(
+        "--weights-cache",
+        shown=False,
+        type=checked(spellings.size),
+        metavar="SIZE",
+        help="what the CPU engine may keep of packed weights in MINISGL_CACHE, such as 20GiB: a model's next start "
+        "maps them, and servers of one model share them; what was not used for longest goes (default: nothing is kept)",
+    ),
+    setting(
         "--warm-prefix",
         dest="warm_prefixes",
         action="append",

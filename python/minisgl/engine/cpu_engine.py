@@ -11,6 +11,7 @@ logits of all rows.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -214,6 +215,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
     (True, False): "judge",
 }
 """By whether it gives scores, and whether tokens attend to those behind them, too."""
+LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
 FLUSH_S = 2.0  # for pages on their way to a disk, at the end
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
@@ -254,12 +256,16 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     if not dummy:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
+        if config.weights_cache is not None:
+            kept = {"folder": str(envs.cache_dir() / "panels"), "limit": config.weights_cache, "least": LEAST_KEPT}
+            settings["panels"] = kept
     rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
     _refused(lambda: rust.set_heads(*heads))
     about = rust.about()
     kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
     took = time.monotonic() - began
-    say(f"loaded {found.name}: {model.architecture}, {kinds}, {took:.1f} s")
+    how = ", from the weights cache" if about["mapped"] else ""
+    say(f"loaded {found.name}: {model.architecture}, {kinds}{how}, {took:.1f} s")
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
     if checkpoints is not None:
         say(f"states: {state / 2**20:.2f} MiB a sequence, {checkpoints} kept at most for later ones")
@@ -286,7 +292,21 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     if config.cache_dir is not None:
         read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
         store = open_store(config, settings, read, about["isa"], (page, state), say)
+    if rust.keeps_panels:
+        # no daemon: who comes back from Rust while the interpreter ends aborts the process
+        threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache").start()
     return CpuEngine(rust, info, model, _json(settings), store=store)
+
+
+def _keep_panels(rust: RustEngine, name: str) -> None:
+    """Beside steps, which it leaves nearly all of the processor."""
+    try:
+        size = _refused(rust.keep_panels)
+    except ConfigError as error:
+        _log.warning("--weights-cache: the weights of %s are not kept: %s", name, error)
+    else:
+        if size is not None:
+            _log.info("--weights-cache: the weights of %s are kept: %.0f MiB", name, size / 2**20)
 
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:

@@ -31,6 +31,7 @@ DEFAULT_BYTES = 20 * 2**30
 EXPORT_S = 600.0  # for pages on their way to a disk, before they go to a file
 _BESIDE = {  # settings that change no bit
     "weights",  # a path: the files' digest stands for it
+    "panels",
     "eos_ids",
     "num_threads",
     "isa",  # its class stands for it

@@ -15,6 +15,7 @@ use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weigh
 use crate::states::States;
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
+use crate::weights::{Cache, Keeping, Packer};
 
 /// All that Python decides.
 #[derive(Clone, Debug, Deserialize)]
@@ -26,6 +27,9 @@ pub struct Settings {
     pub names: Names,
     /// A GGUF file or a folder of safetensors; none: seeded noise.
     pub weights: Option<PathBuf>,
+    /// Where their panels are kept; none: they are packed at each start.
+    #[serde(default)]
+    pub panels: Option<Cache>,
     /// The seed of dummy weights.
     pub seed: u64,
     /// bfloat16, mxfp4 (experts alone) or f32, of dummy weights.
@@ -123,12 +127,25 @@ impl Settings {
     }
 }
 
+/// What was loaded.
+pub struct Loaded {
+    /// Ready for steps.
+    pub engine: Engine,
+    /// Panels that are to be written into the cache behind the start.
+    pub keeping: Option<Keeping>,
+    /// All panels are in a file of the cache.
+    pub mapped: bool,
+}
+
 /// Read the weights and make an engine of them.
-pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Engine> {
+pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Loaded> {
     let (mode, shape) = (settings.mode()?, settings.kv_shape()?);
     let isa = Isa::detect(settings.isa.as_deref())?;
     let mut pool = Pool::new(settings.num_threads.unwrap_or_else(default_threads))?;
-    let weights = Weights::load(&settings.tensors()?, &settings.model, &mut pool, progress)?;
+    let tensors = settings.tensors()?;
+    let packer = Packer::new(tensors.source(), settings.panels.as_ref());
+    let weights = Weights::load((&tensors, &packer), &settings.model, &mut pool, progress)?;
+    let (keeping, mapped) = packer.end();
     let decoder = Decoder::new(settings.model.clone(), weights, Kernels::new(isa), mode);
     let sizes = Sizes {
         num_pages: settings.num_pages,
@@ -141,5 +158,10 @@ pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Engine> {
         kv: shape,
         timed: settings.timed,
     };
-    Engine::new(decoder, pool, sizes, choices, &settings.eos_ids)
+    let engine = Engine::new(decoder, pool, sizes, choices, &settings.eos_ids)?;
+    Ok(Loaded {
+        engine,
+        keeping,
+        mapped,
+    })
 }

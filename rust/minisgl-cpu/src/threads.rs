@@ -283,6 +283,21 @@ fn cores() -> Option<usize> {
     None
 }
 
+/// Runs `work` in a thread that has the processor when others leave it, and little of it otherwise: some, since others may
+/// wait for what the system does in its name.
+pub fn beside_others<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let done = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            // SAFETY: numbers alone are handed over; on Linux they are about this thread. Without it, it is only less kind.
+            #[cfg(target_os = "linux")]
+            let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+            work()
+        });
+        worker.join()
+    });
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,12 +2,15 @@
 //!
 //! Invariants: arrays are read while the GIL is held, forwards run without it; one step at a time.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use minisgl_cpu::error::Fault;
 use minisgl_cpu::load::{Settings, load};
 use minisgl_cpu::model::PARTS;
 use minisgl_cpu::sampling::{Pooling, TokenLogprobs};
+use minisgl_cpu::threads::beside_others;
+use minisgl_cpu::weights::Keeping;
 use minisgl_cpu::{Adapter, Engine, Error, HeadStep, Heads, Pair, Sampled, Step};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,6 +26,9 @@ use crate::sampling::binding_from_python;
 pub(crate) struct CpuEngine {
     /// In a box: Python's objects lie at multiples of 16 bytes, and parts of an engine want 128.
     inner: Mutex<Option<Box<Engine>>>,
+    keeping: Mutex<Option<Keeping>>,
+    closing: AtomicBool,
+    mapped: bool,
 }
 
 /// A failed step is a `RuntimeError`; all else is a `ValueError` of (fault, text).
@@ -39,6 +45,10 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
 impl CpuEngine {
     fn locked(&self) -> MutexGuard<'_, Option<Box<Engine>>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<Keeping>> {
+        self.keeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,11 +124,14 @@ impl CpuEngine {
             // a terminal that is gone does not stop a load
             let _ = Python::attach(|py| say.call1(py, (done, total)));
         };
-        let engine = py
+        let loaded = py
             .detach(|| load(&settings, &progress))
             .map_err(|error| to_python(&error))?;
         Ok(Self {
-            inner: Mutex::new(Some(Box::new(engine))),
+            inner: Mutex::new(Some(Box::new(loaded.engine))),
+            keeping: Mutex::new(loaded.keeping),
+            closing: AtomicBool::new(false),
+            mapped: loaded.mapped,
         })
     }
 
@@ -137,9 +150,10 @@ impl CpuEngine {
         Ok(settings.state_bytes())
     }
 
-    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes; what a token that is decoded reads of
-    /// them and multiplies (token_bytes, token_products), and of these what a prompt does once (head_products); K, V
-    /// of a token (kv_bytes); whether rows read weights of their own (experts), and not every K before them (windows).
+    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes, whether they are a mapped file; what a
+    /// token that is decoded reads of them and multiplies (token_bytes, token_products), and of these what a prompt
+    /// does once (head_products); K, V of a token (kv_bytes); whether rows read weights of their own (experts), and
+    /// not every K before them (windows).
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
         let engine = guard.as_ref().ok_or_else(closed)?;
@@ -154,6 +168,7 @@ impl CpuEngine {
         about.set_item("threads", engine.threads())?;
         about.set_item("kinds", kinds)?;
         about.set_item("weight_bytes", weights.bytes())?;
+        about.set_item("mapped", self.mapped)?;
         let (bytes, products) = weights.of_a_token(&engine.decoder().config);
         about.set_item("token_bytes", bytes)?;
         about.set_item("token_products", products)?;
@@ -292,9 +307,29 @@ impl CpuEngine {
         })
     }
 
+    /// Whether there are panels that the cache has not.
+    #[getter]
+    fn keeps_panels(&self) -> bool {
+        self.waiting().is_some()
+    }
+
+    /// Write the panels into the cache, beside steps; `close` ends it. Gives the
+    /// bytes of their file, None if there is none.
+    fn keep_panels(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let Some(keeping) = self.waiting().take() else {
+            return Ok(None);
+        };
+        py.detach(|| beside_others(|| keeping.write(&self.closing)))
+            .map_err(|error| to_python(&error))
+    }
+
     /// Free the memory. Idempotent.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.locked().take()));
+        self.closing.store(true, Relaxed);
+        py.detach(|| {
+            drop(self.waiting().take());
+            drop(self.locked().take());
+        });
     }
 }
 

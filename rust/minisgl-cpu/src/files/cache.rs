@@ -7,10 +7,11 @@
 
 use std::fs;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use super::gguf::{ARCHITECTURE, File, Header, Value};
+use super::kept::{Checksum, Partial, at, checksum};
 use super::quantize::{Quantization, encode};
 use super::{Kind, Source, TensorView};
 use crate::{Error, Result};
@@ -18,6 +19,8 @@ use crate::{Error, Result};
 const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const MAX_DIMS: usize = 4;
+/// Of a tensor, whose bytes tell it from others.
+const PLACES: usize = 16;
 /// Numbers that one thread quantizes at once.
 const PIECE: usize = 1 << 20;
 const VERSION_KEY: &str = "minisgl.version";
@@ -43,8 +46,8 @@ pub fn quantized(
         return Ok(Some(found));
     }
     let partial = Partial::beside(file)?;
-    plan.write(&partial.0, progress)?;
-    fs::rename(&partial.0, file).map_err(|error| at(file, &error))?;
+    plan.write(partial.path(), progress)?;
+    partial.become_file(file)?;
     File::open(file).map(Some)
 }
 
@@ -57,29 +60,6 @@ fn is_right(found: &File, fingerprint: u64) -> bool {
     is(VERSION_KEY, VERSION.into())
         && is(SOURCE_KEY, fingerprint)
         && is(CHECKSUM_KEY, checksum(&bytes[header.head_bytes..]))
-}
-
-/// A file of this process that goes when it was not renamed.
-struct Partial(PathBuf);
-
-impl Partial {
-    fn beside(file: &Path) -> Result<Self> {
-        let folder = file.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
-        let mut name = file.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}.partial", std::process::id()));
-        Ok(Self(folder.join(name)))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        let _renamed = fs::remove_file(&self.0);
-    }
-}
-
-fn at(path: &Path, error: &std::io::Error) -> Error {
-    Error::file(format!("{}: {error}", path.display()))
 }
 
 /// What goes where.
@@ -108,7 +88,7 @@ impl<'a> Plan<'a> {
             }
             let kind = quantization.kind_of(&tensor);
             let size = tensor.rows() * kind.bytes_of(tensor.k()).unwrap_or(0);
-            sample(&tensor, kind, &mut fingerprint);
+            fingerprint.sample(&tensor, kind.name(), PLACES);
             tensors.push(Planned {
                 tensor,
                 kind,
@@ -260,94 +240,5 @@ impl Out<'_> {
         let file = self.file.into_inner().map_err(std::io::Error::from);
         let synced = file.and_then(|file| file.sync_all());
         synced.map_err(|error| at(self.path, &error))
-    }
-}
-
-/// What tells weights of the same shapes apart without reading them all: bytes from many places.
-fn sample(tensor: &TensorView<'_>, kind: Kind, out: &mut Checksum) {
-    const PLACES: usize = 16;
-    const BYTES: usize = 64;
-    out.add(tensor.name().as_bytes());
-    out.add(tensor.kind().name().as_bytes());
-    out.add(kind.name().as_bytes());
-    for dim in tensor.shape() {
-        out.add(&(*dim as u64).to_le_bytes());
-    }
-    let data = tensor.data();
-    for place in 0..PLACES {
-        let start = data.len() / PLACES * place;
-        out.add(&data[start..data.len().min(start + BYTES)]);
-    }
-}
-
-fn checksum(bytes: &[u8]) -> u64 {
-    let mut sum = Checksum::new();
-    sum.add(bytes);
-    sum.end()
-}
-
-/// A checksum of bytes, however they are cut: it finds damage, not malice.
-struct Checksum {
-    lanes: [u64; 4],
-    rest: Vec<u8>,
-    len: u64,
-}
-
-impl Checksum {
-    const BYTES: usize = 32;
-
-    fn new() -> Self {
-        Self {
-            lanes: [1, 2, 3, 4],
-            rest: Vec::with_capacity(Self::BYTES),
-            len: 0,
-        }
-    }
-
-    fn add(&mut self, mut bytes: &[u8]) {
-        self.len += bytes.len() as u64;
-        if !self.rest.is_empty() {
-            let (first, later) = bytes.split_at(bytes.len().min(Self::BYTES - self.rest.len()));
-            self.rest.extend_from_slice(first);
-            bytes = later;
-            if self.rest.len() < Self::BYTES {
-                return;
-            }
-            let full = std::mem::take(&mut self.rest);
-            self.whole(&full);
-        }
-        let (whole, rest) = bytes.split_at(bytes.len() / Self::BYTES * Self::BYTES);
-        self.whole(whole);
-        self.rest.extend_from_slice(rest);
-    }
-
-    fn whole(&mut self, bytes: &[u8]) {
-        let mut lanes = self.lanes;
-        for block in bytes.chunks_exact(Self::BYTES) {
-            for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
-                let mut number = [0; 8];
-                number.copy_from_slice(word);
-                // odd, with its bits well mixed: each word changes all of its lane that comes after
-                *lane = (*lane ^ u64::from_le_bytes(number))
-                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                    .rotate_left(29);
-            }
-        }
-        self.lanes = lanes;
-    }
-
-    fn end(&self) -> u64 {
-        let mut last = self.rest.clone();
-        last.resize(Self::BYTES, 0);
-        let mut sum = Self {
-            lanes: self.lanes,
-            rest: Vec::new(),
-            len: 0,
-        };
-        sum.whole(&last);
-        let [a, b, c, d] = sum.lanes;
-        [a, b, c, d, self.len].iter().fold(0, |sum: u64, &word| {
-            (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
-        })
     }
 }

@@ -375,8 +375,8 @@ impl Source for File {
         entry.view(self.mappings[entry.file].bytes()).ok()
     }
 
-    fn release(&self) {
-        self.mappings.iter().for_each(Mapping::release);
+    fn mappings(&self) -> &[Mapping] {
+        &self.mappings
     }
 
     fn names(&self) -> Vec<&str> {

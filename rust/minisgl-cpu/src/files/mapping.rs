@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 
@@ -12,6 +13,7 @@ use crate::{Error, Result};
 pub struct Mapping {
     map: Mmap,
     name: String,
+    modified: SystemTime,
 }
 
 impl Mapping {
@@ -21,13 +23,40 @@ impl Mapping {
         let name = name.to_string_lossy().into_owned();
         let bad = |error: std::io::Error| Error::file(format!("{name}: {error}"));
         let file = fs::File::open(path).map_err(bad)?;
-        if !file.metadata().map_err(bad)?.is_file() {
+        let metadata = file.metadata().map_err(bad)?;
+        if !metadata.is_file() {
             return Err(Error::file(format!("{name}: not a file")));
         }
         // SAFETY: the mapping is private and only read. That the file is not written or shortened meanwhile is what
         // every program that maps weights relies on; wrong bytes would be wrong numbers, every index is checked.
         let map = unsafe { Mmap::map(&file) }.map_err(bad)?;
-        Ok(Self { map, name })
+        let modified = metadata.modified().map_err(bad)?;
+        Ok(Self { map, name, modified })
+    }
+
+    /// When it was written last.
+    #[must_use]
+    pub fn modified(&self) -> SystemTime {
+        self.modified
+    }
+
+    /// Asks for large pages, which the system has for files of some file systems: all of it will be read often.
+    #[must_use]
+    pub fn in_large_pages(self) -> Self {
+        // Without them it is slower where the processor looks up pages, nothing else.
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise(memmap2::Advice::HugePage);
+        self
+    }
+
+    /// Whether only places of it are read from now on: then the system does not read around them, which may be megabytes.
+    pub fn read_in_places(&self, yes: bool) {
+        #[cfg(unix)]
+        let _ = self.map.advise(if yes {
+            memmap2::Advice::Random
+        } else {
+            memmap2::Advice::Normal
+        });
     }
 
     /// The content.

@@ -9,6 +9,7 @@
 pub mod blocks;
 pub mod cache;
 pub mod gguf;
+pub(crate) mod kept;
 #[allow(unsafe_code)]
 mod mapping;
 pub mod quantize;
@@ -96,8 +97,8 @@ impl Source for TextHalf {
         Some(self.source.tensor(stored)?.renamed(own))
     }
 
-    fn release(&self) {
-        self.source.release();
+    fn mappings(&self) -> &[Mapping] {
+        self.source.mappings()
     }
 
     fn names(&self) -> Vec<&str> {

@@ -241,8 +241,8 @@ impl Source for Folder {
         }
     }
 
-    fn release(&self) {
-        self.mappings.iter().for_each(Mapping::release);
+    fn mappings(&self) -> &[Mapping] {
+        &self.mappings
     }
 
     fn names(&self) -> Vec<&str> {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::Mapping;
 use super::blocks::{self, Kind};
 use crate::{Error, Result};
 
@@ -193,8 +194,15 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// The files, where they are mapped.
+    fn mappings(&self) -> &[Mapping] {
+        &[]
+    }
+
     /// Lets go of the memory of what was read so far.
-    fn release(&self) {}
+    fn release(&self) {
+        self.mappings().iter().for_each(Mapping::release);
+    }
 
     /// Bytes of all tensors.
     fn bytes(&self) -> usize {

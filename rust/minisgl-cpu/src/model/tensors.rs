@@ -125,11 +125,17 @@ impl Tensors {
         }
     }
 
+    /// The files, if there are any.
+    pub fn source(&self) -> Option<&dyn Source> {
+        match &self.origin {
+            Origin::Files(source) => Some(&**source),
+            Origin::Dummy { .. } => None,
+        }
+    }
+
     /// Lets go of the memory of what was read so far.
     pub fn release(&self) {
-        if let Origin::Files(source) = &self.origin {
-            source.release();
-        }
+        self.source().into_iter().for_each(Source::release);
     }
 
     /// Whether the file has such a part.

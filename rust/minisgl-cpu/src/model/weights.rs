@@ -20,7 +20,7 @@ use crate::model::delta::{Delta, by_head};
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
-use crate::weights::{Matrix, PANEL, Part as Piece};
+use crate::weights::{Matrix, PANEL, Packer, Packing, Part as Piece};
 
 /// A matrix, perhaps with a bias. Both are padded to whole panels.
 pub struct Linear {
@@ -83,16 +83,16 @@ pub struct Mlp {
 
 impl Mlp {
     /// Gate and up in as few matrices as their kinds allow.
-    fn new(gate: TensorView<'_>, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
+    fn new(packing: &Packing<'_>, [gate, up]: [TensorView<'_>; 2], down: Matrix, inner: usize) -> Result<Self> {
         let (gate, up) = (Piece::new(gate), Piece::new(up));
         let alike = gate.tensor.kind().held() == up.tensor.kind().held();
         let linear = |weight| Linear { weight, bias: None };
         let (gate_up, up) = if alike {
-            (Matrix::pack(&[gate, up], true, None)?, None)
+            (packing.pack(&[gate, up], true, None)?, None)
         } else {
             (
-                Matrix::pack(&[gate], false, None)?,
-                Some(Matrix::pack(&[up], false, None)?),
+                packing.pack(&[gate], false, None)?,
+                Some(packing.pack(&[up], false, None)?),
             )
         };
         Ok(Self {
@@ -105,10 +105,10 @@ impl Mlp {
     }
 
     /// Without a gate.
-    fn ungated(up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
+    fn ungated(packing: &Packing<'_>, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Self> {
         let linear = |weight| Linear { weight, bias: None };
         Ok(Self {
-            gate_up: linear(Matrix::pack(&[Piece::new(up)], false, None)?),
+            gate_up: linear(packing.pack(&[Piece::new(up)], false, None)?),
             up: None,
             down: linear(down),
             inner,
@@ -456,7 +456,12 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 impl Weights {
     /// Read all tensors on all threads of `pool`.
-    pub fn load(tensors: &Tensors, config: &ModelConfig, pool: &mut Pool, progress: Progress<'_>) -> Result<Self> {
+    pub fn load(
+        (tensors, packer): (&Tensors, &Packer),
+        config: &ModelConfig,
+        pool: &mut Pool,
+        progress: Progress<'_>,
+    ) -> Result<Self> {
         let parts = config.num_layers + 1;
         let layers: Vec<Mutex<Option<Layer>>> = (0..config.num_layers).map(|_| Mutex::new(None)).collect();
         let tables = Mutex::new(None);
@@ -469,11 +474,12 @@ impl Weights {
                 }
                 // the largest first
                 let loaded = if part == 0 {
-                    load_tables(tensors, config).map(|found| *locked(&tables) = Some(found))
+                    load_tables(tensors, config, &packer.part(0)).map(|found| *locked(&tables) = Some(found))
                 } else {
                     Loader {
                         tensors,
                         config,
+                        packing: packer.part(part),
                         layer: part - 1,
                     }
                     .load()
@@ -510,7 +516,7 @@ impl Weights {
             .distances
             .as_ref()
             .map(|kind| load_distances(tensors, config.num_heads, kind));
-        let streams = load_streams(tensors, config)?;
+        let streams = load_streams(tensors, config, &packer.part(parts))?;
         let head_bias = if config.head_bias {
             Some(padded(tensors.part_vector(
                 Part::Head,
@@ -610,9 +616,9 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// The head, embeddings that are not the head, positions and kinds of tokens, and embeddings by layer.
 type Tables = (Matrix, Option<Matrix>, [Option<Matrix>; 2], Option<PerLayerTables>);
 
-pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig) -> Result<Tables> {
+pub(super) fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
-    let of = |part, shape: &[usize; 2]| pack(&[tensors.part(part, At::default(), shape)?], false);
+    let of = |part, shape: &[usize; 2]| pack(packing, &[tensors.part(part, At::default(), shape)?], false);
     let embedding = of(Part::Embedding, &shape)?;
     let added = |part, count: usize| (count > 0).then(|| of(part, &[count, config.hidden_size])).transpose();
     let added = [
@@ -661,7 +667,7 @@ fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<
 }
 
 /// Checkpoints have a tensor of each stream, GGUF has one for all.
-fn load_streams(tensors: &Tensors, config: &ModelConfig) -> Result<Option<StreamTables>> {
+fn load_streams(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Option<StreamTables>> {
     let Some(streams) = config.streams else {
         return Ok(None);
     };
@@ -678,11 +684,13 @@ fn load_streams(tensors: &Tensors, config: &ModelConfig) -> Result<Option<Stream
                     &[size, size],
                 )
             };
-            return (0..others).map(|other| Ok((0, pack(&[of(other)?], false)?))).collect();
+            return (0..others)
+                .map(|other| Ok((0, pack(packing, &[of(other)?], false)?)))
+                .collect();
         }
         let found = tensors.part(part, At::default(), &[others, size, size])?;
         let view = found.view()?;
-        let one = |other| Matrix::pack(&[Piece::new(view.slice(other)?)], false, None);
+        let one = |other| packing.pack(&[Piece::new(view.slice(other)?)], false, None);
         (0..others).map(|other| Ok((0, one(other)?))).collect()
     };
     Ok(Some(StreamTables {
@@ -725,10 +733,10 @@ fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: Vec<f32>) -
     weights
 }
 
-fn pack(found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
+fn pack(packing: &Packing<'_>, found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
     let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
     let pieces: Vec<_> = views.into_iter().map(Piece::new).collect();
-    Matrix::pack(&pieces, interleave, None)
+    packing.pack(&pieces, interleave, None)
 }
 
 /// With zeros up to whole panels.
@@ -741,6 +749,7 @@ fn padded(mut numbers: Vec<f32>) -> Vec<f32> {
 pub(super) struct Loader<'a> {
     pub tensors: &'a Tensors,
     pub config: &'a ModelConfig,
+    pub packing: Packing<'a>,
     pub layer: usize,
 }
 
@@ -792,7 +801,9 @@ impl Loader<'_> {
         let of = |part, shape: [usize; 2]| -> Result<Vec<f32>> { Ok(self.part(part, shape)?.view()?.decode()) };
         let mut norm = self.norm(Part::StreamRouterNorm)?;
         norm.weight.iter_mut().for_each(|number| *number /= size as f32);
-        let matrix = |part, shape| -> Result<(usize, Matrix)> { Ok((0, pack(&[self.part(part, shape)?], false)?)) };
+        let matrix = |part, shape| -> Result<(usize, Matrix)> {
+            Ok((0, pack(&self.packing, &[self.part(part, shape)?], false)?))
+        };
         Ok(Box::new(StreamPart {
             norm,
             router: of(Part::StreamRouter, [count, size])?,
@@ -935,7 +946,7 @@ impl Loader<'_> {
                 _ => Piece::new(view),
             });
         }
-        side_by_side(&pieces)
+        side_by_side(&self.packing, &pieces)
     }
 
     /// Of so many tokens and channels.
@@ -950,7 +961,7 @@ impl Loader<'_> {
     /// A matrix of its own.
     fn linear(&self, part: Part, shape: [usize; 2], bias: bool) -> Result<Linear> {
         Ok(Linear {
-            weight: pack(&[self.part(part, shape)?], false)?,
+            weight: pack(&self.packing, &[self.part(part, shape)?], false)?,
             bias: self.bias(bias, part, shape[0])?,
         })
     }
@@ -963,7 +974,11 @@ impl Loader<'_> {
         Ok(Some(PerLayerPart {
             gate: (
                 0,
-                pack(&[self.part(Part::PerLayerGate, [per_layer.size, hidden])?], false)?,
+                pack(
+                    &self.packing,
+                    &[self.part(Part::PerLayerGate, [per_layer.size, hidden])?],
+                    false,
+                )?,
             ),
             out: self.linear(Part::PerLayerOut, [hidden, per_layer.size], false)?,
             norm: self.norm(Part::PerLayerNormBehind)?,
@@ -1085,7 +1100,9 @@ impl Loader<'_> {
         let order = |row: usize| self.source_of(dim, row);
         let queries = if latent.query_rank > 0 {
             let found = self.part(Part::QueryUp, [heads * dim, latent.query_rank])?;
-            let matrix = Matrix::pack(&[Piece::ordered(found.view()?, &order)], false, None)?;
+            let matrix = self
+                .packing
+                .pack(&[Piece::ordered(found.view()?, &order)], false, None)?;
             Some((norm(Part::QueryNorm, latent.query_rank)?, vec![(0, matrix)]))
         } else {
             None
@@ -1103,7 +1120,7 @@ impl Loader<'_> {
     fn heads_of_latents(&self, latent: &LatentConfig) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
         let (heads, rank) = (self.config.num_heads, latent.rank);
         let (plain, size) = (latent.plain_dim, latent.value_dim);
-        let as_it_is = |view: TensorView<'_>| Matrix::pack(&[Piece::new(view)], false, None);
+        let as_it_is = |view: TensorView<'_>| self.packing.pack(&[Piece::new(view)], false, None);
         if self.tensors.has(Part::LatentKeys, self.at(), "weight") {
             let of = |part, shape: [usize; 3]| self.tensors.part(part, self.at(), &shape);
             let keys = of(Part::LatentKeys, [heads, rank, plain])?;
@@ -1122,7 +1139,10 @@ impl Loader<'_> {
             let data = &both.data()[head * (plain + size) * both.row_bytes()..];
             let (key, rest) = data.split_at(plain * both.row_bytes());
             let rest = &rest[..size * both.row_bytes()];
-            keys.push(turned(TensorView::new(both.name(), both.kind(), &of_key, key)?)?);
+            keys.push(turned(
+                &self.packing,
+                TensorView::new(both.name(), both.kind(), &of_key, key)?,
+            )?);
             values.push(as_it_is(TensorView::new(both.name(), both.kind(), &of_value, rest)?)?);
         }
         Ok((keys, values))
@@ -1176,7 +1196,7 @@ impl Loader<'_> {
             } else {
                 Piece::new(found.view()?)
             };
-            return Ok(vec![(0, Matrix::pack(&[piece], false, None)?)]);
+            return Ok(vec![(0, self.packing.pack(&[piece], false, None)?)]);
         }
         let (gates, dim) = (self.config.gates(self.layer), self.config.query_dim(self.layer));
         let of_query = |row: usize| {
@@ -1202,7 +1222,7 @@ impl Loader<'_> {
                 _ => Piece::new(*view),
             })
             .collect();
-        side_by_side(&pieces)
+        side_by_side(&self.packing, &pieces)
     }
 
     fn qkv_bias(&self) -> Result<Option<Vec<f32>>> {
@@ -1236,18 +1256,18 @@ impl Loader<'_> {
                 &self.vector(up, "bias", inner)?,
             )),
         };
-        let down_weight = pack(&[self.part(down, [hidden, inner])?], false)?;
+        let down_weight = pack(&self.packing, &[self.part(down, [hidden, inner])?], false)?;
         let mut mlp = if !config.gated {
             let up = self.part(up, [inner, hidden])?;
-            Mlp::ungated(up.view()?, down_weight, inner)?
+            Mlp::ungated(&self.packing, up.view()?, down_weight, inner)?
         } else if let Some(both) = self.fused(gate) {
             let both = self.part(both, [2 * inner, hidden])?;
             let half = [inner, hidden];
             let (gate, up) = in_halves(both.view()?, &half)?;
-            Mlp::new(gate, up, down_weight, inner)?
+            Mlp::new(&self.packing, [gate, up], down_weight, inner)?
         } else {
             let (gate, up) = (self.part(gate, [inner, hidden])?, self.part(up, [inner, hidden])?);
-            Mlp::new(gate.view()?, up.view()?, down_weight, inner)?
+            Mlp::new(&self.packing, [gate.view()?, up.view()?], down_weight, inner)?
         };
         mlp.gate_up.bias = bias;
         mlp.down.bias = self.bias(config.mlp_bias || config.down_bias, down, hidden)?;
@@ -1277,7 +1297,7 @@ impl Loader<'_> {
         } else {
             None
         };
-        let router = pack(&router, false)?;
+        let router = pack(&self.packing, &router, false)?;
         let choice_bias = if moe.choice_bias {
             Some(self.vector(Part::ChoiceBias, "bias", count)?)
         } else {
@@ -1339,15 +1359,15 @@ impl Loader<'_> {
         let of = |part, shape: [usize; 2]| self.tensors.part(part, at, &shape);
         if !self.config.gated {
             let up = of(Part::ExpertUp, [inner, hidden])?;
-            let down = pack(&[of(Part::ExpertDown, [hidden, inner])?], false)?;
-            return Mlp::ungated(up.view()?, down, inner);
+            let down = pack(&self.packing, &[of(Part::ExpertDown, [hidden, inner])?], false)?;
+            return Mlp::ungated(&self.packing, up.view()?, down, inner);
         }
         let (gate, up) = (
             of(Part::ExpertGate, [inner, hidden])?,
             of(Part::ExpertUp, [inner, hidden])?,
         );
-        let down = pack(&[of(Part::ExpertDown, [hidden, inner])?], false)?;
-        Mlp::new(gate.view()?, up.view()?, down, inner)
+        let down = pack(&self.packing, &[of(Part::ExpertDown, [hidden, inner])?], false)?;
+        Mlp::new(&self.packing, [gate.view()?, up.view()?], down, inner)
     }
 
     /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
@@ -1374,14 +1394,19 @@ impl Loader<'_> {
         let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
         let one = |expert| -> Result<Mlp> {
-            let down = pack(&[Found::turned(down.slice(expert)?, transposed)?], false)?;
+            let down = pack(&self.packing, &[Found::turned(down.slice(expert)?, transposed)?], false)?;
             let mut mlp = match views.as_slice() {
-                [up] if !self.config.gated => Mlp::ungated(up.slice(expert)?, down, inner)?,
+                [up] if !self.config.gated => Mlp::ungated(&self.packing, up.slice(expert)?, down, inner)?,
                 [both] => {
                     let both = Found::turned(both.slice(expert)?, transposed)?;
                     self.of_both(both.view()?, down, inner)?
                 }
-                _ => Mlp::new(views[0].slice(expert)?, views[1].slice(expert)?, down, inner)?,
+                _ => Mlp::new(
+                    &self.packing,
+                    [views[0].slice(expert)?, views[1].slice(expert)?],
+                    down,
+                    inner,
+                )?,
             };
             if let Some([gate, up, down]) = biases.get(expert) {
                 mlp.gate_up.bias = Some(panels_in_turns(gate, up));
@@ -1397,10 +1422,10 @@ impl Loader<'_> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
             let (gate, up) = in_halves(both, &half)?;
-            return Mlp::new(gate, up, down, inner);
+            return Mlp::new(&self.packing, [gate, up], down, inner);
         }
         let [gate, up] = [0, 1].map(|first| Found::of_rows(&both, (first..2 * inner).step_by(2)));
-        Mlp::new(gate.view()?, up.view()?, down, inner)
+        Mlp::new(&self.packing, [gate.view()?, up.view()?], down, inner)
     }
 
     /// By expert, of gate, up and down; nothing if there are none.
@@ -1439,31 +1464,31 @@ impl Loader<'_> {
 }
 
 /// One matrix if all are held alike, else one of each.
-fn side_by_side(pieces: &[Piece<'_>]) -> Result<Projections> {
+fn side_by_side(packing: &Packing<'_>, pieces: &[Piece<'_>]) -> Result<Projections> {
     let kind = |piece: &Piece<'_>| piece.tensor.kind().held();
     let alike = pieces.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
     let whole = pieces.iter().all(|piece| piece.tensor.rows().is_multiple_of(PANEL));
     if alike || !whole {
         let held = if alike { None } else { Some(Kind::F32) };
-        return Ok(vec![(0, Matrix::pack(pieces, false, held)?)]);
+        return Ok(vec![(0, packing.pack(pieces, false, held)?)]);
     }
     let mut column = 0;
     let mut parts = Vec::new();
     for piece in pieces {
-        parts.push((column, Matrix::pack(std::slice::from_ref(piece), false, None)?));
+        parts.push((column, packing.pack(std::slice::from_ref(piece), false, None)?));
         column += piece.tensor.rows();
     }
     Ok(parts)
 }
 
 /// Rows become columns; blocks become the numbers that they stand for.
-fn turned(view: TensorView<'_>) -> Result<Matrix> {
+fn turned(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
     if view.kind().block_len() == 1 {
-        return pack(&[Found::turned(view, true)?], false);
+        return pack(packing, &[Found::turned(view, true)?], false);
     }
     let data: Vec<u8> = view.decode().into_iter().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(view.name(), Kind::F32, view.shape(), &data)?;
-    pack(&[Found::turned(view, true)?], false)
+    pack(packing, &[Found::turned(view, true)?], false)
 }
 
 /// Gate and up of a tensor that has the one behind the other, each of the shape `half`.

@@ -2,82 +2,112 @@
 //!
 //! Invariants: every block of every panel is there; rows and inputs beyond the tensor's are zero.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::layout::{BLOCK, Block, PANEL};
 use super::memory::Zeroed;
-use crate::files::Kind;
 use crate::files::blocks::{bf16_to_f32, f16_to_f32};
+use crate::files::{Kind, Mapping};
 
-/// A weight matrix, `n` outputs by `k` inputs.
-pub struct Matrix {
-    kind: Kind,
-    n: usize,
-    k: usize,
-    panels: usize,
-    data: Zeroed,
+/// How large a matrix is and what its numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub kind: Kind,
+    pub n: usize,
+    pub panels: usize,
+    pub k: usize,
 }
 
-impl Matrix {
-    /// All zero.
-    #[must_use]
-    pub(super) fn zeroed(kind: Kind, n: usize, panels: usize, k: usize) -> Self {
-        let layout = kind.layout();
-        let bytes = panels * k.div_ceil(BLOCK * layout.unit) * layout.unit_bytes();
-        Self {
-            kind,
-            n,
-            k,
-            panels,
-            data: Zeroed::new(bytes),
-        }
-    }
-
-    /// Rows, with those that pad the parts of an interleaved matrix, without those that pad the last panel.
-    #[must_use]
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Inputs.
-    #[must_use]
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
-    /// Blocks of a panel.
-    #[must_use]
-    pub fn blocks(&self) -> usize {
-        self.k.div_ceil(BLOCK)
-    }
-
-    /// Panels: their rows cover `n`.
-    #[must_use]
-    pub fn panels(&self) -> usize {
-        self.panels
-    }
-
-    /// How its numbers are held.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// Bytes held.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.data.len()
-    }
-
+impl Shape {
     /// Bytes of a panel.
-    #[must_use]
     pub fn panel_bytes(&self) -> usize {
         let layout = self.kind.layout();
         self.k.div_ceil(BLOCK * layout.unit) * layout.unit_bytes()
     }
 
+    /// Bytes of all panels.
+    pub fn bytes(&self) -> usize {
+        self.panels * self.panel_bytes()
+    }
+}
+
+/// Where panels are. A clone is the same bytes.
+#[derive(Clone)]
+pub(super) enum Panels {
+    /// In memory of this process.
+    Own(Arc<Zeroed>),
+    /// In a file that is mapped.
+    Mapped(Arc<Mapping>, Range<usize>),
+}
+
+impl Panels {
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Own(memory) => memory.as_slice(),
+            Self::Mapped(file, bytes) => &file.bytes()[bytes.clone()],
+        }
+    }
+}
+
+/// A weight matrix, `n` outputs by `k` inputs.
+pub struct Matrix {
+    shape: Shape,
+    panels: Panels,
+}
+
+impl Matrix {
+    /// Of panels that are there already: as many bytes as `shape` needs.
+    pub(super) fn new(shape: Shape, panels: Panels) -> Self {
+        Self { shape, panels }
+    }
+
+    /// Rows, with those that pad the parts of an interleaved matrix, without those that pad the last panel.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.shape.n
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn k(&self) -> usize {
+        self.shape.k
+    }
+
+    /// Blocks of a panel.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.shape.k.div_ceil(BLOCK)
+    }
+
+    /// Panels: their rows cover `n`.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.shape.panels
+    }
+
+    /// How its numbers are held.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.shape.kind
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shape.bytes()
+    }
+
+    /// Bytes of a panel.
+    #[must_use]
+    pub fn panel_bytes(&self) -> usize {
+        self.shape.panel_bytes()
+    }
+
     /// All panels, one after the other.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        self.data.as_slice()
+        self.panels.as_slice()
     }
 
     /// Panel `p`.
@@ -89,25 +119,21 @@ impl Matrix {
         &self.data()[p * self.panel_bytes()..][..self.panel_bytes()]
     }
 
-    pub(super) fn panel_mut(&mut self, p: usize) -> &mut [u8] {
-        let bytes = self.panel_bytes();
-        &mut self.data.as_mut_slice()[p * bytes..][..bytes]
-    }
-
     /// Row `r` as numbers; what `out` has beyond `k` is zeroed.
     ///
     /// # Panics
     /// If there is no such row, or `out` is shorter than `k`.
     pub fn row(&self, r: usize, out: &mut [f32]) {
-        assert!(r < self.panels * PANEL && out.len() >= self.k, "row {r}");
+        let Shape { kind, panels, k, .. } = self.shape;
+        assert!(r < panels * PANEL && out.len() >= k, "row {r}");
         let (panel, lane) = (self.panel(r / PANEL), r % PANEL);
-        for (b, out) in out[..self.k].chunks_mut(BLOCK).enumerate() {
-            let block = Block::new(self.kind, panel, b);
+        for (b, out) in out[..k].chunks_mut(BLOCK).enumerate() {
+            let block = Block::new(kind, panel, b);
             for (i, out) in out.iter_mut().enumerate() {
-                *out = number(self.kind, block, lane, i);
+                *out = number(kind, block, lane, i);
             }
         }
-        out[self.k..].fill(0.0);
+        out[k..].fill(0.0);
     }
 
     /// Block `b` of panel `p`.
@@ -116,7 +142,7 @@ impl Matrix {
     /// If there is none.
     #[must_use]
     pub fn block(&self, p: usize, b: usize) -> Block<'_> {
-        Block::new(self.kind, self.panel(p), b)
+        Block::new(self.shape.kind, self.panel(p), b)
     }
 }
 

@@ -6,9 +6,11 @@
 //! fixed lengths, over bytes side by side, so that they become vectors: packing has to keep up with a disk.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::layout::{BLOCK, Layout, PANEL};
-use super::matrix::Matrix;
+use super::matrix::{Matrix, Panels, Shape};
+use super::memory::Zeroed;
 use crate::files::blocks::{decode, digit, scale_and_min_codes, scale_of_six};
 use crate::files::{Kind, TensorView};
 use crate::{Error, Result};
@@ -58,64 +60,75 @@ impl Matrix {
     /// Stacks `parts` one below the other, or (`interleave`) panel by panel in turns, every part padded to whole
     /// panels by itself. `held`: F32 in place of the parts' own kind. Several threads may pack different matrices at once.
     pub fn pack(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Self> {
-        let Some(first) = parts.first() else {
-            return Err(Error::setting("a matrix without parts"));
-        };
-        let k = first.tensor.k();
-        if let Some(part) = parts.iter().find(|part| part.tensor.k() != k) {
-            let (name, other) = (part.tensor.name(), part.tensor.k());
-            let text = format!("tensor {name} has rows of {other}, {} of {k}", first.tensor.name());
-            return Err(Error::file(text));
+        let shape = shape_of(parts, interleave, held)?;
+        Ok(Self::new(shape, packed(shape, parts, interleave)?))
+    }
+}
+
+/// What `shape_of` has said.
+pub(super) fn packed(shape: Shape, parts: &[Part<'_>], interleave: bool) -> Result<Panels> {
+    let mut memory = Zeroed::new(shape.bytes());
+    let mut panels = memory.as_mut_slice().chunks_exact_mut(shape.panel_bytes().max(1));
+    if interleave {
+        let rows = parts[0].tensor.rows();
+        for (i, panel) in panels.enumerate() {
+            let (part, first) = (&parts[i % parts.len()], i / parts.len() * PANEL);
+            put(shape, panel, (first..rows.min(first + PANEL)).map(|row| (part, row)))?;
         }
-        let own = first.tensor.kind().held();
-        let alike = parts.iter().all(|part| part.tensor.kind().held() == own);
-        let held = held.unwrap_or(if alike { own } else { Kind::F32 });
-        if interleave {
-            return Self::pack_interleaved(parts, held, k);
-        }
-        let n = parts.iter().map(|part| part.tensor.rows()).sum();
-        let mut matrix = Self::zeroed(held, n, n.div_ceil(PANEL), k);
+    } else {
         let mut rows = parts
             .iter()
             .flat_map(|part| (0..part.tensor.rows()).map(move |i| (part, i)));
-        for panel in 0..matrix.panels() {
-            matrix.put(panel, rows.by_ref().take(PANEL))?;
-        }
-        Ok(matrix)
+        panels.try_for_each(|panel| put(shape, panel, rows.by_ref().take(PANEL)))?;
     }
+    Ok(Panels::Own(Arc::new(memory)))
+}
 
-    fn pack_interleaved(parts: &[Part<'_>], held: Kind, k: usize) -> Result<Self> {
-        let rows = parts[0].tensor.rows();
-        if let Some(part) = parts.iter().find(|part| part.tensor.rows() != rows) {
-            let (name, other) = (part.tensor.name(), part.tensor.rows());
-            let text = format!("tensor {name} has {other} rows, {} has {rows}", parts[0].tensor.name());
+/// What `Matrix::pack` makes of `parts`, or why it cannot.
+pub(super) fn shape_of(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Shape> {
+    let Some(first) = parts.first().map(|part| part.tensor) else {
+        return Err(Error::setting("a matrix without parts"));
+    };
+    let k = first.k();
+    for Part { tensor, .. } in parts {
+        let (name, other) = (tensor.name(), first.name());
+        if tensor.k() != k {
+            let text = format!("tensor {name} has rows of {}, {other} of {k}", tensor.k());
             return Err(Error::file(text));
         }
-        let panels = rows.div_ceil(PANEL) * parts.len();
-        let mut matrix = Self::zeroed(held, panels * PANEL, panels, k);
-        for panel in 0..panels {
-            let (part, first) = (&parts[panel % parts.len()], panel / parts.len() * PANEL);
-            matrix.put(panel, (first..rows.min(first + PANEL)).map(|i| (part, i)))?;
+        if interleave && tensor.rows() != first.rows() {
+            let text = format!("tensor {name} has {} rows, {other} has {}", tensor.rows(), first.rows());
+            return Err(Error::file(text));
         }
-        Ok(matrix)
     }
+    let own = first.kind().held();
+    let alike = parts.iter().all(|part| part.tensor.kind().held() == own);
+    let kind = held.unwrap_or(if alike { own } else { Kind::F32 });
+    let (n, panels) = if interleave {
+        let panels = first.rows().div_ceil(PANEL) * parts.len();
+        (panels * PANEL, panels)
+    } else {
+        let n: usize = parts.iter().map(|part| part.tensor.rows()).sum();
+        (n, n.div_ceil(PANEL))
+    };
+    Ok(Shape { kind, n, panels, k })
+}
 
-    /// A panel from at most as many rows of parts as it has.
-    fn put<'a>(&mut self, panel: usize, rows: impl Iterator<Item = (&'a Part<'a>, usize)>) -> Result<()> {
-        let (held, k) = (self.kind(), self.k());
-        let layout = held.layout();
-        let rows = rows
-            .map(|(part, i)| Ok(Row::new(part.tensor.kind(), held, part.row(i)?, k)))
-            .collect::<Result<Vec<_>>>()?;
-        for (i, unit) in self.panel_mut(panel).chunks_exact_mut(layout.unit_bytes()).enumerate() {
-            match held {
-                Kind::F16 => put_numbers::<2>(&rows, i, unit),
-                Kind::BF16 | Kind::F32 => put_numbers::<4>(&rows, i, unit),
-                _ => put_unit(&layout, &rows, i, unit),
-            }
+/// A panel of a matrix of `shape` from at most as many rows of parts as it has.
+fn put<'a>(shape: Shape, panel: &mut [u8], rows: impl Iterator<Item = (&'a Part<'a>, usize)>) -> Result<()> {
+    let Shape { kind: held, k, .. } = shape;
+    let layout = held.layout();
+    let rows = rows
+        .map(|(part, i)| Ok(Row::new(part.tensor.kind(), held, part.row(i)?, k)))
+        .collect::<Result<Vec<_>>>()?;
+    for (i, unit) in panel.chunks_exact_mut(layout.unit_bytes()).enumerate() {
+        match held {
+            Kind::F16 => put_numbers::<2>(&rows, i, unit),
+            Kind::BF16 | Kind::F32 => put_numbers::<4>(&rows, i, unit),
+            _ => put_unit(&layout, &rows, i, unit),
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// A row of a panel, as it is stored.

@@ -29,7 +29,7 @@ pub(crate) fn sensible(kind: Kind, block: &mut [u8]) {
 }
 
 /// `rows` rows of `k` numbers of a kind, any bits but scales of a sensible size.
-fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
+pub(super) fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
     let bytes = kind.bytes_of(rows * k).unwrap();
     let mut data: Vec<u8> = (0..bytes)
         .map(|_| {

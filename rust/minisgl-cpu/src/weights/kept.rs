@@ -1,0 +1,478 @@
+//! Panels in a file of the cache: written once behind a start, mapped by each later one, and by all servers together.
+//!
+//! Invariants: the file appears whole or not at all, and is never written to again; a matrix is taken from it only if
+//! what it is made of, its shape and its checksum are right, else it is packed, and the file is made again; the folder
+//! holds no more than it may, the file that was used longest ago goes first (whoever has it mapped keeps it); what cannot
+//! be kept is an error for a log, and no model is lost by it.
+//!
+//! A head, a row of whole numbers for each matrix, their checksum; then the matrices where the rows say, part by part of
+//! the model, so that a thread that loads a part reads on and on.
+
+use std::collections::HashMap;
+use std::fs::{self, File, TryLockError};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use serde::Deserialize;
+
+use super::matrix::{Matrix, Panels, Shape};
+use super::memory::ALIGN;
+use super::pack::{Part, packed, shape_of};
+use crate::files::kept::{Checksum, PARTIAL, Partial, at, checksum};
+use crate::files::{Kind, Mapping, Source};
+use crate::{Error, Result};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"mspanels");
+/// Raised with what panels look like, with what a model's parts are made of, and with the file.
+const VERSION: u64 = 1;
+const ENDING: &str = "panels";
+const HEAD: usize = 4;
+const ROW: usize = 9;
+/// Written at once, at multiples of it: so the system has a large page for each.
+const CHUNK: usize = 2 << 20;
+/// Bytes that wait for the disk at most: who stops waits for so many.
+const UNSYNCED: usize = 16 * CHUNK;
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+
+/// Where panels are kept.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// The folder, which need not be there.
+    pub folder: PathBuf,
+    /// Bytes that all files of it may have.
+    pub limit: u64,
+    /// A model of fewer bytes is packed at each start.
+    pub least: u64,
+}
+
+/// A matrix of a model: which of a part's, and what it is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Place {
+    part: usize,
+    at: usize,
+}
+
+/// What the file says of a matrix.
+#[derive(Clone, Copy)]
+struct Row {
+    place: Place,
+    /// Of what it is made of.
+    key: u64,
+    shape: Shape,
+    offset: usize,
+    checksum: u64,
+}
+
+impl Row {
+    fn numbers(&self) -> [u64; ROW] {
+        let Shape { kind, n, panels, k } = self.shape;
+        let sizes = [self.place.part, self.place.at, n, panels, k, self.offset].map(|size| size as u64);
+        let [part, at, n, panels, k, offset] = sizes;
+        [
+            part,
+            at,
+            self.key,
+            kind.id().into(),
+            n,
+            panels,
+            k,
+            offset,
+            self.checksum,
+        ]
+    }
+
+    fn of(numbers: &[u64]) -> Option<Self> {
+        let &[part, at, key, kind, n, panels, k, offset, checksum] = numbers else {
+            return None;
+        };
+        let size = |number: u64| usize::try_from(number).ok();
+        Some(Self {
+            place: Place {
+                part: size(part)?,
+                at: size(at)?,
+            },
+            key,
+            shape: Shape {
+                kind: Kind::ALL.into_iter().find(|one| u64::from(one.id()) == kind)?,
+                n: size(n)?,
+                panels: size(panels)?,
+                k: size(k)?,
+            },
+            offset: size(offset)?,
+            checksum,
+        })
+    }
+}
+
+/// The file of a model, mapped, its head found right.
+struct Found {
+    mapping: Arc<Mapping>,
+    rows: HashMap<Place, Row>,
+}
+
+impl Found {
+    fn open(path: &Path, fingerprint: u64) -> Option<Self> {
+        let mapping = Mapping::open(path).ok()?.in_large_pages();
+        let bytes = mapping.bytes();
+        let number = |i: usize| Some(u64::from_le_bytes(bytes.get(8 * i..8 * i + 8)?.try_into().ok()?));
+        let head = [number(0)?, number(1)?, number(2)?];
+        let count = usize::try_from(number(3)?).ok()?;
+        let end = count.checked_mul(ROW)?.checked_add(HEAD)?;
+        let is_right = head == [MAGIC, VERSION, fingerprint] && end <= bytes.len() / 8;
+        if !is_right || number(end)? != checksum(&bytes[..8 * end]) {
+            return None;
+        }
+        let rows = (0..count).map(|row| {
+            let numbers: Option<Vec<u64>> = (0..ROW).map(|i| number(HEAD + row * ROW + i)).collect();
+            Row::of(&numbers?).map(|row| (row.place, row))
+        });
+        let rows: HashMap<Place, Row> = rows.collect::<Option<_>>()?;
+        Some(Self {
+            mapping: Arc::new(mapping),
+            rows,
+        })
+    }
+
+    /// The bytes of a matrix, which are read now.
+    fn take(&self, place: Place, key: u64, shape: Shape) -> Option<Panels> {
+        let row = self.rows.get(&place)?;
+        let bytes = row.offset..row.offset.checked_add(shape.bytes())?;
+        let is_right = row.key == key
+            && row.shape == shape
+            && row.offset.is_multiple_of(ALIGN)
+            && checksum(self.mapping.bytes().get(bytes.clone())?) == row.checksum;
+        is_right.then(|| Panels::Mapped(Arc::clone(&self.mapping), bytes))
+    }
+}
+
+/// Matrices of a model: from the file that has them, else packed now.
+pub struct Packer {
+    cache: Option<(Cache, u64)>,
+    found: Option<Found>,
+    made: Mutex<Vec<Made>>,
+}
+
+/// A matrix that was given out.
+struct Made {
+    place: Place,
+    key: u64,
+    shape: Shape,
+    panels: Panels,
+}
+
+impl Packer {
+    /// For the tensors of `source`. Without a cache everything is packed.
+    #[must_use]
+    pub fn new(source: Option<&dyn Source>, cache: Option<&Cache>) -> Self {
+        let cache = source
+            .zip(cache)
+            .map(|(source, cache)| (cache.clone(), fingerprint(source)));
+        let found = cache
+            .as_ref()
+            .and_then(|(cache, fingerprint)| Found::open(&file_of(cache, *fingerprint), *fingerprint));
+        Self {
+            cache,
+            found,
+            made: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// For a part of the model, whose matrices one thread asks for in the order that they always have.
+    #[must_use]
+    pub fn part(&self, part: usize) -> Packing<'_> {
+        Packing {
+            packer: self,
+            part,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// What is to be kept of what was packed, if anything is, and whether the file had all.
+    #[must_use]
+    pub fn end(self) -> (Option<Keeping>, bool) {
+        let mut made = self.made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = made.iter().map(|one| one.shape.bytes()).sum();
+        let whole = made.iter().all(|one| matches!(one.panels, Panels::Mapped(..)));
+        let Some((cache, fingerprint)) = self.cache else {
+            return (None, false);
+        };
+        let file = file_of(&cache, fingerprint);
+        if whole {
+            // for who makes room; a folder that cannot be written to needs none
+            let _ = File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
+            return (None, !made.is_empty());
+        }
+        made.sort_by_key(|one| one.place);
+        let keeping = (bytes as u64 >= cache.least).then_some(Keeping {
+            cache,
+            fingerprint,
+            file,
+            damaged: self.found.is_some(),
+            made,
+        });
+        (keeping, false)
+    }
+}
+
+/// Matrices of one part of a model.
+pub struct Packing<'a> {
+    packer: &'a Packer,
+    part: usize,
+    next: AtomicUsize,
+}
+
+impl Packing<'_> {
+    /// What `Matrix::pack` makes of the same.
+    pub fn pack(&self, parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Matrix> {
+        let Packer { cache, found, made } = self.packer;
+        if cache.is_none() {
+            return Matrix::pack(parts, interleave, held);
+        }
+        let place = Place {
+            part: self.part,
+            at: self.next.fetch_add(1, Relaxed),
+        };
+        let (key, shape) = (key_of(parts, interleave), shape_of(parts, interleave, held)?);
+        let panels = match found.as_ref().and_then(|found| found.take(place, key, shape)) {
+            Some(panels) => panels,
+            None => packed(shape, parts, interleave)?,
+        };
+        let one = Made {
+            place,
+            key,
+            shape,
+            panels: panels.clone(),
+        };
+        made.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        Ok(Matrix::new(shape, panels))
+    }
+}
+
+/// What tells matrices of one model apart.
+fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
+    let mut sum = Checksum::new();
+    let number = |number: usize, sum: &mut Checksum| sum.add(&(number as u64).to_le_bytes());
+    number(usize::from(interleave), &mut sum);
+    for part in parts {
+        sum.add(part.tensor.name().as_bytes());
+        sum.add(part.tensor.kind().name().as_bytes());
+        part.tensor.shape().iter().for_each(|&dim| number(dim, &mut sum));
+        if let Some(order) = part.order {
+            (0..part.tensor.rows()).for_each(|row| number(order(row), &mut sum));
+        }
+    }
+    sum.end()
+}
+
+/// What tells models apart without reading them: when files were written, what they have, and a few bytes of each tensor.
+/// Small ones are read whole: they are needed anyway, and here the system does not read around them.
+fn fingerprint(source: &dyn Source) -> u64 {
+    const SMALL: usize = 1 << 16;
+    let mut sum = Checksum::new();
+    for mapping in source.mappings() {
+        mapping.read_in_places(true);
+        let since = mapping.modified().duration_since(SystemTime::UNIX_EPOCH);
+        sum.add(&since.unwrap_or_default().as_nanos().to_le_bytes());
+        sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
+    }
+    for tensor in source.names().into_iter().filter_map(|name| source.tensor(name)) {
+        sum.sample(&tensor, "", 1);
+        if tensor.data().len() <= SMALL {
+            sum.add(tensor.data());
+        }
+    }
+    source
+        .mappings()
+        .iter()
+        .for_each(|mapping| mapping.read_in_places(false));
+    sum.end()
+}
+
+fn file_of(cache: &Cache, fingerprint: u64) -> PathBuf {
+    cache.folder.join(format!("{fingerprint:016x}.{ENDING}"))
+}
+
+/// Panels that are not in a file yet.
+pub struct Keeping {
+    cache: Cache,
+    fingerprint: u64,
+    file: PathBuf,
+    /// There is a file, which is not right.
+    damaged: bool,
+    made: Vec<Made>,
+}
+
+impl Keeping {
+    /// Writes the file, unless somebody else has written it meanwhile, and makes room for it. `stop` ends the work within
+    /// a moment, with nothing kept. Gives the bytes of the file that is there now.
+    pub fn write(self, stop: &AtomicBool) -> Result<Option<u64>> {
+        let rows = self.rows();
+        let size = rows.last().map_or(0, |row| row.offset + row.shape.bytes()) as u64;
+        if size > self.cache.limit {
+            let limit = self.cache.limit;
+            return Err(Error::file(format!("it takes {size} bytes, and the cache has {limit}")));
+        }
+        let partial = Partial::beside(&self.file)?;
+        let Some(_lock) = self.lock(stop)? else {
+            return Ok(None);
+        };
+        if !self.damaged && Found::open(&self.file, self.fingerprint).is_some() {
+            return Ok(Some(size));
+        }
+        self.make_room(self.cache.limit - size)?;
+        let mut out = Out::create(partial.path())?;
+        let Some(rows) = self.write_to(&mut out, rows, stop)? else {
+            return Ok(None);
+        };
+        let (fingerprint, file) = (self.fingerprint, self.file);
+        drop(self.made); // the disk may be slow, and the model may go
+        out.finish(&head(fingerprint, &rows))?;
+        partial.become_file(&file)?;
+        Ok(Some(size))
+    }
+
+    /// Where everything goes; checksums come later.
+    fn rows(&self) -> Vec<Row> {
+        let mut offset = (8 * (HEAD + ROW * self.made.len() + 1)).next_multiple_of(ALIGN);
+        let mut row = |one: &Made| {
+            let row = Row {
+                place: one.place,
+                key: one.key,
+                shape: one.shape,
+                offset,
+                checksum: 0,
+            };
+            offset = (offset + one.shape.bytes()).next_multiple_of(ALIGN);
+            row
+        };
+        self.made.iter().map(&mut row).collect()
+    }
+
+    fn write_to(&self, out: &mut Out<'_>, mut rows: Vec<Row>, stop: &AtomicBool) -> Result<Option<Vec<Row>>> {
+        for (row, one) in rows.iter_mut().zip(&self.made) {
+            out.pad_to(row.offset)?;
+            let mut sum = Checksum::new();
+            for piece in one.panels.as_slice().chunks(CHUNK) {
+                if stop.load(Relaxed) {
+                    return Ok(None);
+                }
+                sum.add(piece);
+                out.add(piece)?;
+            }
+            row.checksum = sum.end();
+        }
+        Ok(Some(rows))
+    }
+
+    /// One process at a time writes into the folder.
+    fn lock(&self, stop: &AtomicBool) -> Result<Option<File>> {
+        let path = self.cache.folder.join("lock");
+        let file = File::create(&path).map_err(|error| at(&path, &error))?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(file)),
+                Err(TryLockError::Error(error)) => return Err(at(&path, &error)),
+                Err(TryLockError::WouldBlock) if stop.load(Relaxed) => return Ok(None),
+                Err(TryLockError::WouldBlock) => sleep(BETWEEN_TRIES),
+            }
+        }
+    }
+
+    /// Only `left` bytes stay of what is in the folder, the file itself aside, and nothing of those who were killed.
+    fn make_room(&self, left: u64) -> Result<()> {
+        let folder = &self.cache.folder;
+        let bad = |error: std::io::Error| at(folder, &error);
+        let (mut files, mut sum) = (Vec::new(), 0);
+        for entry in fs::read_dir(folder).map_err(bad)? {
+            let entry = entry.map_err(bad)?;
+            let path = entry.path();
+            if path.to_string_lossy().ends_with(PARTIAL) {
+                let _gone = fs::remove_file(path);
+            } else if path.extension().is_some_and(|end| end == ENDING) && path != self.file {
+                let metadata = entry.metadata().map_err(bad)?;
+                sum += metadata.len();
+                files.push((metadata.modified().map_err(bad)?, metadata.len(), path));
+            }
+        }
+        files.sort();
+        for (_, size, path) in files {
+            if sum <= left {
+                break;
+            }
+            fs::remove_file(&path).map_err(|error| at(&path, &error))?;
+            sum -= size;
+        }
+        Ok(())
+    }
+}
+
+/// All before the matrices.
+fn head(fingerprint: u64, rows: &[Row]) -> Vec<u8> {
+    let numbers = [MAGIC, VERSION, fingerprint, rows.len() as u64];
+    let rows = rows.iter().flat_map(Row::numbers);
+    let mut bytes: Vec<u8> = numbers.into_iter().chain(rows).flat_map(u64::to_le_bytes).collect();
+    bytes.extend(checksum(&bytes).to_le_bytes());
+    bytes
+}
+
+/// The file that is written, chunk by chunk.
+pub(super) struct Out<'a> {
+    file: File,
+    path: &'a Path,
+    chunk: Vec<u8>,
+    written: usize,
+}
+
+impl<'a> Out<'a> {
+    pub fn create(path: &'a Path) -> Result<Self> {
+        let file = File::create(path).map_err(|error| at(path, &error))?;
+        Ok(Self {
+            file,
+            path,
+            chunk: Vec::with_capacity(CHUNK),
+            written: 0,
+        })
+    }
+
+    pub fn add(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.chunk.len()));
+            self.chunk.extend_from_slice(now);
+            bytes = later;
+            if self.chunk.len() == CHUNK {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pad_to(&mut self, offset: usize) -> Result<()> {
+        let zeros = vec![0; offset - self.written - self.chunk.len()];
+        self.add(&zeros)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let written = self.file.write_all(&self.chunk);
+        written.map_err(|error| at(self.path, &error))?;
+        self.written += self.chunk.len();
+        self.chunk.clear();
+        if self.written.is_multiple_of(UNSYNCED) {
+            self.file.sync_data().map_err(|error| at(self.path, &error))?;
+        }
+        Ok(())
+    }
+
+    /// With the head, which is known only now. What a rename makes visible has to be on the disk.
+    fn finish(mut self, head: &[u8]) -> Result<()> {
+        self.flush()?;
+        let placed = self.file.seek(SeekFrom::Start(0));
+        let ended = placed.and_then(|_| self.file.write_all(head));
+        let synced = ended.and_then(|()| self.file.sync_all());
+        synced.map_err(|error| at(self.path, &error))
+    }
+}
