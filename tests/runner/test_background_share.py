@@ -9,14 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from minisgl.engine.sim.profile import Profile, Table, load_profile
 from minisgl.message import AddRequest
 from minisgl.runner.background_share import LOOK_EVERY, SHARE, BackgroundShare
+from minisgl.runner.loop import CLEAR_STEPS
 from minisgl.runner.step_time import StepTime
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import TOKEN_PARTS, StepPlan
-from tests.helpers.sim import Sim, constant
+from minisgl.step import TOKEN_PARTS, StepPlan, TokenBudget
+from tests.helpers.sim import Sim, constant, request
 
 MOST = 2048
 OTHERS = 8
@@ -63,6 +65,19 @@ def test_where_the_first_tokens_cost_nothing_no_step_takes_much_longer(noise: fl
     assert np.quantile(longer, 0.99) < SHARE + noise
     assert np.mean(longer) < SHARE / 4
     assert 100 < np.median(bounds) < 139 * (1 + 2 * noise) + 1
+
+
+@pytest.mark.parametrize("longer", [1.1, 1.25, 2.0])
+@pytest.mark.parametrize("turn", [100, 300, 1000])
+def test_steps_of_others_that_take_longer_by_themselves_cost_the_background_little(longer: float, turn: int) -> None:
+    """As on a GPU where clients come with short contexts and with long ones in turns: 130 tokens cost nothing."""
+    share, counts = BackgroundShare(MOST), []
+    for step in range(12_000):
+        behind = min(share.gain // TOKEN_PARTS, 200)
+        alone_s = 0.004 * (longer if step // turn % 2 else 1)
+        told(share, alone_s + 0.00002 * max(0, behind - 130), behind)
+        counts.append(behind)
+    assert 100 < np.mean(counts[4000:]) < 170
 
 
 def test_what_costs_nothing_is_taken_step_by_step() -> None:
@@ -202,6 +217,37 @@ def test_clients_that_come_back_while_only_lines_run_wait_for_one_step_of_theirs
     assert np.mean(beside.ttft) < 1.05 * np.mean(alone.ttft)
     assert np.percentile(beside.itl, 99) < 1.06 * np.percentile(alone.itl, 99)
     assert beside.machine_tok_s > 5 * alone.machine_tok_s
+
+
+class Bound(StepTime):
+    """Those in the background have hardly a token beside others, whatever steps take."""
+
+    def __init__(self) -> None:
+        super().__init__(None, MOST)
+        self.budget = TokenBudget(MOST, MOST, 1)
+
+    def measured(self, plan: StepPlan, seconds: float) -> bool:
+        return False
+
+
+@PLANES
+@pytest.mark.parametrize("num_lines", [0, 3])
+def test_who_comes_back_waits_for_one_step_of_lines_though_no_line_ran_beside_others(
+    plane: str, num_lines: int
+) -> None:
+    sim = Sim(constant(10), plane=plane, step_time=Bound())
+    lines = [structs.replace(request(req_id, 8, 500), background=True) for req_id in range(1, num_lines + 1)]
+    sim.loop.step([request(100, 8, 2 * CLEAR_STEPS), *lines])
+    while 100 not in sim.reasons:
+        sim.loop.step(())
+    assert set(sim.tokens) == {100}
+    for _ in range(5):
+        sim.loop.step(())
+    asked = sim.clock.now()
+    sim.loop.step([request(101, 8, 4)])
+    while 101 not in sim.times:
+        sim.loop.step(())
+    assert sim.times[101][0] - asked == pytest.approx(0.010)
 
 
 @PLANES

@@ -7,7 +7,9 @@ that there always are such two.
 
 What a token costs on average says little of a large step where the first hundred cost nothing and each one more takes
 its time, as on a GPU. So it is known besides how much longer steps were by how many tokens they had (`_Sizes`): where
-some keep to their share and larger ones do not, the bound lies between.
+some keep to their share and larger ones do not, the bound lies between. Such steps are compared with those without any
+that came before: where the next one without any says that all steps take another time now, that comparison was wrong,
+is forgotten, and what it took from the background is given back.
 
 Invariants: nothing is decided here but `gain`; it grows only to twice of what a step has had, to a quarter more where
 that took half of its share; two steps of a size that take too long bring it down at once.
@@ -16,6 +18,7 @@ that took half of its share; two steps of a size that take too long bring it dow
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import log2, sqrt
 from statistics import median_low
 
@@ -29,6 +32,7 @@ OUTLIERS = 32  # one pair in so many, at both ends, does not count: something el
 KNOWN = 15  # steps, the median of which is what one takes
 SIZES = 4  # of steps, between one number of tokens and twice as many
 TWICE = 2  # steps of a size say something
+CHANCE = 6  # deviations: a step that differs by more from those of its kind does so for a reason
 LATELY = 7  # steps without any, of a kind: they grow with the context
 REMEMBERED = 64 * LOOK_EVERY  # steps with tokens in the background; then a size that took too long is tried again
 
@@ -39,6 +43,7 @@ class BackgroundShare:
     def __init__(self, max_tokens: int) -> None:
         self._most = max_tokens * TOKEN_PARTS
         self._granted = self.gain = TOKEN_PARTS
+        self._granted_before = TOKEN_PARTS  # when a step had none the last time
         self._seconds: deque[float] = deque(maxlen=KNOWN)
         self._pairs: deque[tuple[float, int]] = deque(maxlen=PAIRS)  # seconds more, tokens more
         self._sizes = _Sizes()
@@ -69,7 +74,9 @@ class BackgroundShare:
 
     def _compare(self, others: int, behind: int, seconds: float) -> None:
         if not behind:
-            self._sizes.without(others, seconds)
+            if self._sizes.without(others, seconds, self._num_steps):
+                self._granted = self.gain = max(self._granted, self._granted_before)
+            self._granted_before = self._granted
         elif self._sizes.having(others, behind, seconds, self._num_steps) > SHARE and self._granted > TOKEN_PARTS:
             fits, too_long = self._sizes.bounds()
             if too_long:
@@ -109,17 +116,30 @@ class _Sizes:
     others."""
 
     def __init__(self) -> None:
-        self._without: dict[int, deque[float]] = {}  # seconds, by tokens of others
+        self._without: dict[int, deque[tuple[float, int]]] = {}  # by tokens of others: seconds, the step
         self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # by size: a share, tokens, the step
 
-    def without(self, others: int, seconds: float) -> None:
+    def without(self, others: int, seconds: float, step: int) -> bool:
+        """Whether steps take another time now whatever is in them: others' contexts are longer, or the machine has
+        something else to do. What was found since the last one of the kind has that time in it, and is forgotten."""
         if others not in self._without and len(self._without) == KNOWN:
             del self._without[next(iter(self._without))]
-        self._without.setdefault(others, deque(maxlen=LATELY)).append(seconds)
+        lately = self._without.setdefault(others, deque(maxlen=LATELY))
+        usual_s = self._usual_s(others)
+        changed = usual_s > 0 and abs(seconds / usual_s - 1) > SHARE + CHANCE * self._deviation()
+        if changed:
+            _, last = lately[-1]
+            self._keep(lambda at: at <= last)
+            lately.clear()
+        lately.append((seconds, step))
+        return changed
+
+    def _usual_s(self, others: int) -> float:
+        return median_low(seconds for seconds, _ in self._without[others]) if self._without.get(others) else 0.0
 
     def having(self, others: int, behind: int, seconds: float, step: int) -> float:
         """The share that it was longer by; 0 where that is not known."""
-        without_s = median_low(self._without.get(others, (0.0,)))
+        without_s = self._usual_s(others)
         if not without_s:
             return 0.0
         share = seconds / without_s - 1
@@ -128,10 +148,13 @@ class _Sizes:
 
     def forget(self, step: int) -> None:
         """All before that."""
+        self._keep(lambda at: at >= step)
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
         for size, found in list(self._longer.items()):
-            while found and found[0][2] < step:
-                found.popleft()
-            if not found:
+            kept = [one for one in found if wanted(one[2])]
+            self._longer[size] = deque(kept, maxlen=KNOWN)
+            if not kept:
                 del self._longer[size]
 
     def share(self, num_tokens: int) -> float:
@@ -156,7 +179,7 @@ class _Sizes:
     def _deviation(self) -> float:
         """By how much a step without any differs from others of its kind, in the middle: what else is on the machine
         disturbs them."""
-        seconds = max(self._without.values(), key=len)
+        seconds = [one for one, _ in max(self._without.values(), key=len)]
         middle = median_low(seconds)
         return median_low(abs(one / middle - 1) for one in seconds) if middle else 0.0
 

@@ -141,7 +141,7 @@ class StepLoop:
         self._replay: list[Event] = []  # for the next schedule
         self._last_sent_back = -FREED_WITHIN  # the step that sent somebody back to wait
         self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
-        self._last_beside = -CLEAR_STEPS  # the last step that had some in the background, and others
+        self._last_others = -CLEAR_STEPS  # the last step that had others than those in the background
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self.num_failovers = 0
         self.failover_reason = ""
@@ -205,16 +205,16 @@ class StepLoop:
         timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._process_output(previous):
             return
-        if not self._settings.overlap or plan.num_rows == 0 or (plan.num_background and self._keeps_clear(plan)):
+        if not self._settings.overlap or plan.num_rows == 0 or self._keeps_clear(plan):
             self._process_last()
 
     def _keeps_clear(self, plan: StepPlan) -> bool:
         """Whether no step is to be scheduled while this one runs: it is for the background alone, and others were there
         lately. Who of them comes back waits for the end of this step then, and not of another one behind it."""
         if plan.num_background < plan.num_tokens:
-            self._last_beside = plan.step
+            self._last_others = plan.step
             return False
-        return plan.step - self._last_beside < CLEAR_STEPS
+        return plan.step - self._last_others < CLEAR_STEPS
 
     def drain(self) -> None:
         """Commit the step in flight, if any."""
