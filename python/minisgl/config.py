@@ -31,6 +31,7 @@ MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
 _FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
 _MOST = 2**31 - 1  # of every count
+_MOST_BYTES = 2**63 - 1
 _MOST_TOKENS = 2**52  # of a KV pool
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
 _DRAFT_LEN = 4  # of a model's drafts, without a number
@@ -145,8 +146,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and value < low:
                 raise ConfigError(f"{name}: {value}: must be at least {low}")
             by_memory = name in ("num_pages", "state_memory", "memory", "cache_size", "weights_cache")
-            if value is not None and value > _MOST and not by_memory:
-                raise ConfigError(f"{name}: {value}: must be at most {_MOST}")
+            most = _MOST_BYTES if by_memory else _MOST
+            if value is not None and value > most:
+                raise ConfigError(f"{name}: {value}: must be at most {most}")
 
         if not self.model.strip():
             raise ConfigError("--model: is empty: name a folder, a GGUF file, a hub id, or smollm2")
@@ -171,6 +173,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         at_least("memory", 1)
         at_least("cache_size", 1)
         at_least("weights_cache", 1)
+        if self.weights_cache is not None and self.load_format == "dummy":
+            raise ConfigError(f"--weights-cache {self.weights_cache}: not with --load-format dummy: it reads no file")
         if self.cache_size is not None and self.cache_dir is None:
             raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
         files = [one.path for one in self.warm_prefixes if isinstance(one, PrefixFile)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import subprocess
@@ -123,8 +124,26 @@ def test_a_cache_that_cannot_be_written_to_is_a_line_in_the_log(
 def test_only_the_cpu_engine_has_it() -> None:
     with pytest.raises(ConfigError, match="--weights-cache 5: not with --engine torch"):
         EngineConfig(engine="torch", weights_cache=5).check()
-    with pytest.raises(ConfigError, match="weights_cache"):
-        EngineConfig(engine="cpu", weights_cache=0).check()
+    with pytest.raises(ConfigError, match="--weights-cache 5: not with --load-format dummy: "):
+        EngineConfig(engine="cpu", weights_cache=5, load_format="dummy").check()
+
+
+@pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (2**63, "at most 9223372036854775807")])
+def test_sizes_that_there_are_not(size: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"weights_cache: {size}: must be {why}"):
+        EngineConfig(engine="cpu", weights_cache=size).check()
+
+
+def test_an_engine_that_is_closed_writes_no_more(tmp_path: Path, cache: Path) -> None:
+    """A server's process ends right behind it: what was begun would stay."""
+    cache.mkdir(parents=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else writes
+        engine = load(write_gguf(tmp_path / "m.gguf", written_model("qwen3-untied"), "qwen3"))
+        (keeper,) = (one for one in threading.enumerate() if one.name == "weights-cache")
+        engine.close()
+        assert not keeper.is_alive()
+    assert [one.name for one in cache.iterdir()] == ["lock"]
 
 
 SERVER = """

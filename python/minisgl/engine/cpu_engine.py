@@ -68,10 +68,12 @@ class CpuEngine:
         *,
         threaded: bool = True,
         store: PageStore | None = None,
+        keeper: threading.Thread | None = None,
     ) -> None:
-        """`settings`: those that `rust` was made of. `store` has pages of just this model."""
+        """`settings`: those that `rust` was made of. `store` has pages of just this model; `keeper` writes panels."""
         self._rust = rust
         self._store = store
+        self._keeper = keeper
         self._troubles: set[str] = set()  # with its folder, that were told
         self._digests: dict[int, bytes] = {}  # of adapters
         if store is not None:
@@ -140,6 +142,8 @@ class CpuEngine:
     def close(self) -> None:
         self._thread.close()
         self._rust.close()
+        if self._keeper is not None:  # it takes away what it has begun, which a process that ends at once would leave
+            self._keeper.join(FLUSH_S)
         if self._store is not None:
             self._store.flush(FLUSH_S)
             self.store_counts()
@@ -216,7 +220,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
 }
 """By whether it gives scores, and whether tokens attend to those behind them, too."""
 LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
-FLUSH_S = 2.0  # for pages on their way to a disk, at the end
+FLUSH_S = 2.0  # for what is on its way to a disk, at the end
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
 
@@ -292,10 +296,12 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     if config.cache_dir is not None:
         read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
         store = open_store(config, settings, read, about["isa"], (page, state), say)
+    keeper = None
     if rust.keeps_panels:
         # no daemon: who comes back from Rust while the interpreter ends aborts the process
-        threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache").start()
-    return CpuEngine(rust, info, model, _json(settings), store=store)
+        keeper = threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache")
+        keeper.start()
+    return CpuEngine(rust, info, model, _json(settings), store=store, keeper=keeper)
 
 
 def _keep_panels(rust: RustEngine, name: str) -> None:
