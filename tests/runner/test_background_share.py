@@ -4,6 +4,7 @@ clock is only counted, eight clients beside a batch."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from msgspec import structs
 
 from minisgl.engine.sim.profile import Profile, Table, load_profile
 from minisgl.message import AddRequest
-from minisgl.runner.background_share import LOOK_EVERY, SHARE, BackgroundShare
+from minisgl.runner.background_share import LOOK_EVERY, REMEMBERED, SHARE, BackgroundShare
 from minisgl.runner.loop import CLEAR_STEPS
 from minisgl.runner.step_time import StepTime
 from minisgl.sampling_params import SamplingParams
@@ -78,6 +79,38 @@ def test_steps_of_others_that_take_longer_by_themselves_cost_the_background_litt
         told(share, alone_s + 0.00002 * max(0, behind - 130), behind)
         counts.append(behind)
     assert 100 < np.mean(counts[4000:]) < 170
+
+
+def filled(share: BackgroundShare, num_steps: int, most: int, longer: Callable[[int], float]) -> list[float]:
+    """Tokens that a step of 4 ms may have, by step, where they use them all, up to `most`, and it is `longer`."""
+    found = []
+    for _ in range(num_steps):
+        behind = min(share.gain // TOKEN_PARTS, most)
+        told(share, 0.004 * (1 + longer(behind)), behind)
+        if share.gain > 1:
+            found.append(share.gain / TOKEN_PARTS)
+    return found
+
+
+def test_two_steps_of_a_size_that_take_too_long_bring_it_down_at_once() -> None:
+    share = BackgroundShare(MOST)
+    assert filled(share, 20 * LOOK_EVERY + 9, 100, lambda behind: 0.0)[-1] == 200
+    assert not told(share, 0.0048, 190)
+    assert told(share, 0.0048, 190)
+    assert 100 <= share.gain / TOKEN_PARTS < 140
+
+
+def test_near_its_share_it_grows_by_a_quarter() -> None:
+    found = filled(BackgroundShare(MOST), 40 * LOOK_EVERY, MOST, lambda behind: 0.00036 * behind)
+    assert max(after / before for before, after in pairwise(found) if before >= 64) < 1.26
+    assert found[-1] == pytest.approx(SHARE / 0.00036, rel=0.1)
+
+
+def test_what_took_too_long_is_tried_again() -> None:
+    share = BackgroundShare(MOST)
+    before = filled(share, 2000, 400, lambda behind: 4.0 * (behind > 130))
+    assert 64 < before[-1] < 140
+    assert filled(share, REMEMBERED + 16 * LOOK_EVERY, 400, lambda behind: 0.0)[-1] > 300
 
 
 def test_what_costs_nothing_is_taken_step_by_step() -> None:
@@ -231,23 +264,24 @@ class Bound(StepTime):
 
 
 @PLANES
-@pytest.mark.parametrize("num_lines", [0, 3])
+@pytest.mark.parametrize(("num_lines", "away", "waits"), [(0, 5, 1), (3, 5, 1), (3, CLEAR_STEPS + 5, 2)])
 def test_who_comes_back_waits_for_one_step_of_lines_though_no_line_ran_beside_others(
-    plane: str, num_lines: int
+    plane: str, num_lines: int, away: int, waits: int
 ) -> None:
+    """Who was away for long waits for two: then the next step is decided while one is under way, as always."""
     sim = Sim(constant(10), plane=plane, step_time=Bound())
     lines = [structs.replace(request(req_id, 8, 500), background=True) for req_id in range(1, num_lines + 1)]
     sim.loop.step([request(100, 8, 2 * CLEAR_STEPS), *lines])
     while 100 not in sim.reasons:
         sim.loop.step(())
     assert set(sim.tokens) == {100}
-    for _ in range(5):
+    for _ in range(away):
         sim.loop.step(())
     asked = sim.clock.now()
     sim.loop.step([request(101, 8, 4)])
     while 101 not in sim.times:
         sim.loop.step(())
-    assert sim.times[101][0] - asked == pytest.approx(0.010)
+    assert sim.times[101][0] - asked == pytest.approx(0.010 * waits)
 
 
 @PLANES
