@@ -17,6 +17,7 @@ import pytest
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import cpu_engine
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.models.config import ModelConfig
 from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import save, tiny_model
 
@@ -102,6 +103,20 @@ def test_weights_that_change_are_packed_anew(tmp_path: Path) -> None:
     file.unlink()
     file.write_bytes(data)
     assert logits(load(file, weights_cache=None)) == kept(file) != before
+
+
+def test_a_matrix_that_is_made_otherwise_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a later version of minisgl: the file's tensors and their shapes are the same."""
+    folder = save(tiny_model("gpt-oss"), tmp_path / "model")
+    kept(folder)
+    names = cpu_engine._names
+
+    def other_names(model: ModelConfig) -> dict[str, Any]:
+        found = names(model)
+        return {**found, "checkpoint": {**found["checkpoint"], "gate_up_in_turns": False}}
+
+    monkeypatch.setattr(cpu_engine, "_names", other_names)
+    assert kept(folder) == logits(load(folder, weights_cache=None))
 
 
 def test_a_cache_that_cannot_be_written_to_is_a_line_in_the_log(

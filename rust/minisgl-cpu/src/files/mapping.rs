@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::SystemTime;
 
 use memmap2::Mmap;
 
@@ -13,7 +12,7 @@ use crate::{Error, Result};
 pub struct Mapping {
     map: Mmap,
     name: String,
-    modified: SystemTime,
+    changed: i128,
 }
 
 impl Mapping {
@@ -30,14 +29,14 @@ impl Mapping {
         // SAFETY: the mapping is private and only read. That the file is not written or shortened meanwhile is what
         // every program that maps weights relies on; wrong bytes would be wrong numbers, every index is checked.
         let map = unsafe { Mmap::map(&file) }.map_err(bad)?;
-        let modified = metadata.modified().map_err(bad)?;
-        Ok(Self { map, name, modified })
+        let changed = changed(&metadata).map_err(bad)?;
+        Ok(Self { map, name, changed })
     }
 
-    /// When it was written last.
+    /// When it was changed last, by a clock that nobody sets back where the system has such a one.
     #[must_use]
-    pub fn modified(&self) -> SystemTime {
-        self.modified
+    pub fn changed(&self) -> i128 {
+        self.changed
     }
 
     /// Asks for large pages, which the system has for files of some file systems: all of it will be read often.
@@ -82,4 +81,17 @@ impl Mapping {
     pub fn named<T>(&self, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         read(self.bytes()).map_err(|error| error.within(&self.name))
     }
+}
+
+#[cfg(unix)]
+#[allow(clippy::unnecessary_wraps)]
+fn changed(metadata: &fs::Metadata) -> std::io::Result<i128> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec()))
+}
+
+#[cfg(not(unix))]
+fn changed(metadata: &fs::Metadata) -> std::io::Result<i128> {
+    let since = metadata.modified()?.duration_since(std::time::SystemTime::UNIX_EPOCH);
+    Ok(since.map_or(0, |since| since.as_nanos() as i128))
 }

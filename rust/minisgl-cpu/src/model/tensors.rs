@@ -67,18 +67,21 @@ impl<'a> Found<'a> {
                 }
             }
         }
-        Ok(Self::owned(&view, [columns, rows], data))
+        Ok(Self::owned(&view, "turned", [columns, rows], data))
     }
 
     /// The matrix that rows of `view` make.
     pub fn of_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
-        let parts: Vec<_> = rows.map(|row| view.row(row)).collect();
-        Self::owned(view, [parts.len(), view.k()], parts.concat())
+        let rows: Vec<usize> = rows.collect();
+        let parts: Vec<_> = rows.iter().map(|row| view.row(*row)).collect();
+        let which = format!("rows {:?} to {:?}", rows.first(), rows.last());
+        Self::owned(view, &which, [parts.len(), view.k()], parts.concat())
     }
 
-    fn owned(view: &TensorView<'_>, shape: [usize; 2], data: Vec<u8>) -> Self {
+    /// Its name says what it is made of, and in which way: files of panels tell tensors apart by that.
+    fn owned(view: &TensorView<'_>, how: &str, shape: [usize; 2], data: Vec<u8>) -> Self {
         Self::Owned {
-            name: view.name().to_owned(),
+            name: format!("{}, {how}", view.name()),
             kind: view.kind(),
             shape: shape.to_vec(),
             data,
@@ -276,7 +279,7 @@ fn lie_alike(one: &[usize], other: &[usize]) -> bool {
 
 /// A matrix with its rows as columns.
 fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
-    let (name, kind) = (matrix.name().to_owned(), matrix.kind());
+    let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
         return Err(Error::file(format!("the tensor {name} is no matrix")));
     };
@@ -295,13 +298,7 @@ fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
             data.extend_from_slice(&matrix.data()[at..at + size]);
         }
     }
-    let shape = vec![columns, rows];
-    Ok(Found::Owned {
-        name,
-        kind,
-        shape,
-        data,
-    })
+    Ok(Found::owned(&matrix, "turned", [columns, rows], data))
 }
 
 /// GPTQ's tools write biases that no model asks for.

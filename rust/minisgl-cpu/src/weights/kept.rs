@@ -269,15 +269,14 @@ fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     sum.end()
 }
 
-/// What tells models apart without reading them: when files were written, what they have, and a few bytes of each tensor.
+/// What tells models apart without reading them: when files were changed, what they have, and a few bytes of each tensor.
 /// Small ones are read whole: they are needed anyway, and here the system does not read around them.
 fn fingerprint(source: &dyn Source) -> u64 {
     const SMALL: usize = 1 << 16;
     let mut sum = Checksum::new();
     for mapping in source.mappings() {
         mapping.read_in_places(true);
-        let since = mapping.modified().duration_since(SystemTime::UNIX_EPOCH);
-        sum.add(&since.unwrap_or_default().as_nanos().to_le_bytes());
+        sum.add(&mapping.changed().to_le_bytes());
         sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
     }
     for tensor in source.names().into_iter().filter_map(|name| source.tensor(name)) {
@@ -317,10 +316,10 @@ impl Keeping {
             let limit = self.cache.limit;
             return Err(Error::file(format!("it takes {size} bytes, and the cache has {limit}")));
         }
-        let partial = Partial::beside(&self.file)?;
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);
         };
+        let partial = Partial::beside(&self.file)?; // behind the lock: who waits in this process, or has its id, has the same
         if !self.damaged && Found::open(&self.file, self.fingerprint).is_some() {
             return Ok(Some(size));
         }
@@ -369,13 +368,15 @@ impl Keeping {
         Ok(Some(rows))
     }
 
-    /// One process at a time writes into the folder.
-    fn lock(&self, stop: &AtomicBool) -> Result<Option<File>> {
-        let path = self.cache.folder.join("lock");
+    /// One process at a time writes into the folder, which is made.
+    fn lock(&self, stop: &AtomicBool) -> Result<Option<Lock>> {
+        let folder = &self.cache.folder;
+        fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
+        let path = folder.join("lock");
         let file = File::create(&path).map_err(|error| at(&path, &error))?;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Some(file)),
+                Ok(()) => return Ok(Some(Lock(file))),
                 Err(TryLockError::Error(error)) => return Err(at(&path, &error)),
                 Err(TryLockError::WouldBlock) if stop.load(Relaxed) => return Ok(None),
                 Err(TryLockError::WouldBlock) => sleep(BETWEEN_TRIES),
@@ -408,6 +409,15 @@ impl Keeping {
             sum -= size;
         }
         Ok(())
+    }
+}
+
+/// The folder's lock, let go of by name: a process that was forked meanwhile has the file open, too.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ended = self.0.unlock();
     }
 }
 

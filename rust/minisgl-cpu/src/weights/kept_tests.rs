@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::kept::Out;
 use super::tests::stored;
 use super::{Cache, Keeping, Matrix, Packer, Part};
-use crate::files::kept::Checksum;
+use crate::files::kept::{Checksum, Partial};
 use crate::files::{Kind, Source, TensorView};
 
 /// A folder that goes when the test ends.
@@ -224,6 +224,22 @@ fn who_stops_leaves_nothing() {
     let (_, keeping, _) = model.load(&folder.cache(LARGE), false);
     assert_eq!(keeping.unwrap().write(&AtomicBool::new(true)).unwrap(), None);
     assert_eq!(folder.names(), ["lock"]);
+}
+
+#[test]
+fn who_waits_and_stops_leaves_what_another_one_writes() {
+    let (folder, model) = (Folder::new("waits"), Model::new(1));
+    let cache = folder.cache(LARGE);
+    model.keep(&cache);
+    let file = folder.file();
+    fs::remove_file(&file).unwrap();
+    let (_, keeping, _) = model.load(&cache, false);
+    let lock = fs::File::create(folder.0.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let partial = Partial::beside(&file).unwrap(); // of this process, as another engine of it has
+    fs::write(partial.path(), b"half").unwrap();
+    assert_eq!(keeping.unwrap().write(&AtomicBool::new(true)).unwrap(), None);
+    assert!(partial.path().is_file());
 }
 
 #[test]
