@@ -143,7 +143,7 @@ def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_ctrl_c_while_it_answers() -> None:
-    """More than a pipe holds, so that it cannot be over before the signal comes: the echo engine's texts end by chance, so
+    """More than a pipe holds, so that it cannot be over before the signal comes: the echo engine ends texts by chance,
     here by one that does not come."""
     sizes = ("--max-tokens", "200000", "--max-seq-len", "300000", "--num-pages", "20000")
     program = (
