@@ -1,6 +1,29 @@
 //! What the integration tests share: a scheduler with arrays of its own, driven without an engine.
 
-use minisgl_core::{Arrival, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, Scheduler};
+use minisgl_core::{
+    Arrival, CachePolicy, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, SchedulePolicy, Scheduler,
+};
+
+/// A scheduler without end tokens, drafts, states or bounds of its cache.
+pub fn config(page_size: usize, num_pages: usize, max_running_requests: usize) -> Config {
+    Config {
+        num_pages,
+        page_size,
+        max_running_requests,
+        max_prefill_length: 10 * max_running_requests,
+        context_len: 2048,
+        eos_ids: vec![],
+        cache: CachePolicy::Lru,
+        graph_sizes: vec![],
+        max_pinned_pages: 0,
+        cache_token_budget: 0,
+        cache_max_prompt: 0,
+        max_draft_len: 0,
+        checkpoint_interval: 0,
+        num_checkpoints: 0,
+        schedule_policy: SchedulePolicy::Fcfs,
+    }
+}
 
 /// The arrays of one step, of the sizes that `minisgl.step.RingEntry` has.
 struct Arrays {

@@ -2,35 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Event, SchedulePolicy};
+use crate::common::{Bench, arrival, config};
+use minisgl_core::Event;
 
 const ROWS: i64 = 40; // of more than two blocks of slots
 const STEPS: i64 = 150;
 
-fn config() -> Config {
-    Config {
-        num_pages: 20_000,
-        page_size: 1,
-        max_running_requests: ROWS as usize,
-        max_prefill_length: 400,
-        context_len: 2048,
-        eos_ids: vec![],
-        cache: CachePolicy::Lru,
-        graph_sizes: vec![],
-        max_pinned_pages: 0,
-        cache_token_budget: 0,
-        cache_max_prompt: 0,
-        max_draft_len: 0,
-        checkpoint_interval: 0,
-        num_checkpoints: 0,
-        schedule_policy: SchedulePolicy::Fcfs,
-    }
-}
-
 /// Requests of all lengths, one of five without overlap, so that it pauses every other step; `overlap` steps in flight.
 fn run(overlap: usize) {
-    let mut bench = Bench::new(config());
+    let mut bench = Bench::new(config(1, 20_000, ROWS as usize));
     let mut texts: HashMap<i64, Vec<i32>> = HashMap::new();
     let mut tables: HashMap<i64, Vec<u32>> = HashMap::new();
     let mut in_flight = Vec::new();

@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use crate::common::{Bench, arrival};
-use minisgl_core::{CachePolicy, Config, Event, SchedulePolicy};
+use crate::common::{self, Bench, arrival};
+use minisgl_core::{Config, Event};
 
 /// Counts what this thread asks for, so that the test harness's own threads do not matter.
 struct Counting;
@@ -41,21 +41,9 @@ const LENGTH: usize = 100;
 
 fn config(page_size: usize, num_pages: usize) -> Config {
     Config {
-        num_pages,
-        page_size,
-        max_running_requests: BATCH,
         max_prefill_length: BATCH * LENGTH,
-        context_len: 2048,
         eos_ids: vec![2],
-        cache: CachePolicy::Lru,
-        graph_sizes: vec![],
-        max_pinned_pages: 0,
-        cache_token_budget: 0,
-        cache_max_prompt: 0,
-        max_draft_len: 0,
-        checkpoint_interval: 0,
-        num_checkpoints: 0,
-        schedule_policy: SchedulePolicy::Fcfs,
+        ..common::config(page_size, num_pages, BATCH)
     }
 }
 
