@@ -145,7 +145,7 @@ def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_ctrl_c_while_it_answers() -> None:
     """More than a pipe holds, so that it cannot be over before the signal comes: the echo engine ends texts by chance,
     here by one that does not come."""
-    sizes = ("--max-tokens", "200000", "--max-seq-len", "300000", "--num-pages", "20000")
+    sizes = ("--max-tokens", "100000", "--max-seq-len", "150000", "--num-pages", "10000")
     program = (
         "import runpy, sys\n"
         "from minisgl.engine import echo\n"
