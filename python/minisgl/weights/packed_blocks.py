@@ -172,7 +172,7 @@ def q8_0(weight: Floats) -> Bytes:
     """Quantizes full numbers as rust/minisgl-cpu/src/files/quantize.rs: to the nearest, by the largest of each
     block."""
     blocks = _in_blocks(weight)
-    scales = np.abs(blocks).max(axis=2) / np.float32(127)
+    scales = (np.abs(blocks).max(axis=2) / np.float32(127)).astype(np.float32, copy=False)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
     quants = np.rint(blocks * inverse[..., None]).astype(np.int8)
     return _laid(_half(scales), quants.view(np.uint8))
