@@ -15,6 +15,8 @@ from minisgl.bench import model
 from minisgl.bench.model import BenchModel, Found
 from minisgl.bench.model_run import Point
 from minisgl.config import ConfigError, EngineConfig
+from tests.helpers.clients import environment
+from tests.helpers.llama_cpp import FILES
 
 ABOUT: dict[str, Any] = {
     "isa": "avx2",
@@ -86,6 +88,15 @@ def test_a_variant_that_cannot_be_is_named(tmp_path: Path) -> None:
 def test_llama_cpp_needs_its_programs(tmp_path: Path) -> None:
     found = model.measure(settings("echo", points=(Point(num_in=16),), beside={"llama.cpp": tmp_path}))
     assert model.BATCHED_BENCH in found.missing["llama.cpp"] and list(found.samples) == ["echo"]
+
+
+@pytest.mark.slow
+def test_llama_cpp_answers_several_at_once() -> None:
+    """SmolLM2's file, as prompts, behind others, alone and in four slots."""
+    points = (Point(num_in=16), Point(num_in=16, depth=32), Point(num_out=8, depth=32), Point(num_out=8, batch=4))
+    found = model.measure(settings(points=points, beside={"llama.cpp": environment("llama-cpp", FILES)}))
+    assert not found.missing
+    assert {name: len(tok_s) for name, tok_s in found.samples["llama.cpp"].items()} == {p.name: 1 for p in points}
 
 
 def test_ratios_are_those_of_the_rounds() -> None:

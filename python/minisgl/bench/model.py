@@ -19,6 +19,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,8 @@ def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
     if folder := settings.beside.get(name):
         file = _file(settings.engine.model)
         if (folder / "xllamacpp").is_dir():
-            with _served(folder, file, settings.threads, longest + 16) as ask:
+            most = max(point.batch for point in settings.points)
+            with _served(folder, file, settings.threads, longest + 16, most) as ask:
                 yield ask
         else:
             yield _batched(folder / BATCHED_BENCH, file, settings.threads)
@@ -219,33 +221,39 @@ def _batched(program: Path, file: Path, threads: int) -> Ask:
 
 
 @contextlib.contextmanager
-def _served(folder: Path, file: Path, threads: int, length: int) -> Iterator[Ask]:
-    """The server of the package xllamacpp in `folder`, asked for one sequence at a time."""
+def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> Iterator[Ask]:
+    """The server of the package xllamacpp in `folder`, with `most` slots."""
     program = str(Path(__file__).with_name("compare_llama_cpp.py"))
-    sizes = (str(file), str(threads), "1", str(-(-length // 256) * 256))
-    with Child(("env", f"PYTHONPATH={folder}", sys.executable, "-P", program, *sizes)) as process:
+    sizes = (str(file), str(threads), str(most), str(-(-length // 256) * 256))
+    with (
+        Child(("env", f"PYTHONPATH={folder}", sys.executable, "-P", program, *sizes)) as process,
+        ThreadPoolExecutor(most) as pool,
+    ):
         url = process.line(START_TIMEOUT_S)["url"]
 
-        def complete(ids: Sequence[int], num_out: int, *, kept: bool) -> dict[str, Any]:
-            body = {"prompt": ids, "n_predict": num_out, "temperature": 0, "cache_prompt": kept, "ignore_eos": True}
-            data = json.dumps(body).encode()
+        def complete(slot: int, ids: Sequence[int], num_out: int = 0, *, kept: bool = True) -> dict[str, float]:
+            body = {"prompt": ids, "n_predict": num_out + 1, "temperature": 0, "ignore_eos": True}
+            data = json.dumps({**body, "id_slot": slot, "cache_prompt": kept}).encode()
             try:
                 with urllib.request.urlopen(
                     urllib.request.Request(f"{url}/completion", data), timeout=ASK_TIMEOUT_S
                 ) as answer:
-                    times: dict[str, Any] = json.load(answer)["timings"]
+                    times: dict[str, float] = json.load(answer)["timings"]
             except OSError as error:
                 raise Missing(str(error)) from error
             return times
 
         def ask(point: Point, seed: Sequence[int]) -> float:
-            if point.batch > 1:
-                raise Missing("xllamacpp is asked for one sequence at a time: give a folder with its programs")
-            ids = point.prompts(seed, LAST_ID)[0].tolist()
-            if point.num_in and point.depth:
-                complete(ids[: point.depth], 1, kept=True)
-            times = complete(ids, point.num_out + 1 if point.num_out else 1, kept=bool(point.num_in and point.depth))
-            return float(times["prompt_per_second" if point.num_in else "predicted_per_second"])
+            prompts = [ids.tolist() for ids in point.prompts(seed, LAST_ID)]
+            if point.num_in:
+                if point.depth:
+                    complete(0, prompts[0][: point.depth])
+                return complete(0, prompts[0], kept=point.depth > 0)["prompt_per_second"]
+            slots = range(point.batch)
+            for slot, ids in enumerate(prompts):  # so that all begin to answer at once
+                complete(slot, ids)
+            times = list(pool.map(complete, slots, prompts, [point.num_out] * point.batch))
+            return point.batch * point.num_out / max(each["predicted_ms"] for each in times) * 1e3  # from first to last
 
         yield ask
 
