@@ -10,6 +10,8 @@ every figure is exact: whoever runs this gets the same, whatever else the machin
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,22 +22,25 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmark.policies import LONGEST, PRESSED_PAGES, SHARED, SHORT, Job, ttft, write_shared
 from minisgl.bench.plots import grouped_bars
 from minisgl.bench.report import number, print_result, table
+from minisgl.bench.simulate import PROMPTS, Simulation, simulate
 from minisgl.bench.stats import Interval
 from minisgl.bench.traces import BLOCK, TraceRequest, prompt_tokens, read_trace
 from minisgl.bench.virtual_run import VirtualRun, VirtualServer
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.policies import CachePolicy
+from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 from minisgl.step import Arrival, Events
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HOST_S = 100e-6  # of the loop for each step, in virtual time
 VOCABULARY = 100_000
 DEVICE = "qwen3-8b-h200"
+SHORT, _, LONGEST = PROMPTS
+NUM_PREFIXES, PREFIX_BLOCKS, NUM_SHARED = 256, 4, 4000
+PRESSED_PAGES = 4096  # of 16 tokens: an eighth of the prefixes
 LABELS = {
     "output_tok_s": "tokens per second",
     "ttft_p50_ms": "TTFT p50, ms",
@@ -258,16 +263,41 @@ def evictions() -> Iterator[Experiment]:
             )
 
 
+def write_prefixes(file: Path) -> None:
+    """A trace of prompts that begin with one of `NUM_PREFIXES` beginnings of 2,048 tokens and go on with their own; as
+    Poisson has it."""
+    draw, now = random.Random(11), 0.0
+    with file.open("w") as lines:
+        for i in range(NUM_SHARED):
+            now += draw.expovariate(1.0)
+            prefix, own = draw.randrange(NUM_PREFIXES), draw.randrange(64, 257)
+            line = {
+                "timestamp": 1000 * now,
+                "input_length": PREFIX_BLOCKS * BLOCK + own,
+                "output_length": draw.randrange(32, 129),
+                "hash_ids": [*range(100 * prefix, 100 * prefix + PREFIX_BLOCKS), 10**6 + i],
+            }
+            lines.write(json.dumps(line) + "\n")
+
+
 def in_line() -> Iterator[Experiment]:
     """Who of the waiting goes first."""
 
-    def run_on(job: Callable[[str], Job], load: float) -> Any:
+    def run_on(trace: str | None, policies: tuple[SchedulePolicy, ...], load: float, pages: int | None = None) -> Any:
         def run() -> dict[str, Figures]:
+            engine = EngineConfig(
+                engine="sim",
+                sim_profile=DEVICE,
+                max_running_requests=256,
+                max_prefill_length=8192,
+                max_seq_len=131_072,
+                num_pages=pages,
+            )
             with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "shared.jsonl"
-                write_shared(file)
-                rows = job(str(file)).run((load,))
-            return {row["policy"]: policy_figures(row) for row in rows}
+                prefixes = Path(folder) / "shared.jsonl"
+                write_prefixes(prefixes)
+                job = Simulation(engine=engine, trace=trace or str(prefixes), loads=(load,), policies=policies)
+                return {row["policy"]: policy_figures(row) for row in simulate(job)["runs"]}
 
         return run
 
@@ -277,21 +307,24 @@ def in_line() -> Iterator[Experiment]:
             where=f"simulated {DEVICE}",
             load=f"{trace.replace('azure-', 'Azure ')} at 0.9 of what it can do",
             figures=("short_p99_s", "longest_p99_s"),
-            run=run_on(lambda _, trace=trace: Job(DEVICE, trace, trace, ("fcfs", "srpf")), 0.9),
+            run=run_on(trace, ("fcfs", "srpf"), 0.9),
         )
     yield Experiment(
         idea="schedule policy",
         where=f"simulated {DEVICE}",
         load="256 shared prefixes, an eighth of them kept, at 1.2 of what it can do",
         figures=("cached_share", "ttft_p50_ms"),
-        run=run_on(lambda file: Job(DEVICE, SHARED, file, ("fcfs", "lpm"), PRESSED_PAGES), 1.2),
+        run=run_on(None, ("fcfs", "lpm"), 1.2, PRESSED_PAGES),
     )
 
 
 def policy_figures(row: Mapping[str, Any]) -> Figures:
+    """`nan` where no prompt is of a class."""
+    of_class = row["ttft_by_prompt_s"]
+    short, longest = (of_class[which]["p99"] if which in of_class else float("nan") for which in (SHORT, LONGEST))
     return {
-        "short_p99_s": ttft(row, SHORT, "p99"),
-        "longest_p99_s": ttft(row, LONGEST, "p99"),
+        "short_p99_s": short,
+        "longest_p99_s": longest,
         "cached_share": row["hit_rate"],
         "ttft_p50_ms": 1e3 * row["ttft_s"]["p50"],
     }

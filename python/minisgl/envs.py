@@ -41,7 +41,6 @@ ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 ECHO_STATES = "MINISGL_ECHO_STATES"
 """For tests: the echo engine has states, and as many slots for checkpoints of them."""
 
-STORE_BYTES_PER_S = "MINISGL_STORE_BYTES_PER_S"
 """For tests and measurements: the disk of `--cache-dir` is no faster."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
@@ -95,7 +94,6 @@ ALL = (
     ECHO_STATES,
     FAULTY_CONTROL_PLANE,
     STEP_DELAY_FILE,
-    STORE_BYTES_PER_S,
     SHELL_MAX_TOKENS,
     SHELL_TEMPERATURE,
     SHELL_TOP_K,
@@ -192,11 +190,6 @@ def shadow() -> dict[str, bool | int | str | None]:
         "shadow_every_n": _count(SHADOW_EVERY_N, 1),
         "shadow_max_diffs": _count(SHADOW_MAX_DIFFS, 100),
     }
-
-
-def store_bytes_per_s() -> int:
-    """0: as fast as it is."""
-    return _count(STORE_BYTES_PER_S, 0)
 
 
 def _count(name: str, default: int) -> int:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from minisgl.bench.simulate import Simulation, simulate
-from minisgl.bench.stats import jain
 from minisgl.bench.traces import BLOCK, TraceRequest
-from minisgl.bench.virtual_fleet import Callers, VirtualFleet
+from minisgl.bench.virtual_fleet import VirtualFleet
 from minisgl.bench.virtual_run import VirtualRun, VirtualServer
 from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.routing.api import POLICIES, KeyShare
+from minisgl.routing.api import POLICIES
 
 
 @pytest.fixture
@@ -111,21 +110,3 @@ def test_the_command(engine: EngineConfig, mooncake: str, capsys: pytest.Capture
     assert sorted(printed["runs"][0]["requests_by_engine"]) == [1, 2]
     with pytest.raises(ConfigError, match="--dp 0"):
         bench.main(["simulate", *flags, "--dp", "0"])
-
-
-@pytest.mark.parametrize(("shares", "expected"), [((1, 1, 1), (1, 1, 1)), ((4, 2, 1), (4, 2, 1)), (None, (8, 1, 1))])
-def test_who_waits_gets_tokens_by_its_share(
-    engine: EngineConfig, shares: tuple[int, ...] | None, expected: tuple[int, ...]
-) -> None:
-    """All wait from the beginning, and the first sends eight of ten; without shares each gets what it sends."""
-    draw = np.random.default_rng(8)
-    lens = draw.integers((50, 1), (800, 30), (800, 2)).tolist()
-    trace = [TraceRequest(0.0, given, made) for given, made in lens]
-    key_of = draw.choice([1, 2, 3], 800, p=[0.8, 0.1, 0.1])
-    callers = None if shares is None else Callers(tuple(map(KeyShare, shares)), key_of.tolist(), 16)
-    run = VirtualFleet(engine, 1, "cache_aware", 800, callers=callers).run(trace, arrivals(trace), 0)
-    until = min(run.last_token_s[key_of == key].max() for key in (1, 2, 3))
-    done, tokens = run.last_token_s <= until, run.num_prompt + run.num_tokens
-    got = [int(tokens[done & (key_of == key)].sum()) for key in (1, 2, 3)]
-    assert jain([one / part for one, part in zip(got, expected, strict=True)]) > 0.97, got
-    assert run.num_tokens.sum() == sum(one.output_len for one in trace)

@@ -9,6 +9,7 @@ import pytest
 
 from benchmark import ideas
 from minisgl.bench.report import table
+from minisgl.bench.traces import read_trace
 
 
 def rows(page: Path) -> set[str]:
@@ -25,6 +26,13 @@ def test_the_page_has_the_figures_that_are_found_here(tmp_path: Path) -> None:
         assert (ideas.DOCS / "img" / picture.name).is_file()
     itl = {name: one["longest_itl_ms"] for name, one in found[0].by_variant.items()}
     assert itl["512"] < itl["2048"] < itl["16384"]
+
+
+def test_the_shared_prefixes_are_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "shared.jsonl"
+    ideas.write_prefixes(file)
+    trace = read_trace(str(file))
+    assert len(trace) == ideas.NUM_SHARED and len({one.blocks[0] for one in trace}) == ideas.NUM_PREFIXES
 
 
 def test_what_cannot_run_is_said_and_no_page_is_written(

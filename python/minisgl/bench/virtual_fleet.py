@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,19 +18,10 @@ from minisgl.bench.virtual_run import Floats, Records, VirtualEngine, VirtualRun
 from minisgl.config import EngineConfig
 from minisgl.engine.sim import VirtualClock
 from minisgl.message import AddRequest
-from minisgl.routing.api import KeyShare, Policy, RouterConfig
+from minisgl.routing.api import Policy, RouterConfig
 from minisgl.routing.backend import make_router
 
 NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Callers:
-    """API keys by number, as a key file has them (number 0: none): `key_of[i]` sends request i."""
-
-    keys: tuple[KeyShare, ...] = ()
-    key_of: Sequence[int] = ()
-    max_inflight_per_engine: int = 0
 
 
 class VirtualFleet:
@@ -45,9 +35,7 @@ class VirtualFleet:
         num_requests: int,
         host_s: float = 0.0,
         seed: int = 0,
-        callers: Callers | None = None,
     ) -> None:
-        callers = callers or Callers()
         self._records = Records(num_requests)
         sim, clock = build_virtual(config)
         self._vocab_size = sim.info.vocab_size
@@ -56,16 +44,7 @@ class VirtualFleet:
             clock = VirtualClock()
             self._engines.append(VirtualEngine(config, sim.another(clock), clock, self._records, host_s))
         size, pages = sim.info.page_size, sim.info.num_pages
-        settings = RouterConfig(
-            policy,
-            num_engines,
-            page_size=size,
-            seed=seed,
-            keys=callers.keys,
-            max_inflight_per_engine=callers.max_inflight_per_engine,
-        )
-        self._key_of = callers.key_of
-        self._router = make_router(settings)
+        self._router = make_router(RouterConfig(policy, num_engines, page_size=size, seed=seed))
         for engine in range(num_engines):
             self._router.engine_up(engine, pages)
         self._line: dict[int, AddRequest] = {}
@@ -93,8 +72,7 @@ class VirtualFleet:
             due = max(at, int(np.searchsorted(arrivals_s, moment, "right")))
             for i in range(at, due):
                 self._line[i] = message = request_message(trace[i], i, self._vocab_size, seed)
-                key = self._key_of[i] if self._key_of else 0
-                self._router.add(i, np.frombuffer(message.tokens, np.int32), key=key)
+                self._router.add(i, np.frombuffer(message.tokens, np.int32))
             num_live += due - at
             at = due
             self._place(moment)

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from minisgl import envs
 from minisgl._rust import PageStore
 from minisgl.config import ConfigError, EngineConfig, PrefixFile
 from minisgl.step import Int32Array
@@ -105,8 +104,6 @@ def open_store(
         store = PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)
     except OSError as error:
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
-    if rate := envs.store_bytes_per_s():
-        store.slow_down(page_and_state_bytes[0] / rate)
     for prefix in config.warm_prefixes:
         if isinstance(prefix, PrefixFile):
             prefix_file.take_in(prefix.path, partial(_same, store, prefix.path))
