@@ -67,9 +67,7 @@ def test_a_taken_port() -> None:
         (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
         (("--model", "nowhere.gguf"), "--model nowhere.gguf: no such file"),
         (("--device", "tpu"), "--device tpu"),
-        (("--config", "nowhere.yaml"), "--config nowhere.yaml: No such file"),
         (("--model", "tests/conftest.py"), "is neither a folder nor a GGUF file"),
-        (("--model", "./nowhere", "--lora", "a=nofolder"), "--lora a=nofolder: no such folder"),
     ],
 )
 def test_what_is_not_there(flags: Sequence[str], said: str) -> None:
@@ -90,13 +88,6 @@ def test_a_pool_that_does_not_fit_says_what_does(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
     assert "*.safetensors" in refused("--model", model_folder(tmp_path / "m"))
-
-
-def test_a_config_that_is_no_json(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    model_folder(folder)
-    (folder / "config.json").write_text("{")
-    assert "config.json" in refused("--model", str(folder))
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.helpers.models import (
     VARIANTS,
     DenseSequence,
     assert_greedy,
-    greedy,
     load,
     reference_logits,
     save,
@@ -53,13 +52,6 @@ def test_chunked_prefill_and_decode_equal_transformers(reference: Any, folder: P
     for size in (1, 16, 37, 26, *[1] * 20):
         parts.append(sequence.extend(IDS[sequence.length : sequence.length + size]))
     torch.testing.assert_close(torch.cat(parts), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
-
-
-def test_greedy_tokens_equal_transformers(reference: Any, folder: Path) -> None:
-    model = load(folder)
-    for start in (0, 40, 93):
-        prompt = IDS[start:]
-        assert_greedy(reference, prompt, greedy(model, prompt, 32))
 
 
 @pytest.mark.skipif(transformers.__version__.startswith("4."), reason="transformers 4 has no such format")

@@ -8,18 +8,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.helpers.server import MAX_SEQ_LEN, MODEL, Frontend, chat_body, check_error, frontend
+from tests.helpers.server import MAX_SEQ_LEN, MODEL, Frontend, chat_body, check_error
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HUGE = 10**30
-
-
-@pytest.fixture(scope="module")
-def server(front_end: str) -> Iterator[Frontend]:
-    with frontend(front_end=front_end) as running:
-        yield running
-        # whatever the tests sent, no bad request reached the engine and none was left behind
-        running.wait_until(lambda: running.num_live == 0)
 
 
 @pytest.fixture
@@ -139,7 +131,15 @@ def test_more_top_logprobs_than_there_may_be(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", 21), ("logprobs", True), ("prompt_logprobs", -1), ("suffix", "x"), ("best_of", 0), ("best_of", 129)],
+    [
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", -1),
+        ("suffix", "x"),
+        ("best_of", 0),
+        ("best_of", 129),
+        ("echo", "yes"),
+    ],
 )
 def test_completion_fields(http: httpx.Client, field: str, value: object) -> None:
     assert check_error(http.post(TEXT, json={"prompt": "refused", field: value}), 400)["param"] == field

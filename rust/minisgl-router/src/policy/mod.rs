@@ -7,8 +7,6 @@ mod engines;
 mod line;
 mod prefixes;
 mod router;
-#[cfg(test)]
-mod tests;
 
 pub use config::{KeyShare, Policy, RouterConfig};
 pub use router::{Placed, Router};
