@@ -15,6 +15,7 @@ from minisgl.bench.traces import BLOCK, TraceRequest
 from minisgl.bench.virtual_run import VirtualRun, VirtualServer
 from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
+from tests.helpers.bench import QWEN
 
 
 def run(config: EngineConfig, *requests: TraceRequest, host_s: float = 0.0) -> VirtualRun:
@@ -124,18 +125,6 @@ def test_a_comparison_has_a_run_for_each_policy(engine: EngineConfig, mooncake: 
     assert [(one["time_scale"], one["policy"]) for one in runs] == [(x, p) for x in (1.0, 2.0) for p in policies]
     classes = runs[0]["ttft_by_prompt_s"]
     assert list(classes) == ["prompts below 1,000", "prompts to 4,000"]
-
-
-QWEN = {
-    "chat_id": 159,
-    "parent_chat_id": 55,
-    "timestamp": 61.5,
-    "input_length": 33,
-    "output_length": 7,
-    "type": "text",
-    "turn": 2,
-    "hash_ids": [4, 5, 6],
-}
 
 
 def lines(*rows: dict[str, object]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.bench.traces import BLOCK, NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
-from tests.helpers.bench import MOONCAKE
+from tests.helpers.bench import MOONCAKE, QWEN
 
 
 def test_reading_mooncake(mooncake: str) -> None:
@@ -29,17 +29,6 @@ def test_reading_azure(tmp_path: Path) -> None:
     assert first == TraceRequest(0.0, 374, 44) and (second.input_len, second.output_len) == (1, 109)
     assert second.arrival_s == pytest.approx(4.314579)
 
-
-QWEN = {
-    "chat_id": 159,
-    "parent_chat_id": 55,
-    "timestamp": 61.5,
-    "input_length": 33,
-    "output_length": 7,
-    "type": "text",
-    "turn": 2,
-    "hash_ids": [4, 5, 6],
-}
 
 MOON = MOONCAKE[0]
 

@@ -47,12 +47,6 @@ def server(front_end: str, place: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
-        yield client
-
-
 def wanted(prompt: str, adapter: int, count: int, seed: int = 1) -> str:
     ids = Tokenizer.echo().encode(prompt).tolist()
     tokens = EchoModel(seed=seed, adapter=adapter).generate(ids, count, ignore_eos=True)

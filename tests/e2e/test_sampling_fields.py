@@ -15,8 +15,7 @@ import pytest
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
 from minisgl.tokenizer.echo import ECHO_BOS_ID as BOS_ID
 from tests.helpers.e2e import ServerProcess, serving, until
-from tests.helpers.seconds import WAIT_S
-from tests.helpers.server import check_error, events
+from tests.helpers.server import check_error, events, post
 
 HALF = pytest.approx(math.log(0.5))
 QUARTER = pytest.approx(math.log(0.25))
@@ -28,12 +27,6 @@ def server(front_end: str) -> Iterator[ServerProcess]:
     flags = ("--engine", "echo", "--page-size", "4", "--num-pages", "512", "--max-prefill-length", "64")
     with serving(*flags, "--frontend", front_end) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +67,6 @@ def test_the_choices_of_a_prompt_share_its_log_probabilities(http: httpx.Client,
             found.setdefault(choice["index"], []).append(choice["prompt_logprobs"])
     alone = [choice["prompt_logprobs"] for choice in one["choices"]]
     assert [found[at] for at in range(4)] == [[alone[0]], [alone[0]], [alone[1]], [alone[1]]]
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
 
 
 def test_chat_logprobs_through_the_openai_client(client: openai.OpenAI) -> None:

@@ -30,12 +30,6 @@ def server(front_end: str) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
-        yield client
-
-
 def stats(http: httpx.Client) -> dict[str, int]:
     found: dict[str, int] = http.get("/health").json()["stats"]
     return found

@@ -11,7 +11,6 @@ import pytest
 
 from minisgl.cli import bench
 from tests.helpers.e2e import ServerProcess, serving
-from tests.helpers.seconds import WAIT_S
 
 PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
 
@@ -22,12 +21,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file.write_text(PROFILE)
     with serving("--engine", "sim", "--sim-profile", str(file)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
-        yield client
 
 
 def test_it_says_that_it_is_simulated(server: ServerProcess, http: httpx.Client) -> None:

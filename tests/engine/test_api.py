@@ -17,7 +17,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import FinishReason
-from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, assert_greedy, greedy, load
+from tests.helpers.engines import NEEDS_CPU, Collector, assert_greedy, greedy, load
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -31,12 +31,6 @@ VARIANTS = (
     "qwen3-moe-not-everywhere",
 )
 Reference = tuple[Path, PreTrainedModel]
-
-
-@pytest.fixture(params=MODEL_ENGINES)
-def engine_name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

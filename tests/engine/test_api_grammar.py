@@ -15,7 +15,7 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
-from tests.helpers.engines import MODEL_ENGINES, NEEDS_CPU, Collector, greedy, load
+from tests.helpers.engines import NEEDS_CPU, Collector, greedy, load
 from tests.helpers.grammars import PERSON, Quick, matcher, of_regex, of_schema
 from tests.helpers.models import save, tiny_model
 
@@ -84,12 +84,6 @@ class Compiler(GrammarCompiler):
 
     def _matcher(self, grammar: str) -> Matcher:
         return self._made[grammar]
-
-
-@pytest.fixture(params=MODEL_ENGINES)
-def engine_name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @pytest.fixture(scope="module")

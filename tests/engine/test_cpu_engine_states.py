@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import load_cpu_engine
-from minisgl.message import AbortRequest, AddRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.helpers.engines import Collector
+from tests.helpers.engines import Collector, TimedRequest
 from tests.helpers.models import save, tiny_model
 from tests.helpers.processor import without_amx
 from tests.helpers.property import Draw, draw_from
@@ -32,17 +30,9 @@ BROUGHT_ABOUT = {"found", "computed again", "saved", "retracted", "evicted", "ab
 
 
 @dataclass
-class Request:
-    arrives: int  # before this step
-    prompt: list[int]
-    sampling: SamplingParams
-    aborted: int = -1  # before this step
-
-
-@dataclass
 class Scenario:
     config: EngineConfig
-    requests: list[Request]
+    requests: list[TimedRequest]
 
 
 class Cold:
@@ -53,7 +43,7 @@ class Cold:
         self._collector = collector(EngineConfig(model=str(folder), cache="naive", num_pages=16, num_threads=1))
         self._count = 0
 
-    def answer(self, request: Request) -> tuple[list[int], list[object]]:
+    def answer(self, request: TimedRequest) -> tuple[list[int], list[object]]:
         self._count += 1
         self._collector.run({self._count: (request.prompt, request.sampling)})
         return self._collector.tokens[self._count], list(self._collector.logprobs[self._count])
@@ -89,8 +79,8 @@ def make_scenario(draw: Draw, cold: Cold) -> Scenario:
     )
     assert config.num_pages is not None
     limit = min(CONTEXT, config.num_pages * page_size)
-    found, texts = list[Request](), list[list[int]]()
-    for _ in range(draw(2, 9)):
+    found, texts = list[TimedRequest](), list[list[int]]()
+    for req_id in range(draw(2, 9)):
         prompt = [draw(3, VOCAB - 1) for _ in range(draw(1, 30))]
         if texts and draw(0, 3):
             known = texts[draw(0, len(texts) - 1)]
@@ -103,7 +93,8 @@ def make_scenario(draw: Draw, cold: Cold) -> Scenario:
             seed=draw(0, 99),
             logprobs=2,
         )
-        request = Request(arrives, prompt, sampling, arrives + draw(0, 20) if draw(0, 7) == 0 else -1)
+        aborted = arrives + draw(0, 20) if draw(0, 7) == 0 else -1
+        request = TimedRequest(req_id, arrives, prompt, sampling, aborted)
         texts.append(prompt + cold.answer(request)[0])
         found.append(request)
     return Scenario(config, found)
@@ -112,19 +103,7 @@ def make_scenario(draw: Draw, cold: Cold) -> Scenario:
 def run(scenario: Scenario, cold: Cold) -> Counter[str]:
     """What it brought about; anything else than the cold answers is an `AssertionError`."""
     got = collector(scenario.config)
-    step, last = 0, max(max(one.arrives, one.aborted) for one in scenario.requests)
-    while step <= last or not got.loop.idle:
-        requests = enumerate(scenario.requests)
-        adds = [
-            AddRequest(i, np.array(one.prompt, np.int32).tobytes(), one.sampling)
-            for i, one in requests
-            if one.arrives == step
-        ]
-        aborts = [AbortRequest(i) for i, one in enumerate(scenario.requests) if one.aborted == step]
-        got.loop.step([*adds, *aborts])
-        got.plane.check()
-        step += 1
-        assert step < 3000, "it does not end"
+    got.drive(scenario.requests)
     got.close()
     for i, request in enumerate(scenario.requests):
         tokens, logprobs = cold.answer(request)

@@ -10,19 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from minisgl.sampling_params import POOLINGS, SamplingParams
-from tests.helpers.engines import MODEL_ENGINES, Collector, greedy, load
+from tests.helpers.engines import Collector, greedy, load
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
 
 WITHIN = 2e-4
 Reference = tuple[Path, PreTrainedModel]
-
-
-@pytest.fixture(params=MODEL_ENGINES)
-def engine_name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @pytest.fixture(scope="module", params=["qwen3-tied", "llama-bias-untied", "qwen3-moe-window"])

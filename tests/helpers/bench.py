@@ -19,6 +19,16 @@ MOONCAKE = [
     {"timestamp": 3000, "input_length": 1000, "output_length": 9, "hash_ids": [1, 2]},
 ]
 
+QWEN = {
+    "chat_id": 159,
+    "parent_chat_id": 55,
+    "timestamp": 61.5,
+    "input_length": 33,
+    "output_length": 7,
+    "type": "text",
+    "turn": 2,
+    "hash_ids": [4, 5, 6],
+}
 NAN = math.nan
 
 FAILURES = ["", "connect", "status", "broken"]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,14 +30,13 @@ from minisgl.engine.device import Device
 from minisgl.engine.sampler import SamplingRows, sample
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
-from minisgl.message import AbortRequest, AddRequest
 from minisgl.models.api import Attend
 from minisgl.models.decoder import Decoder
 from minisgl.runner.build import control_plane_config
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers.device import LateDevice
-from tests.helpers.engines import Collector
+from tests.helpers.engines import Collector, TimedRequest
 from tests.helpers.grammars import PickyCompiler
 from tests.helpers.models import load, save, tiny_model
 
@@ -51,22 +49,13 @@ Draw = Callable[[int, int], int]  # an integer between two, both included
 
 
 @dataclass
-class Request:
-    req_id: int
-    arrives: int  # before this step
-    prompt: list[int]
-    sampling: SamplingParams
-    aborted: int = -1  # before this step
-
-
-@dataclass
 class Scenario:
     model: str
     config: EngineConfig
     graphs: tuple[int, ...]
     eagerness: float
     seed: int  # of the device
-    requests: list[Request] = field(default_factory=list)
+    requests: list[TimedRequest] = field(default_factory=list)
     broken: frozenset[int] = frozenset()  # forwards with rows, by number, whose numbers are none
 
 
@@ -95,7 +84,7 @@ def make_scenario(draw: Draw) -> Scenario:
         prompt = shared[: draw(0, len(shared))] + [draw(0, VOCAB - 1) for _ in range(draw(1, 20))]
         arrives = (0, draw(0, 12))[draw(0, 1)]
         aborted = arrives + draw(0, 10) if draw(0, 5) == 0 else -1
-        scenario.requests.append(Request(req_id, arrives, prompt, _sampling(draw), aborted))
+        scenario.requests.append(TimedRequest(req_id, arrives, prompt, _sampling(draw), aborted))
     if draw(0, 5) == 0:
         scenario.broken = frozenset(draw(0, 30) for _ in range(draw(1, 2)))
     if rows > 1 and draw(0, 1):
@@ -204,21 +193,12 @@ def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
     """The real step loop, until all have ended."""
     overlap: Any = scenario.config.overlap
     collector = Collector(engine, scenario.config, overlap=overlap, compiler=PickyCompiler(VOCAB))
-    last = max(max(request.arrives, request.aborted) for request in scenario.requests)
     forward = _Breaking(engine._model, scenario.broken)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._model, "forward", forward)
         if isinstance(engine, CudaEngine):
             patch.setattr(engine, "_forward_model", forward)
-        step = 0
-        while step <= last or not collector.loop.idle:
-            arrivals = [request for request in scenario.requests if request.arrives == step]
-            aborts = [AbortRequest(request.req_id) for request in scenario.requests if request.aborted == step]
-            adds = [AddRequest(r.req_id, np.array(r.prompt, np.int32).tobytes(), r.sampling) for r in arrivals]
-            collector.loop.step([*adds, *aborts])
-            collector.plane.check()
-            step += 1
-            assert step < 3000, "it does not end"
+        collector.drive(scenario.requests)
         engine.close()
     return collector
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from minisgl import _rust
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.message import AdapterChanged, AddRequest, FromEngine, StepTokens
+from minisgl.message import AbortRequest, AdapterChanged, AddRequest, FromEngine, StepTokens
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.drafting import Guesses
 from minisgl.runner.intake import Beside, LoopSettings
@@ -34,6 +35,17 @@ def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineC
     plain = {"kv_dtype": "f32"} if engine == "cpu" else {"dtype": "float32"}
     config = EngineConfig(model=str(folder), engine=engine, **{**plain, **settings})  # type: ignore[arg-type]
     return build_engine(config, lambda text, done=0, total=0: None), config
+
+
+@dataclass
+class TimedRequest:
+    """It comes before the step `arrives`, and is aborted before another one, or never: -1."""
+
+    req_id: int
+    arrives: int
+    prompt: list[int]
+    sampling: SamplingParams
+    aborted: int = -1
 
 
 class Collector:
@@ -108,6 +120,20 @@ class Collector:
         while not self.loop.idle:
             self.loop.step([])
             self.plane.check()
+
+    def drive(self, requests: Sequence[TimedRequest]) -> None:
+        """Until all have ended."""
+        step, last = 0, max(max(one.arrives, one.aborted) for one in requests)
+        while step <= last or not self.loop.idle:
+            adds = [
+                AddRequest(one.req_id, np.array(one.prompt, np.int32).tobytes(), one.sampling)
+                for one in requests
+                if one.arrives == step
+            ]
+            self.loop.step([*adds, *(AbortRequest(one.req_id) for one in requests if one.aborted == step)])
+            self.plane.check()
+            step += 1
+            assert step < 3000, "it does not end"
 
 
 def greedy(max_tokens: int) -> SamplingParams:

@@ -62,6 +62,7 @@ __all__ = [
     "failed_step",
     "frontend",
     "one_token",
+    "post",
     "prompt_ids",
     "prompt_text",
 ]
@@ -259,6 +260,13 @@ def check_error(response: httpx.Response, status: int | None = None) -> dict[str
     assert isinstance(error["message"], str) and error["message"]
     assert status is None or response.status_code == status, (response.status_code, error)
     return error
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
+    """What a request that goes well is answered."""
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def chat_body(content: object, **more: object) -> dict[str, Any]:

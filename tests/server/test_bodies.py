@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from minisgl.server import fields
-from tests.helpers.server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, prompt_text
+from tests.helpers.server import EOS, MAX_SEQ_LEN, Frontend, chat_body, check_error, events, post, prompt_text
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 BODIES: dict[str, dict[str, Any]] = {
@@ -17,12 +17,6 @@ BODIES: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "refused"},
     GENERATE: {"prompt": "refused"},
 }
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> Any:
-    response = http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 # ---------------------------------------------------------------------------------------------------------- refused

@@ -9,15 +9,9 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.server import MODEL, Frontend, chat_body, check_error, events, prompt_ids
+from tests.helpers.server import MODEL, Frontend, chat_body, check_error, events, post, prompt_ids
 
 PATH = "/v1/completions"
-
-
-def post(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
-    response = http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def ids(text: str) -> list[int]:
@@ -28,7 +22,7 @@ def ids(text: str) -> list[int]:
 
 
 def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
-    body = post(http, PATH, {"model": MODEL, "prompt": "say:Hello"})
+    body = post(http, PATH, model=MODEL, prompt="say:Hello")
     assert body.pop("id").startswith("cmpl-")
     assert isinstance(body.pop("created"), int)
     assert body == {
@@ -57,15 +51,15 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
 def test_a_side_of_a_prompt_is_kept(http: httpx.Client, side: str | None, kept: str) -> None:
     asked = {"truncate_prompt_tokens": 5, "truncation_side": side, "max_tokens": 1, "return_token_ids": True}
     for body in ({"prompt": "say:ok"}, {"prompt": ids("say:ok")}):
-        assert post(http, PATH, body | asked)["choices"][0]["prompt_token_ids"] == ids(kept)
+        assert post(http, PATH, **body, **asked)["choices"][0]["prompt_token_ids"] == ids(kept)
 
 
 def test_tokens_are_shown_as_ids(http: httpx.Client) -> None:
     asked = {"return_tokens_as_token_ids": True, "max_tokens": 2}
-    found = post(http, PATH, {"prompt": "say:ok", "logprobs": 1, **asked})["choices"][0]["logprobs"]
+    found = post(http, PATH, **{"prompt": "say:ok", "logprobs": 1, **asked})["choices"][0]["logprobs"]
     assert found["tokens"] == [f"token_id:{one}" for one in ids("ok")]
     assert all(one.startswith("token_id:") for top in found["top_logprobs"] for one in top)
-    chat = post(http, "/v1/chat/completions", chat_body("say:ok", logprobs=True, top_logprobs=1, **asked))
+    chat = post(http, "/v1/chat/completions", **chat_body("say:ok", logprobs=True, top_logprobs=1, **asked))
     for one in chat["choices"][0]["logprobs"]["content"]:
         assert one["token"] == bytes(one["bytes"]).decode() and one["token"].startswith("token_id:")
         assert one["top_logprobs"][0]["token"].startswith("token_id:")
@@ -85,7 +79,7 @@ def test_tokens_are_shown_as_ids(http: httpx.Client) -> None:
 )
 def test_what_stopped_it_is_said(http: httpx.Client, path: str, asked: dict[str, Any], matched: list[Any]) -> None:
     body = {"prompt": "say:Hello there"} if path == PATH else chat_body("say:Hello there")
-    choice = post(http, path, body | asked)["choices"][0]
+    choice = post(http, path, **body, **asked)["choices"][0]
     assert [choice["matched_stop"]] == matched if matched else "matched_stop" not in choice
     answer = http.post(path, json={**body, **asked, "stream": True}).text
     assert [
@@ -104,14 +98,14 @@ def test_what_stopped_it_is_said(http: httpx.Client, path: str, asked: dict[str,
     ],
 )
 def test_every_prompt_shape(http: httpx.Client, prompt: object, texts: list[str]) -> None:
-    body = post(http, PATH, {"prompt": prompt})
+    body = post(http, PATH, prompt=prompt)
     assert [choice["text"] for choice in body["choices"]] == texts
     assert [choice["index"] for choice in body["choices"]] == list(range(len(texts)))
     assert body["usage"]["prompt_tokens"] == 5 * len(texts)
 
 
 def test_n_choices_of_several_prompts_come_in_order(http: httpx.Client) -> None:
-    body = post(http, PATH, {"prompt": ["say:a", "say:b"], "n": 2})
+    body = post(http, PATH, prompt=["say:a", "say:b"], n=2)
     assert [choice["text"] for choice in body["choices"]] == ["a", "a", "b", "b"]
     assert body["usage"]["prompt_tokens"] == 10 and body["usage"]["completion_tokens"] == 8
     response = http.post(PATH, json={"prompt": ["say:a", "say:b"], "n": 2, "stream": True})
@@ -123,9 +117,9 @@ def test_n_choices_of_several_prompts_come_in_order(http: httpx.Client) -> None:
 
 
 def test_sixteen_tokens_unless_asked(http: httpx.Client) -> None:
-    choice = post(http, PATH, {"prompt": f"say:{'x' * 40}"})["choices"][0]
+    choice = post(http, PATH, prompt=f"say:{'x' * 40}")["choices"][0]
     assert choice["text"] == "x" * 16 and choice["finish_reason"] == "length"
-    choice = post(http, PATH, {"prompt": f"say:{'x' * 40}", "max_tokens": 30})["choices"][0]
+    choice = post(http, PATH, prompt=f"say:{'x' * 40}", max_tokens=30)["choices"][0]
     assert choice["text"] == "x" * 30
 
 
@@ -139,7 +133,7 @@ def test_stream_and_usage_chunk(http: httpx.Client) -> None:
 
 
 def test_token_ids_are_sent_as_they_are(http: httpx.Client, server: Frontend) -> None:
-    post(http, PATH, {"prompt": [*ids("as they are"), 257, 0, 256]})
+    post(http, PATH, prompt=[*ids("as they are"), 257, 0, 256])
     assert prompt_ids(server.engine.wait_for_request("as they are"))[-3:] == [257, 0, 256]
 
 
@@ -157,7 +151,7 @@ def test_official_client(server: Frontend) -> None:
 
 @pytest.mark.parametrize("prompt", [{"prompt": "say:Hello"}, {"input_ids": ids("say:Hello")}])
 def test_generate(http: httpx.Client, prompt: dict[str, Any]) -> None:
-    body = post(http, "/generate", {**prompt, "sampling_params": {"temperature": 0}})
+    body = post(http, "/generate", **{**prompt, "sampling_params": {"temperature": 0}})
     usage = body.pop("usage")
     if "input_ids" in prompt:  # SGLang's own fields come on top
         assert body.pop("output_ids") == body["token_ids"] and body.pop("meta_info")["prompt_tokens"] == 9
@@ -175,13 +169,13 @@ def test_generate_streams_json_lines(http: httpx.Client) -> None:
 
 
 def test_generate_forgets_what_came_after_a_stop_string(http: httpx.Client) -> None:
-    body = post(http, "/generate", {"prompt": "burst:one two three", "sampling_params": {"stop": "two"}})
+    body = post(http, "/generate", prompt="burst:one two three", sampling_params={"stop": "two"})
     assert body["text"] == "one " and body["token_ids"] == ids("one two")
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
 def test_generate_limits(http: httpx.Client, name: str) -> None:
-    body = post(http, "/generate", {"prompt": "say:Hello", "sampling_params": {name: 2}})
+    body = post(http, "/generate", prompt="say:Hello", sampling_params={name: 2})
     assert body["text"] == "He" and body["finish_reason"] == "length"
 
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 
 from minisgl.server.fields import SHARED
-from tests.helpers.server import Frontend, chat_body
+from tests.helpers.server import chat_body, post
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
-
-
-@pytest.fixture
-def http(server: Frontend) -> Any:
-    with server.http() as client:
-        yield client
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
 
 
 def test_a_base_url_may_lack_v1(http: httpx.Client) -> None:

@@ -42,13 +42,11 @@ def resolve_model(
     model: str,
     say: Report,
     *,
-    source: ModelSource = "auto",
-    revision: str | None = None,
     load_format: LoadFormat = "auto",
     own_tokenizer: bool = True,
 ) -> Path:
     """A local folder for `model`; a GGUF file is imported. Raises `ConfigError`."""
-    path = find_model(model, say, source=source, revision=revision, load_format=load_format)
+    path = find_model(model, say, load_format=load_format)
     if path.is_dir():
         return path
     from minisgl.weights.gguf_import import import_gguf

@@ -59,6 +59,13 @@ async def ended(runner: Runner, name: str, owner: str = "") -> BatchInfo:
                 return found
 
 
+async def twenty_lines(folder: Path, endpoint: Endpoint) -> BatchInfo:
+    async with running(folder, endpoint) as runner:
+        add(runner.state.store, "a", 20)
+        runner.start()
+        return await ended(runner, "a")
+
+
 def content(store: Store, name: str | None) -> list[dict[str, Any]]:
     return [] if name is None else [json.loads(line) for line in store.path(name).read_text().splitlines()]
 
@@ -192,13 +199,7 @@ def test_a_server_of_several_models_outlives_an_engine(tmp_path: Path) -> None:
         asked[one.line.number] += 1
         return Said(503, b"", 0.0, engine_died=True) if one.line.number == KILLER else await echo(one)
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint) as runner:
-            add(runner.state.store, "a", 20)
-            runner.start()
-            return await ended(runner, "a")
-
-    found = asyncio.run(run())
+    found = asyncio.run(twenty_lines(tmp_path, endpoint))
     assert (found.completed, found.failed, asked[KILLER]) == (19, 1, runners.MAX_DEATHS)
 
 
@@ -303,13 +304,7 @@ def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
         asked[one.line.number] += 1
         return Said(status, b"{}", 0.0) if asked[one.line.number] < 3 else await echo(one)
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint) as runner:
-            add(runner.state.store, "a", 20)
-            runner.start()
-            return await ended(runner, "a")
-
-    found = asyncio.run(run())
+    found = asyncio.run(twenty_lines(tmp_path, endpoint))
     assert (found.completed, found.failed) == (20, 0) and set(asked.values()) == {3}
 
 

@@ -668,15 +668,6 @@ impl ModelConfig {
         if self.attention_gates { self.widths(layer)[0] } else { 0 }
     }
 
-    /// Numbers of the queries of a token, of the layer that has most.
-    pub fn widest_queries(&self) -> usize {
-        self.heads
-            .iter()
-            .map(|heads| self.num_heads * heads.head_dim)
-            .max()
-            .unwrap_or(0)
-    }
-
     /// Numbers that go into attention's way out.
     pub fn attended(&self, layer: usize) -> usize {
         let dim = self.heads[layer].head_dim;
