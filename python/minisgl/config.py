@@ -33,6 +33,8 @@ _FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
 _MOST = 2**31 - 1  # of every count
 _MOST_BYTES = 2**63 - 1
 _MOST_TOKENS = 2**52  # of a KV pool
+_MOST_SECONDS = 10**9  # of every wait: both languages have a clock for that
+_MOST_ENGINES = 1024
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
 _DRAFT_LEN = 4  # of a model's drafts, without a number
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
@@ -40,6 +42,22 @@ _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 class ConfigError(ValueError):
     """A setting that cannot be; the text names it and says what to change."""
+
+
+def checked_count(flag: str, value: int, least: int, most: int = _MOST) -> None:
+    """Raise `ConfigError` for a number that the flag cannot have."""
+    if value < least:
+        raise ConfigError(f"{flag} {value}: must be at least {least}")
+    if value > most:
+        raise ConfigError(f"{flag} {value}: must be at most {most}")
+
+
+def checked_seconds(flag: str, value: float, *, or_none: bool = False) -> None:
+    """Raise `ConfigError` for a time that the flag cannot have; `or_none`: no time at all is one."""
+    if not 0 <= value < math.inf or (value == 0 and not or_none):
+        raise ConfigError(f"{flag} {value}: must be a number of seconds{', 0 or more' if or_none else ' above 0'}")
+    if value > _MOST_SECONDS:
+        raise ConfigError(f"{flag} {value}: must be at most {_MOST_SECONDS} seconds")
 
 
 class Unsupported(ConfigError):
@@ -323,24 +341,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     context_margin: int = 0
 
     def check(self) -> None:
-        counts = (
-            "max_queued_requests",
-            "max_queued_tokens",
-            "max_body_bytes",
-            "max_encoding_bytes",
-            "keep_alive_timeout",
-        )
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        for name in ("request_timeout", "slow_client_timeout", "step_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be a number of seconds above 0")
-        if not 0 <= self.drain_timeout < math.inf:
-            raise ConfigError(f"--drain-timeout {self.drain_timeout}: must be a number of seconds, 0 or more")
-        if self.context_margin < 0:
-            raise ConfigError(f"--context-margin {self.context_margin}: must be at least 0")
+        checked_count("--max-queued-requests", self.max_queued_requests, 1)
+        checked_count("--max-queued-tokens", self.max_queued_tokens, 1, _MOST_BYTES)
+        checked_count("--max-body-bytes", self.max_body_bytes, 1, _MOST_BYTES)
+        checked_count("--max-encoding-bytes", self.max_encoding_bytes, 1, _MOST_BYTES)
+        checked_count("--keep-alive-timeout", self.keep_alive_timeout, 1, _MOST_SECONDS)
+        checked_count("--context-margin", self.context_margin, 0)
+        if self.request_timeout is not None:
+            checked_seconds("--request-timeout", self.request_timeout)
+        checked_seconds("--slow-client-timeout", self.slow_client_timeout)
+        checked_seconds("--step-timeout", self.step_timeout)
+        checked_seconds("--drain-timeout", self.drain_timeout, or_none=True)
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,10 +413,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
             raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
-        if self.state_quota < 1:
-            raise ConfigError(f"--state-quota {self.state_quota}: must be at least 1")
-        if self.max_loras < 1:
-            raise ConfigError(f"--max-loras {self.max_loras}: must be at least 1")
+        checked_count("--state-quota", self.state_quota, 1, _MOST_BYTES)
+        checked_count("--max-loras", self.max_loras, 1)
         self._check_engines()
         self.limits.check()
         return self
@@ -413,9 +422,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_engines(self) -> None:
         if self.dp != "auto" and self.dp < 1:
             raise ConfigError(f"--dp {self.dp}: must be at least 1, or auto")
+        if self.dp != "auto":
+            checked_count("--dp", self.dp, 1, _MOST_ENGINES)
         for name in ("max_inflight", "max_inflight_per_engine"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+            if (value := getattr(self, name)) is not None:
+                checked_count(f"--{name.replace('_', '-')}", value, 1)
         if self.dp == 1:
             return
         if self.engine.device.startswith("cuda:"):

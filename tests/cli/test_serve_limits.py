@@ -80,3 +80,34 @@ def test_a_key_for_a_chat_with_the_server() -> None:
     assert ServerConfig(engine=engine).any_key is None
     assert ServerConfig(engine=engine, api_keys=keys).any_key == "x"
     assert ServerConfig(engine=engine, api_keys=keys, api_key="y").any_key == "y"
+
+
+HUGE = "99999999999999999999999"
+NUMBERS = {
+    "--dp": (HUGE, "2000"),
+    "--max-inflight": (HUGE,),
+    "--max-inflight-per-engine": (HUGE,),
+    "--max-queued-requests": (HUGE,),
+    "--max-queued-tokens": (HUGE,),
+    "--max-encoding-bytes": (HUGE,),
+    "--max-body-bytes": (HUGE,),
+    "--max-loras": (HUGE,),
+    "--state-quota": (HUGE,),
+    "--context-margin": (HUGE,),
+    "--keep-alive-timeout": (HUGE, "18446744073709551615"),
+    "--load-timeout": (HUGE, "-1", "0", "nan", "inf"),
+    "--request-timeout": (HUGE, "nan", "inf"),
+    "--slow-client-timeout": (HUGE,),
+    "--step-timeout": (HUGE,),
+    "--drain-timeout": (HUGE,),
+}
+
+
+@pytest.mark.parametrize(("flag", "number"), [(flag, one) for flag, numbers in NUMBERS.items() for one in numbers])
+def test_numbers_that_no_process_can_work_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, number: str
+) -> None:
+    """The gateway and the pool have 64 bits, and clocks that end."""
+    monkeypatch.setattr(supervisor, "run_server", lambda *_: 0)
+    assert cli.main(["serve", "--engine", "echo", f"{flag}={number}"]) == 2
+    assert f"minisgl serve: {flag} " in (said := capsys.readouterr().err) and ": must be " in said

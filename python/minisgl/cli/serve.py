@@ -11,7 +11,7 @@ from minisgl import envs
 from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
-from minisgl.config import Limits, ServerConfig
+from minisgl.config import Limits, ServerConfig, checked_seconds
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -40,6 +40,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
     own = tuple((number, api_key_file.digest(one)) for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
     fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
+    checked_seconds("--load-timeout", args.load_timeout)
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()
