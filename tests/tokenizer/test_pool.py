@@ -28,10 +28,28 @@ class _Text:
     """Can be watched, unlike a `str`."""
 
 
-def pool() -> TokenizePool:
+def pool(template: str = "") -> TokenizePool:
     """Its tokenizer knows the letter a."""
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
-    return TokenizePool(Tokenizer.from_json(backend.to_str()), Meter("encode"))
+    return TokenizePool(Tokenizer.from_json(backend.to_str(), chat_templates={"default": template}), Meter("encode"))
+
+
+@pytest.mark.parametrize(("turns", "rendered"), [(3, 1), (99_999, 2)])
+def test_a_template_of_many_turns_is_rendered_off_the_event_loop(turns: int, rendered: int) -> None:
+    """However short its conversation is."""
+    lanes, threads = pool(f"{{% for i in range({turns}) %}}{{% endfor %}}a"), list[str]()
+
+    def messages() -> list[dict[str, Any]]:
+        threads.append(threading.current_thread().name)
+        return [{"role": "user", "content": "a"}]
+
+    async def run() -> None:
+        async with asyncio.timeout(WAIT_S):
+            found = await lanes.encode_chat(messages, 1, {}, here=True)
+            assert found.tolist() == [0]
+
+    asyncio.run(run())
+    assert threads == ["MainThread", "encode-short"][:rendered]
 
 
 def panic() -> Any:

@@ -78,7 +78,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 Message = Mapping[str, Any]
 
 MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
-MAX_TURNS = 1 << 21  # a second or two; the gateway's renderer counts its steps
+MAX_TURNS = 1 << 21  # some seconds; the gateway's renderer counts its steps
 _TURN = "minisgl_turn"
 _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
 
@@ -101,6 +101,10 @@ def read_chat_template(given: str) -> str:
 
 class ChatTemplateError(ValueError):
     """The conversation does not fit the template, or there is none. The text is meant for the client."""
+
+
+class TooManyTurns(ChatTemplateError):
+    """A template's loops and macros took more turns than they may."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -184,6 +188,8 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        max_turns: int = MAX_TURNS,
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -194,7 +200,7 @@ class ChatTemplate:
 
         `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
         `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        Raises `ChatTemplateError`.
+        Raises `ChatTemplateError`; `TooManyTurns` beyond `max_turns`.
         """
         if not messages:
             raise ChatTemplateError("messages: must not be empty")
@@ -212,7 +218,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _run(template, variables)
+        text = _run(template, variables, max_turns)
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
@@ -246,14 +252,14 @@ class ChatTemplate:
         return shaped
 
 
-def _run(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+def _run(template: jinja2.Template, variables: Mapping[str, Any], max_turns: int) -> str:
     pieces: list[str] = []
     size = 0
     turns = itertools.count(1)
 
     def turn() -> bool:
-        if next(turns) > MAX_TURNS:
-            raise ChatTemplateError("messages: the chat template takes too many turns over them")
+        if next(turns) > max_turns:
+            raise TooManyTurns("messages: the chat template takes too many turns over them")
         return True
 
     try:

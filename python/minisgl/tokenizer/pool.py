@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,12 +19,14 @@ from typing import Any, TypeVar
 from minisgl.metrics.meters import Meter
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
+from minisgl.tokenizer.chat_template import MAX_TURNS, TooManyTurns
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
 MAX_CHARS_HERE = 4096
+MAX_TURNS_HERE = 4096  # of the template's loops: 15 ms; what takes more is begun again in a lane
 T = TypeVar("T")
 
 
@@ -87,12 +90,13 @@ class TokenizePool:
         """Ids of a conversation of about `num_chars`, rendered with `variables` of the template; if it is short and may
         be, `here`, on the event loop. Raises what `Tokenizer.apply_chat_template` and `Tokenizer.encode` do."""
 
-        def render() -> str:
-            return self._tokenizer.apply_chat_template(messages(), **variables)
+        def render(max_turns: int = MAX_TURNS) -> str:
+            return self._tokenizer.apply_chat_template(messages(), max_turns, **variables)
 
         if here and num_chars <= MAX_CHARS_HERE:
-            text = render()
-            return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)
+            with suppress(TooManyTurns):
+                text = render(MAX_TURNS_HERE)
+                return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)
         return await self.encode(render, num_chars, add_special_tokens=False, most=most)
 
     async def _result(self, lane: queue.SimpleQueue[Any], job: _Job) -> Any:

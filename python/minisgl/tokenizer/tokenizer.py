@@ -18,7 +18,7 @@ import numpy as np
 
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
-from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, ContentShape, Message
+from minisgl.tokenizer.chat_template import MAX_TURNS, ChatTemplate, ChatTemplateError, ContentShape, Message
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
 
 if TYPE_CHECKING:  # loaded with the first tokenizer
@@ -190,7 +190,13 @@ class Tokenizer:
         return frozenset()
 
     def apply_chat_template(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **kwargs: Any
+        self,
+        messages: Sequence[Message],
+        max_turns: int = MAX_TURNS,
+        /,
+        *,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
     ) -> str:
         """See `ChatTemplate.render`. Encode the result with `add_special_tokens=False`: it has them already."""
         template = self._template(bool(tools))
@@ -198,7 +204,7 @@ class Tokenizer:
             others = f" named default, only {', '.join(sorted(self._chat_templates))}" if self._chat_templates else ""
             how = "use /v1/completions, or give one with --chat-template"
             raise ChatTemplateError(f"this model has no chat template{others}: {how}")
-        return template.render(messages, tools=tools, **kwargs)
+        return template.render(messages, max_turns, tools=tools, **kwargs)
 
 
 def _text_tokenizer(name: str, **source: Any) -> TextTokenizer:
