@@ -94,7 +94,18 @@ SHARED: Table = {
     "xtc_probability": (0, 0.0),
     "dynatemp_range": (0, 0.0),
     "repeat_last_n": (-1,),
+    "top_n_sigma": (-1, -1.0, 0, 0.0),
     "samplers": ([],),
+    # those of text-generation-webui and KoboldCpp
+    "tfs_z": _ONE,
+    "top_a": (0, 0.0),
+    "smoothing_factor": (0, 0.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "penalty_alpha": (0, 0.0),
+    "guidance_scale": _ONE,
+    "negative_prompt": ("",),
+    "num_beams": _ONE,
     # Ollama's
     "options": ({},),
     "format": ("",),
