@@ -58,7 +58,7 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
     })
 }
 
-/// The slot and the rest of a `minisgl.engine.api.SlotBinding`.
+/// The slot and the rest of a `minisgl.engine.api.SlotAssignment`.
 pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize, Binding)> {
     let tokens = binding.getattr("tokens")?;
     let sampling = binding.getattr("sampling")?;
