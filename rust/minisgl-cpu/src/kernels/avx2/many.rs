@@ -104,9 +104,9 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, ro
             let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b]).cast();
             for g in 0..4 {
-                let v = group::<KIND>(block, g);
+                let v = group::<KIND, true>(block, g);
                 steps!(|T| {
-                    store(to.add((g * GROUP + T) * PANEL), weights::<KIND, T>(block, g, &v));
+                    store(to.add((g * GROUP + T) * PANEL), weights::<KIND, T, true>(block, g, &v));
                 });
             }
             for sub in 0..layout.subs {

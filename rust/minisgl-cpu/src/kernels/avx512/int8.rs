@@ -11,8 +11,8 @@ use super::*;
 const TALL: usize = 12;
 /// How far ahead weights are asked for: with few rows in two stages, for memory is what they wait for, and the first cache
 /// alone asks for too few lines at once; with more a tile works on a panel for so long that its lines would be gone again.
-const NEAR: usize = 1024;
-const AHEAD: usize = 2048;
+const NEAR: usize = 4096;
+const AHEAD: usize = 8192;
 const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
