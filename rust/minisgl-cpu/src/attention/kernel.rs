@@ -134,15 +134,24 @@ pub(super) unsafe fn product<V: Lanes>(
     }
 }
 
-/// [`tile`] with halves on the right: vector n of row i is at `b[n] + i * step`.
+/// Vectors of halves on the right of a product: number 0 of row i of vector n is at `from[n] + i * step`. What is read
+/// later is asked for row by row: the same of `ahead`.
+#[derive(Clone, Copy)]
+pub(super) struct Halves<'a> {
+    pub from: &'a [*const u16],
+    pub ahead: &'a [*const u16],
+    pub step: usize,
+}
+
+/// [`tile`] with halves on the right.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
 unsafe fn half_tile<V: Lanes, const R: usize, const N: usize>(
     a: At<*const f32>,
-    b: &[*const u16],
-    (k, step): (usize, usize),
+    b: Halves<'_>,
+    k: usize,
     c: At<*mut f32>,
     more: bool,
 ) {
@@ -156,12 +165,14 @@ unsafe fn half_tile<V: Lanes, const R: usize, const N: usize>(
                 }
             }
         }
-        let mut from = [b[0]; N];
-        from.copy_from_slice(&b[..N]);
+        let (mut from, mut ahead) = ([b.from[0]; N], [b.from[0]; N]);
+        from.copy_from_slice(&b.from[..N]);
+        ahead.copy_from_slice(&b.ahead[..N]);
         for i in 0..k {
             let mut right = [V::splat(0.0); N];
             for (n, right) in right.iter_mut().enumerate() {
-                *right = V::load_f16(from[n].add(i * step));
+                *right = V::load_f16(from[n].add(i * b.step));
+                V::prefetch(ahead[n].wrapping_add(i * b.step).cast());
             }
             for (r, row) in sums.iter_mut().enumerate() {
                 let left = V::splat(*a.at.add(r * a.ld + i));
@@ -183,20 +194,20 @@ unsafe fn half_tile<V: Lanes, const R: usize, const N: usize>(
 unsafe fn half_rows<V: Lanes, const N: usize>(
     rows: usize,
     a: At<*const f32>,
-    b: &[*const u16],
-    size: (usize, usize),
+    b: Halves<'_>,
+    k: usize,
     c: At<*mut f32>,
     more: bool,
 ) {
     // SAFETY: the caller's word.
     unsafe {
         match rows {
-            1 => half_tile::<V, 1, N>(a, b, size, c, more),
-            2 => half_tile::<V, 2, N>(a, b, size, c, more),
-            3 => half_tile::<V, 3, N>(a, b, size, c, more),
-            4 => half_tile::<V, 4, N>(a, b, size, c, more),
-            5 => half_tile::<V, 5, N>(a, b, size, c, more),
-            6 => half_tile::<V, 6, N>(a, b, size, c, more),
+            1 => half_tile::<V, 1, N>(a, b, k, c, more),
+            2 => half_tile::<V, 2, N>(a, b, k, c, more),
+            3 => half_tile::<V, 3, N>(a, b, k, c, more),
+            4 => half_tile::<V, 4, N>(a, b, k, c, more),
+            5 => half_tile::<V, 5, N>(a, b, k, c, more),
+            6 => half_tile::<V, 6, N>(a, b, k, c, more),
             _ => {}
         }
     }
@@ -210,29 +221,34 @@ unsafe fn half_rows<V: Lanes, const N: usize>(
 #[inline(always)]
 pub(super) unsafe fn half_product<V: Lanes>(
     a: At<*const f32>,
-    b: &[*const u16],
-    size: (usize, usize),
+    b: Halves<'_>,
+    k: usize,
     c: At<*mut f32>,
     rows: usize,
     more: bool,
 ) {
-    let mut n = 0;
-    while n < b.len() {
-        let wide = match b.len() - n {
+    let (mut n, vectors) = (0, b.from.len());
+    while n < vectors {
+        let wide = match vectors - n {
             4.. if V::ACCUMULATORS >= 24 || rows == 1 => 4,
             2.. if V::ACCUMULATORS >= 24 || rows < 4 => 2,
             _ => 1,
         };
         // SAFETY: vectors n..n + wide are within what the caller gave.
         unsafe {
+            let b = Halves {
+                from: &b.from[n..],
+                ahead: &b.ahead[n..],
+                ..b
+            };
             let c = At {
                 at: c.at.add(n * LANES),
                 ld: c.ld,
             };
             match wide {
-                4 => half_rows::<V, 4>(rows, a, &b[n..], size, c, more),
-                2 => half_rows::<V, 2>(rows, a, &b[n..], size, c, more),
-                _ => half_rows::<V, 1>(rows, a, &b[n..], size, c, more),
+                4 => half_rows::<V, 4>(rows, a, b, k, c, more),
+                2 => half_rows::<V, 2>(rows, a, b, k, c, more),
+                _ => half_rows::<V, 1>(rows, a, b, k, c, more),
             }
         }
         n += wide;

@@ -173,45 +173,55 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
     }
 }
 
-/// Where the groups of sixteen keys of the positions `from..to` lie as halves; gives how many.
-///
-/// # Safety
-/// As [`keys`]; the pool holds halves in groups of sixteen.
-#[inline(always)]
-pub(super) unsafe fn groups(
-    source: Source<'_>,
-    first: usize,
-    (from, to): (usize, usize),
-    at: &mut [*const u16; CHUNK / LANES],
-) -> usize {
-    let l = source.kv.layout(source.layer);
-    let mut count = 0;
-    for group in (first + from / LANES * LANES..first + to).step_by(LANES) {
-        let page = source.pages[group / l.page_size] as usize;
-        // SAFETY: as in `keys`.
-        at[count] = unsafe {
-            let head = source.kv.head(source.layer, page, source.head);
-            head.cast::<u16>().add(group % l.page_size * l.head_dim)
-        };
-        count += 1;
-    }
-    count
+/// Groups of sixteen positions that are asked for before they are read.
+const FAR: usize = 4;
+
+/// Where a chunk's groups of sixteen positions lie as halves, in the order in which they are read: their keys, their
+/// values, and the first keys of what comes after.
+pub(super) struct Groups {
+    at: [*const u16; 2 * CHUNK / LANES + FAR],
+    count: usize,
 }
 
-/// The value at `position` as halves, and how many follow it in its page, itself included.
-///
-/// # Safety
-/// As [`keys`]; the pool holds halves.
-#[inline(always)]
-pub(super) unsafe fn value(source: Source<'_>, position: usize) -> (*const u16, usize) {
-    let l = source.kv.layout(source.layer);
-    let (page, offset) = (position / l.page_size, position % l.page_size);
-    // SAFETY: as in `values`.
-    let at = unsafe {
-        let head = source.kv.head(source.layer, source.pages[page] as usize, source.head);
-        head.add(l.v).cast::<u16>().add(offset * l.head_dim)
-    };
-    (at, l.page_size - offset)
+impl Groups {
+    /// Of the positions `from..to` of the chunk that begins at `first`.
+    ///
+    /// # Safety
+    /// As [`keys`]; the pool holds halves in groups of sixteen.
+    #[inline(always)]
+    pub unsafe fn of(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
+        let l = source.kv.layout(source.layer);
+        let mut at = [std::ptr::null(); 2 * CHUNK / LANES + FAR];
+        let starts = from / LANES * LANES..to;
+        let count = starts.len().div_ceil(LANES);
+        for (i, start) in starts.step_by(LANES).enumerate() {
+            let position = first + start;
+            let page = source.pages[position / l.page_size] as usize;
+            // SAFETY: as in `keys`; values lie as far from the keys of their group as V from K.
+            unsafe {
+                let head = source.kv.head(source.layer, page, source.head).cast_const();
+                let group = head.cast::<u16>().add(position % l.page_size * l.head_dim);
+                (at[i], at[count + i]) = (group, group.byte_add(l.v));
+            }
+        }
+        for i in 0..FAR {
+            let next = ahead.and_then(|ahead| ahead.group(source, i * LANES));
+            at[2 * count + i] = next.map_or(at[2 * count - 1], <*const u8>::cast);
+        }
+        Self { at, count }
+    }
+
+    /// The keys, and what is read so much later than each.
+    #[inline(always)]
+    pub fn keys(&self) -> (&[*const u16], &[*const u16]) {
+        (&self.at[..self.count], &self.at[FAR..])
+    }
+
+    /// The values of group `i`, and what is read so much later.
+    #[inline(always)]
+    pub fn values(&self, i: usize) -> (*const u16, *const u16) {
+        (self.at[self.count + i], self.at[self.count + i + FAR])
+    }
 }
 
 /// Values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]`, `width` being `head_dim`

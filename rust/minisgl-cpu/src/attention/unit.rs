@@ -3,7 +3,7 @@
 //! Invariants: a thread's scratch is as large as a unit's tile, whatever the step; only the unit's own places of the output
 //! and of the plan's records are written, so units of a layer may run at once in any order.
 
-use super::kernel::{At, CHUNK, Sums, TALLEST, finish, fold, half_product, product, ragged, span, weights};
+use super::kernel::{At, CHUNK, Halves, Sums, TALLEST, finish, fold, half_product, product, ragged, span, weights};
 use super::lanes::{LANES, Lanes, Lines, exp2_one};
 use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
@@ -250,12 +250,13 @@ impl Attention {
                 }
                 let (_, to) = range(queries[active.end - 1], first);
                 let (from, _) = range(queries[active.start], first);
+                let ahead = self.ahead(plan, (unit, chunk), segment, call);
                 if direct {
-                    self.row::<V>(source, first, (from, to), (call, head, queries[0].position), scratch);
+                    let which = (call, head, queries[0].position);
+                    self.row::<V>(source, first, (from, to), which, ahead, scratch);
                     self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
                     continue;
                 }
-                let ahead = self.ahead(plan, (unit, chunk), segment, call);
                 load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
                 let values = scratch.values.as_mut_ptr();
                 if self.shared {
@@ -323,14 +324,14 @@ impl Attention {
         first: usize,
         (from, to): (usize, usize),
         (call, head, position): (&Call<'_>, usize, u32),
+        ahead: Option<Ahead<'_>>,
         scratch: &mut Scratch,
     ) {
         let (dim, width, rows) = (self.head_dim, self.width(), self.group);
         // SAFETY: rows and columns are within the scratch's sizes.
         unsafe {
             let scores = scratch.scores.as_mut_ptr();
-            let mut keys = [std::ptr::null(); CHUNK / LANES];
-            let count = load::groups(source, first, (from, to), &mut keys);
+            let groups = load::Groups::of(source, first, (from, to), ahead);
             let a = At {
                 at: scratch.queries.as_ptr(),
                 ld: dim,
@@ -339,7 +340,13 @@ impl Attention {
                 at: scores.add(from / LANES * LANES),
                 ld: CHUNK,
             };
-            half_product::<V>(a, &keys[..count], (dim, LANES), c, rows, false);
+            let (from_keys, after) = groups.keys();
+            let keys = Halves {
+                from: from_keys,
+                ahead: after,
+                step: LANES,
+            };
+            half_product::<V>(a, keys, dim, c, rows, false);
             for r in 0..rows {
                 let which = (call, head * self.group + r);
                 self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
@@ -350,20 +357,23 @@ impl Attention {
                 at: scratch.chunk.as_mut_ptr(),
                 ld: width,
             };
-            let mut at = from;
-            while at < to {
-                let (value, count) = load::value(source, first + at);
-                let count = count.min(to - at);
-                let mut values = [value; MAX_HEAD_DIM / LANES];
-                for (n, value) in values.iter_mut().enumerate() {
-                    *value = value.wrapping_add(n * LANES);
-                }
+            for group in from / LANES..to.div_ceil(LANES) {
+                let (begin, end) = ((group * LANES).max(from), ((group + 1) * LANES).min(to));
+                let (values, after) = groups.values(group - from / LANES);
+                let vectors = |first: *const u16| -> [*const u16; MAX_HEAD_DIM / LANES] {
+                    let first = first.wrapping_add(begin % LANES * dim);
+                    std::array::from_fn(|n| first.wrapping_add(n * LANES))
+                };
+                let values = Halves {
+                    from: &vectors(values)[..width / LANES],
+                    ahead: &vectors(after)[..width / LANES],
+                    step: dim,
+                };
                 let a = At {
-                    at: scores.add(at).cast_const(),
+                    at: scores.add(begin).cast_const(),
                     ld: CHUNK,
                 };
-                half_product::<V>(a, &values[..width / LANES], (count, dim), c, rows, at > from);
-                at += count;
+                half_product::<V>(a, values, end - begin, c, rows, begin > from);
             }
         }
     }
