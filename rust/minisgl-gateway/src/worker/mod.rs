@@ -40,6 +40,7 @@ pub struct Worker {
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
     num_encoding: Cell<usize>,
+    inline: generate::Inline,
     buckets: RefCell<Vec<Option<Bucket>>>, // of API keys, from number 1
     draining: Cell<bool>,
     me: Weak<Worker>,
@@ -59,6 +60,7 @@ impl Worker {
             connected: RefCell::new(None),
             scratch: RefCell::new(Scratch::default()),
             num_encoding: Cell::new(0),
+            inline: generate::Inline::new(Instant::now()),
             buckets: RefCell::new(Vec::new()),
             draining: Cell::new(false),
             me: Weak::clone(me),
