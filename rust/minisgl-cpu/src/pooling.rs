@@ -5,7 +5,7 @@
 //! bound again begins anew.
 
 use crate::error::{Error, Result};
-use crate::kernels::plain;
+use crate::kernels::{Isa, plain};
 use crate::sampling::{Binding, Pooling};
 use crate::step::Embedding;
 
@@ -175,7 +175,9 @@ impl HeadStep {
                 .collect(),
             Self::LayerNorm(weight, bias, eps) => {
                 let bias = (!bias.is_empty()).then_some(bias.as_slice());
-                plain::layer_normed(numbers, weight, bias, *eps)
+                let mut normed = numbers.to_vec();
+                plain::layer_norm(Isa::Scalar, &mut normed, weight, bias, *eps);
+                normed
             }
             Self::Tanh => numbers.iter().map(|x| plain::tanh(*x)).collect(),
             Self::GeluErf => numbers.iter().map(|x| plain::gelu_erf(*x)).collect(),

@@ -1,14 +1,14 @@
 //! The threads that a step runs on: one job on all of them at once, with barriers inside.
 //!
 //! Invariants: `run` returns only when every thread is done with the job; a thread that waits spins for microseconds,
-//! then gives way, then sleeps, so that other processes on the same cores get them; a panic in one thread ends the job
-//! on all of them and reaches the caller, none waits for ever.
+//! then gives way, then sleeps, so that other processes on the same cores get them; one that sleeps wakes on another core
+//! than the caller's; a panic in one thread ends the job on all of them and reaches the caller, none waits for ever.
 
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -113,6 +113,8 @@ struct Shared {
     stop: AtomicBool,
     barrier: Barrier,
     panic: Mutex<Option<String>>,
+    /// Of each thread but the caller.
+    sleepers: Vec<Sleeper>,
 }
 
 // SAFETY: `job` is written only while no thread runs one (before `turn` is released) and read after `turn` is acquired.
@@ -152,6 +154,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             barrier: Barrier::new(threads),
             panic: Mutex::new(None),
+            sleepers: (1..threads).map(|_| Sleeper::default()).collect(),
         });
         let mut pool = Self {
             shared: Arc::clone(&shared),
@@ -183,6 +186,8 @@ impl Pool {
         // SAFETY: no thread reads the cell between two jobs, and `&mut self` keeps a second job out.
         unsafe { *shared.job.get() = Some(lasting) };
         shared.left.0.store(self.others.len(), Ordering::Relaxed);
+        let asleep = |sleeper: &&Sleeper| sleeper.asleep.load(Ordering::Acquire);
+        shared.sleepers.iter().filter(asleep).for_each(Sleeper::leave_this_core);
         shared.turn.0.fetch_add(1, Ordering::Release);
         for thread in &self.others {
             thread.thread().unpark();
@@ -200,12 +205,16 @@ impl Pool {
 
 /// What every thread but the caller does.
 fn follow(shared: &Shared, thread: usize) {
+    let sleeper = &shared.sleepers[thread - 1];
+    sleeper.begin();
     let mut seen = 0_usize;
     loop {
         let called = || shared.turn.0.load(Ordering::Acquire) != seen;
         while !wait_until(&called) {
+            sleeper.asleep.store(true, Ordering::Release);
             std::thread::park();
         }
+        sleeper.wake();
         seen = seen.wrapping_add(1);
         if shared.stop.load(Ordering::Acquire) {
             return;
@@ -227,6 +236,78 @@ impl Drop for Pool {
             thread.thread().unpark();
             let _ = thread.join();
         }
+    }
+}
+
+/// A thread that sleeps between jobs. Linux may wake it on the core of the one who calls, where both take turns for
+/// milliseconds beside a core that is idle: it does where cores share no cache that it knows of, as in virtual machines. So
+/// the caller's core is none of the thread's until that is awake.
+#[derive(Default)]
+struct Sleeper {
+    /// As the system knows it; 0: not at all.
+    id: AtomicI32,
+    asleep: AtomicBool,
+    #[cfg(target_os = "linux")]
+    cores: Mutex<Option<libc::cpu_set_t>>,
+}
+
+#[cfg(target_os = "linux")]
+impl Sleeper {
+    /// In the thread.
+    fn begin(&self) {
+        // SAFETY: it asks for a number.
+        self.id.store(unsafe { libc::gettid() }, Ordering::Release);
+    }
+
+    /// By the caller, before the turn: who sees that sees this, too.
+    fn leave_this_core(&self) {
+        let id = self.id.load(Ordering::Acquire);
+        let mut kept = self.cores.lock().unwrap_or_else(|e| e.into_inner());
+        if kept.is_some() {
+            return;
+        }
+        // SAFETY: numbers alone are handed over, and a set that outlives the call; one that is refused changes nothing.
+        unsafe {
+            let (Some(all), Ok(here)) = (cores_of(id), usize::try_from(libc::sched_getcpu())) else {
+                return;
+            };
+            let mut others = all;
+            if here < libc::CPU_SETSIZE as usize {
+                libc::CPU_CLR(here, &mut others);
+            }
+            let size = size_of_val(&others);
+            if libc::CPU_COUNT(&others) > 0 && libc::sched_setaffinity(id, size, &raw const others) == 0 {
+                *kept = Some(all);
+            }
+        }
+    }
+
+    /// In the thread: all of its cores are its own again.
+    fn wake(&self) {
+        self.asleep.store(false, Ordering::Release);
+        if let Some(all) = self.cores.lock().unwrap_or_else(|e| e.into_inner()).take() {
+            // SAFETY: as above.
+            unsafe { libc::sched_setaffinity(0, size_of_val(&all), &raw const all) };
+        }
+    }
+}
+
+/// The cores that a thread may use, if the system tells.
+#[cfg(target_os = "linux")]
+fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
+    // SAFETY: a set of zeros is one, and has room for what is written.
+    unsafe {
+        let mut all: libc::cpu_set_t = std::mem::zeroed();
+        (libc::sched_getaffinity(id, size_of_val(&all), &raw mut all) == 0).then_some(all)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Sleeper {
+    fn begin(&self) {}
+    fn leave_this_core(&self) {}
+    fn wake(&self) {
+        self.asleep.store(false, Ordering::Release);
     }
 }
 
@@ -342,6 +423,29 @@ mod tests {
             .unwrap();
             assert_eq!(ran.load(Ordering::Relaxed), 3);
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_thread_that_sleeps_wakes_on_another_core_and_has_all_of_them_then() {
+        let count = |cores: Option<libc::cpu_set_t>| cores.map_or(0, |cores| unsafe { libc::CPU_COUNT(&cores) });
+        let mut pool = Pool::new(2).unwrap();
+        let (shared, all) = (Arc::clone(&pool.shared), count(cores_of(0)));
+        let sleeper = &shared.sleepers[0];
+        while !sleeper.asleep.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        sleeper.leave_this_core();
+        let left = count(cores_of(sleeper.id.load(Ordering::Acquire)));
+        assert_eq!(left, if all > 1 { all - 1 } else { 1 });
+        let awake = AtomicI32::new(0);
+        pool.run(&|thread, _| {
+            if thread == 1 {
+                awake.store(count(cores_of(0)), Ordering::Relaxed);
+            }
+        })
+        .unwrap();
+        assert_eq!(awake.into_inner(), all);
     }
 
     #[test]

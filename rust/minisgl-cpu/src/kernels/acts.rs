@@ -17,6 +17,8 @@ use crate::weights::{BLOCK, Matrix};
 pub enum Mode {
     /// As they come, in f32.
     Exact,
+    /// The same without sums, for matrices that have no minima.
+    Plain,
     /// In f32, each rounded to the nearest bf16 (to even): what an engine computes whose tensors are bf16.
     Bf16,
     /// 8 bits and a scale for 32 numbers. Serves quantized matrices only.
@@ -44,16 +46,46 @@ impl Mode {
         matches!(self, Self::Int8 | Self::Both)
     }
 
+    /// Whether sums of blocks are there.
+    #[must_use]
+    pub const fn has_sums(self) -> bool {
+        self.has_f32() && !matches!(self, Self::Plain)
+    }
+
+    /// Whether numbers of several rows share a cache line.
+    #[must_use]
+    pub const fn mixes_rows(self) -> bool {
+        self.has_sums() || self.has_int8()
+    }
+
     /// Whether matrices of that kind can be multiplied with it.
     #[must_use]
     pub const fn serves(self, kind: Kind) -> bool {
-        self.has_f32() || kind.is_quantized()
+        match self {
+            Self::Plain => !kind.layout().min,
+            _ => self.has_f32() || kind.is_quantized(),
+        }
     }
 
-    /// What a matrix is multiplied with where this is asked for: only integers are multiplied with integers.
+    /// What a matrix is multiplied with where this is asked for: only integers are multiplied with integers, and sums are
+    /// there for who reads them.
     #[must_use]
     pub fn with(self, matrix: &Matrix) -> Self {
-        if self.serves(matrix.kind()) { self } else { Self::Exact }
+        let kind = matrix.kind();
+        match self {
+            Self::Int8 if !kind.is_quantized() => Self::Exact.with(matrix),
+            Self::Exact if Self::Plain.serves(kind) => Self::Plain,
+            _ => self,
+        }
+    }
+
+    /// What matrices are multiplied with that read the same.
+    #[must_use]
+    pub fn with_all<'a>(self, matrices: impl IntoIterator<Item = &'a Matrix>) -> Self {
+        let modes = matrices.into_iter().map(|matrix| self.with(matrix));
+        modes
+            .reduce(|one, other| if one == other { one } else { Self::Exact })
+            .unwrap_or(self)
     }
 
     /// Whether matrices of that kind are multiplied in int8.
@@ -173,11 +205,11 @@ impl ActsPtr {
             at += if there { bytes.next_multiple_of(ALIGN) } else { 0 };
             piece
         };
-        let (f32s, int8) = (mode.has_f32(), mode.has_int8());
+        let (f32s, sums, int8) = (mode.has_f32(), mode.has_sums(), mode.has_int8());
         let ptr = Self {
             x: take(f32s, cells * BLOCK * 4).cast(),
-            sum: take(f32s, cells * 4).cast(),
-            sum16: take(f32s, 2 * cells * 4).cast(),
+            sum: take(sums, cells * 4).cast(),
+            sum16: take(sums, 2 * cells * 4).cast(),
             q: take(int8, cells * BLOCK).cast(),
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),

@@ -10,37 +10,30 @@ const LANES: usize = 16;
 /// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias`, over as many numbers as there are weights; `out` may be `x`.
-///
-/// # Safety
-/// The pointers have as many numbers as `weight`, and so has `bias`.
-pub unsafe fn layer_norm(x: *const f32, weight: &[f32], bias: Option<&[f32]>, eps: f32, out: *mut f32) {
-    let n = weight.len();
-    // SAFETY: the caller's; numbers are read through `x` and written through `out` alone, one after the other.
-    unsafe {
-        let mean = total(n, |i| *x.add(i)) / n as f32;
-        let squares = total(n, |i| {
-            let away = *x.add(i) - mean;
-            away * away
-        });
-        let by = 1.0 / (squares / n as f32 + eps).sqrt();
-        for (i, weight) in weight.iter().enumerate() {
-            let normed = (*x.add(i) - mean) * by * weight;
-            *out.add(i) = match bias {
-                Some(bias) => normed + bias[i],
-                None => normed,
-            };
-        }
-    }
+on_each_isa! {
+    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`, of as many numbers as there are weights; others are a panic.
+    layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) as layer_norm_of
 }
 
-/// The same of as many numbers as there are weights; others are a panic.
-pub fn layer_normed(numbers: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) -> Vec<f32> {
-    assert!(numbers.len() == weight.len() && bias.is_none_or(|bias| bias.len() == weight.len()));
-    let mut out = vec![0.0; numbers.len()];
-    // SAFETY: all are of one length.
-    unsafe { layer_norm(numbers.as_ptr(), weight, bias, eps, out.as_mut_ptr()) };
-    out
+#[inline(always)]
+fn layer_norm_of(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+    let n = weight.len();
+    assert!(x.len() == n && bias.is_none_or(|bias| bias.len() == n));
+    let at = x.as_ptr();
+    // SAFETY: `n` numbers; whether an index is one of them is no question that vectors could ask.
+    let mean = total(n, |i| unsafe { *at.add(i) }) / n as f32;
+    let squares = total(n, |i| {
+        // SAFETY: as above.
+        let away = unsafe { *at.add(i) } - mean;
+        away * away
+    });
+    let by = 1.0 / (squares / n as f32 + eps).sqrt();
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = (*x - mean) * by * weight;
+    }
+    for (x, bias) in x.iter_mut().zip(bias.unwrap_or_default()) {
+        *x += bias;
+    }
 }
 
 /// The sum of `n` numbers: number i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
@@ -351,10 +344,15 @@ mod tests {
     #[test]
     fn a_layer_norm_has_no_mean() {
         let x: Vec<f32> = (0..37u16).map(|i| f32::from(i * 37 % 19) + 5.0).collect();
-        let mut out = vec![0.0; 37];
-        let bias = vec![0.5; 37];
-        // SAFETY: all of one length.
-        unsafe { layer_norm(x.as_ptr(), &[2.0; 37], Some(&bias), 0.0, out.as_mut_ptr()) };
+        let normed = |isa| {
+            let mut out = x.clone();
+            layer_norm(isa, &mut out, &[2.0; 37], Some(&[0.5; 37]), 0.0);
+            out
+        };
+        let out = normed(Isa::Scalar);
+        for isa in Isa::here() {
+            assert_eq!(normed(isa), out, "{isa:?}");
+        }
         let mean = out.iter().sum::<f32>() / 37.0;
         let variance = out.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / 37.0;
         assert!(

@@ -57,6 +57,11 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
             // SAFETY: the caller's row, of which every block has a cell.
             unsafe {
                 std::ptr::copy_nonoverlapping(v.as_ptr(), acts.x.add(cell * BLOCK), BLOCK);
+            }
+        }
+        if acts.mode.has_sums() {
+            // SAFETY: as above.
+            unsafe {
                 *acts.sum.add(cell) = tree(std::array::from_fn(|i| v[i] + v[i + 16]));
                 for sub in 0..2 {
                     *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(std::array::from_fn(|i| v[16 * sub + i]));

@@ -112,11 +112,8 @@ pub(super) fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 fn modes(kind: Kind) -> Vec<Mode> {
-    if kind.is_quantized() {
-        vec![Mode::Exact, Mode::Bf16, Mode::Int8, Mode::Both]
-    } else {
-        vec![Mode::Exact, Mode::Bf16, Mode::Both]
-    }
+    let all = [Mode::Exact, Mode::Plain, Mode::Bf16, Mode::Int8, Mode::Both];
+    all.into_iter().filter(|mode| mode.serves(kind)).collect()
 }
 
 fn all_kinds() -> Vec<(Kind, Mode)> {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::attention::Call;
-use crate::kernels::{Kernels, Mode, plain};
+use crate::kernels::{Kernels, plain};
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::{HeadNorms, Norms};
@@ -22,11 +22,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (config, buffers) = (shared.config, shared.buffers);
         // one preparation serves all parts
-        let whole = attending
-            .qkv
-            .iter()
-            .all(|(_, part)| shared.mode.with(part) == shared.mode);
-        let mode = if whole { shared.mode } else { Mode::Exact };
+        let mode = shared.mode.with_all(attending.qkv.iter().map(|(_, part)| part));
         self.lower(
             index,
             (Phase::LowerQkv, Site::Qkv),
@@ -52,7 +48,8 @@ impl Worker<'_, '_> {
         if let Some(latent) = &attending.latent {
             self.fit_queries(index, latent);
         } else {
-            each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
+            let counter = shared.counter(index, Phase::Rotate);
+            each(counter, shared.count(), shared.stored_together(), |token| {
                 self.rotate_and_store(index, attending, token);
             });
         }
@@ -151,13 +148,14 @@ impl Worker<'_, '_> {
         let mut from = &buffers.qkv;
         if let Some((norm, matrices)) = &latent.queries {
             let matrix = &matrices[0].1;
-            let (size, mode) = (matrix.k(), shared.mode.with(matrix));
+            let (size, mode) = (matrix.k(), shared.mode.with_all(matrices.iter().map(|(_, part)| part)));
             let acts = self.prepare(index, Phase::PrepareQueries, from, Some(norm), size, mode);
             from = &buffers.latents[0];
             self.project_all(index, (Phase::Queries, None), matrices, acts, from);
             self.barrier.wait();
         }
-        each(shared.counter(index, Phase::Rotate), shared.count(), FEW, |token| {
+        let counter = shared.counter(index, Phase::Rotate);
+        each(counter, shared.count(), shared.stored_together(), |token| {
             self.store_latent(index, latent, token);
         });
         let (size, key) = (config.query_dim(index), config.heads[index].head_dim);

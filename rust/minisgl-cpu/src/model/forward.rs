@@ -177,8 +177,7 @@ impl Worker<'_, '_> {
         let counter = shared.counter(shared.config.num_layers, Phase::Check);
         each(counter, shared.count(), FEW, |token| {
             // SAFETY: written before a barrier; nobody writes now.
-            let row = unsafe { std::slice::from_raw_parts(x.at(token, 0), shared.config.hidden_size) };
-            if !row.iter().all(|number| number.is_finite()) {
+            if !unsafe { shared.kernels.finite(x.at(token, 0), shared.config.hidden_size) } {
                 let mut found = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
                 found.push(token);
             }

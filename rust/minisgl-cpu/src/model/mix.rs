@@ -18,9 +18,12 @@ impl Worker<'_, '_> {
         let (config, buffers) = (shared.config, shared.buffers);
         let norm = layer.attention_norm.as_ref();
         // one preparation serves all: integers where matrices are, beside numbers as they are
-        let modes = mixer.into.iter().map(|(_, matrix)| shared.mode.with(matrix));
-        let mode = modes.reduce(|one, other| if one == other { one } else { Mode::Both });
-        let mode = mode.unwrap_or(shared.mode);
+        let mode = shared.mode.with_all(mixer.into.iter().map(|(_, matrix)| matrix));
+        let integers = mixer
+            .into
+            .iter()
+            .any(|(_, matrix)| shared.mode.int8_with(matrix.kind()));
+        let mode = if integers && !mode.has_int8() { Mode::Both } else { mode };
         let acts = self.prepare(index, Phase::PrepareMix, &buffers.x, norm, config.hidden_size, mode);
         self.project_all(index, (Phase::MixIn, None), &mixer.into, acts, &buffers.qkv);
         self.barrier.wait();

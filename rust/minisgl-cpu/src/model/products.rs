@@ -11,7 +11,7 @@ use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::grid::Grid;
 use crate::model::weights::{Linear, Norm};
-use crate::model::worker::{FEW, Forward, Worker, each};
+use crate::model::worker::{FEW, Forward, LINE, Worker, each};
 use crate::weights::{Matrix, PANEL};
 
 /// Most panels of a piece of a product.
@@ -51,7 +51,8 @@ impl Worker<'_, '_> {
         if alone {
             one(0);
         } else {
-            each(shared.counter(index, phase), shared.count(), FEW, &mut one);
+            let size = if mode.mixes_rows() { LINE } else { FEW };
+            each(shared.counter(index, phase), shared.count(), size, &mut one);
             self.barrier.wait();
         }
         self.lap(0);
@@ -200,9 +201,9 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Pieces of single panels.
+    /// Pieces of panels, which kernels take two at a time.
     pub fn of(matrix: &Matrix, threads: usize) -> Self {
-        Self::sized(matrix.panels(), threads, 1)
+        Self::sized(matrix.panels(), threads, 2)
     }
 
     /// Pieces of pairs of so many panels.

@@ -58,7 +58,9 @@ impl Norm {
         unsafe {
             if config.layer_norm {
                 let bias = self.bias.as_ref().map(|bias| &bias[first..first + size]);
-                plain::layer_norm(x, weight, bias, self.eps, out);
+                std::ptr::copy(x, out, size);
+                let numbers = std::slice::from_raw_parts_mut(out, size);
+                plain::layer_norm(kernels.isa(), numbers, weight, bias, self.eps);
             } else {
                 kernels.rms_norm(x, weight.as_ptr(), size, self.eps, out);
             }
@@ -123,8 +125,7 @@ impl Mlp {
 
     /// What both are multiplied with where `mode` is asked for.
     pub fn gate_up_mode(&self, mode: Mode) -> Mode {
-        let gate = mode.with(&self.gate_up.weight);
-        self.up.as_ref().map_or(gate, |up| gate.with(up))
+        mode.with_all([&self.gate_up.weight].into_iter().chain(&self.up))
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Matrix> {

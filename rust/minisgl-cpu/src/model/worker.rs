@@ -17,6 +17,9 @@ use crate::threads::{Barrier, Counter};
 
 /// Tokens of a piece of work that goes token by token.
 pub(super) const FEW: usize = 4;
+/// Tokens of a piece where each has a number in a cache line that others write to as well: two threads that take turns in
+/// one line wait for each other at each number.
+pub(super) const LINE: usize = 16;
 
 /// Parts that time is told by.
 pub const PARTS: [&str; 8] = [
@@ -148,6 +151,11 @@ pub(super) struct Worker<'a, 'f> {
 impl Forward<'_> {
     pub(super) fn count(&self) -> usize {
         self.tokens.ids.len()
+    }
+
+    /// Tokens of a piece that stores keys, of which those of a prompt lie in turns.
+    pub(super) fn stored_together(&self) -> usize {
+        if self.tokens.decode < self.count() { LINE } else { FEW }
     }
 
     /// Pieces of the tokens that a product goes over, those that decode apart from those of prompts.

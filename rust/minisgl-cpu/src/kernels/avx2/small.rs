@@ -72,6 +72,8 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
                 for i in 0..4 {
                     _mm256_storeu_ps(acts.x.add(cell * BLOCK + 8 * i), v[i]);
                 }
+            }
+            if acts.mode.has_sums() {
                 *acts.sum.add(cell) = tree(_mm256_add_ps(v[0], v[2]), _mm256_add_ps(v[1], v[3]));
                 for sub in 0..2 {
                     *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[2 * sub], v[2 * sub + 1]);

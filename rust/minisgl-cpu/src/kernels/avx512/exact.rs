@@ -2,29 +2,33 @@
 //!
 //! Few rows: weights are turned into f32 in registers and used for all rows at once, block after block in one stream;
 //! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
-//! four panels are turned into f32 in the L1 cache, unless they are f32, and tiles of rows run over them.
+//! two panels are turned into f32 in the L1 cache, unless they are f32, and tiles of rows run over them, whose sums stay
+//! in registers meanwhile.
 //!
 //! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
 
 use super::unpack::{GROUP, group, input, steps, weights};
 use super::*;
 
-/// Rows from which on weights are unpacked into the cache.
+/// Rows from which on weights are unpacked into the cache, and where there is nothing to unpack.
 const FEW: usize = 8;
-/// Blocks that are unpacked at a time.
-const CHUNK: usize = 2;
+const FEW_OF_NUMBERS: usize = 12;
+/// Blocks that are unpacked at a time; of f32, what the second cache holds of two panels.
+const CHUNK: usize = 4;
+const CHUNK_OF_F32: usize = 48;
 /// Panels that are unpacked at a time.
-const WIDE: usize = 4;
+const WIDE: usize = 2;
 /// Rows of a tile.
 const TALL: usize = 6;
 /// Rows that share what is unpacked once.
-const ROWS: usize = 120;
+const ROWS: usize = 128;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     // SAFETY: the caller's.
     unsafe {
-        if p.rows.len() > FEW {
+        let are_numbers = const { layout(KIND).subs == 0 };
+        if p.rows.len() > if are_numbers { FEW_OF_NUMBERS } else { FEW } {
             return many::<KIND, LIKE>(p);
         }
         let row = p.rows.start;
@@ -43,7 +47,12 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
                 (5, true) => few::<KIND, 5, 1>(p, panel, row),
                 (6, _) => few::<KIND, 6, 1>(p, panel, row),
                 (7, _) => few::<KIND, 7, 1>(p, panel, row),
-                _ => few::<KIND, 8, 1>(p, panel, row),
+                (8, _) => few::<KIND, 8, 1>(p, panel, row),
+                _ if !are_numbers => unreachable!("many rows"),
+                (9, _) => few::<KIND, 9, 1>(p, panel, row),
+                (10, _) => few::<KIND, 10, 1>(p, panel, row),
+                (11, _) => few::<KIND, 11, 1>(p, panel, row),
+                _ => few::<KIND, FEW_OF_NUMBERS, 1>(p, panel, row),
             }
         }
     }
@@ -155,9 +164,7 @@ unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
             unsafe {
                 match p.panels.end - panel {
                     1 => panels_by_rows::<KIND, LIKE, 1>(p, panel, rows.clone(), room),
-                    2 => panels_by_rows::<KIND, LIKE, 2>(p, panel, rows.clone(), room),
-                    3 => panels_by_rows::<KIND, LIKE, 3>(p, panel, rows.clone(), room),
-                    _ => panels_by_rows::<KIND, LIKE, 4>(p, panel, rows.clone(), room),
+                    _ => panels_by_rows::<KIND, LIKE, WIDE>(p, panel, rows.clone(), room),
                 }
             }
         }
@@ -181,17 +188,18 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 _mm512_store_ps(acc.add((r * WIDE + panel) * PANEL), _mm512_setzero_ps());
             }
         }
-        for b in (0..blocks).step_by(CHUNK) {
-            let chunk = CHUNK.min(blocks - b);
+        let size = if KIND == F32 { CHUNK_OF_F32 } else { CHUNK };
+        for b in (0..blocks).step_by(size) {
+            let chunk = size.min(blocks - b);
             let mut w: [*const f32; P] = [std::ptr::null(); P];
             for i in 0..P {
                 let from = p.w.panel(panel + i).as_ptr();
-                w[i] = if KIND == F32 {
-                    Place::of::<KIND>(from, b).codes.cast()
-                } else {
-                    unpack::<KIND>(from, b, chunk, i, room);
-                    (&raw const (*room).w[0][i]).cast()
-                };
+                if KIND == F32 {
+                    w[i] = Place::of::<KIND>(from, b).codes.cast();
+                    continue;
+                }
+                unpack::<KIND>(from, b, chunk, i, room);
+                w[i] = (&raw const (*room).w[0][i]).cast();
                 // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
@@ -210,6 +218,8 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                     w,
                     next: BLOCK * PANEL * if KIND == F32 { 1 } else { WIDE },
                     scales: (&raw const (*room).scales).cast(),
+                    // The first rows wait for memory: they ask for what comes.
+                    ahead: if KIND == F32 && tile == 0 { AHEAD } else { 0 },
                     b,
                     chunk,
                     row: rows.start + from,
@@ -267,6 +277,8 @@ struct Tile<'a, const P: usize> {
     w: [*const f32; P],
     next: usize,
     scales: *const f32,
+    /// So many bytes ahead weights are asked for.
+    ahead: usize,
     b: usize,
     chunk: usize,
     row: usize,
@@ -274,22 +286,44 @@ struct Tile<'a, const P: usize> {
 }
 
 impl<const P: usize> Tile<'_, P> {
+    /// For what follows the weights of group `g` of the blocks `w`.
+    #[inline(always)]
+    fn ask(&self, w: &[*const f32; P], g: usize) {
+        for from in w {
+            for step in 0..GROUP {
+                let from = from.wrapping_add((g * GROUP + step) * PANEL);
+                // SAFETY: an address that is asked for need not be there.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_byte_add(self.ahead).cast()) };
+            }
+        }
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn run<const KIND: u8, const R: usize>(&self) {
+        let has_min = const { layout(KIND).min };
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
-        for b in 0..self.chunk {
-            // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
-            unsafe {
+        // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+        unsafe {
+            let mut acc = [[_mm512_setzero_ps(); P]; R];
+            for r in 0..R {
+                for i in 0..P {
+                    acc[r][i] = _mm512_load_ps(self.acc.add((r * WIDE + i) * PANEL));
+                }
+            }
+            for b in 0..self.chunk {
                 let cell = cell(self.acts, self.b + b, self.row);
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
                 let mut w = self.w;
                 for i in 0..P {
                     w[i] = w[i].add(b * self.next);
                 }
-                let mut s = [[_mm512_setzero_ps(); P]; R];
-                let scales = self.scales.add(b * WIDE * 4 * PANEL);
+                let scales = self.scales.wrapping_add(b * WIDE * 4 * PANEL);
                 for sub in 0..shares {
+                    let mut s = [[_mm512_setzero_ps(); P]; R];
                     for g in 4 / shares * sub..4 / shares * (sub + 1) {
+                        if self.ahead > 0 {
+                            self.ask(&w, g);
+                        }
                         steps!(|T| {
                             let mut v = [_mm512_setzero_ps(); P];
                             for i in 0..P {
@@ -303,15 +337,22 @@ impl<const P: usize> Tile<'_, P> {
                             }
                         });
                     }
-                    let sums = input_sums(self.acts, shares, self.b + b, sub, self.row);
+                    let sums = if has_min {
+                        input_sums(self.acts, shares, self.b + b, sub, self.row)
+                    } else {
+                        std::ptr::null()
+                    };
                     for r in 0..R {
                         for i in 0..P {
-                            let acc = self.acc.add((r * WIDE + i) * PANEL);
-                            let scales = scales.add((i * 2 + sub) * 2 * PANEL);
-                            _mm512_store_ps(acc, total::<KIND>(_mm512_load_ps(acc), s[r][i], scales, sums.add(r)));
-                            s[r][i] = _mm512_setzero_ps();
+                            let scales = scales.wrapping_add((i * 2 + sub) * 2 * PANEL);
+                            acc[r][i] = total::<KIND>(acc[r][i], s[r][i], scales, sums.wrapping_add(r));
                         }
                     }
+                }
+            }
+            for r in 0..R {
+                for i in 0..P {
+                    _mm512_store_ps(self.acc.add((r * WIDE + i) * PANEL), acc[r][i]);
                 }
             }
         }

@@ -47,6 +47,8 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
             if F32 && acts.mode.has_f32() {
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
+            }
+            if F32 && acts.mode.has_sums() {
                 *acts.sum.add(cell) = tree(_mm512_add_ps(v[0], v[1]));
                 for sub in 0..2 {
                     *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[sub]);
