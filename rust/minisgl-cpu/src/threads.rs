@@ -428,6 +428,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_thread_that_sleeps_wakes_on_another_core_and_has_all_of_them_then() {
+        // SAFETY: it counts what it is given.
         let count = |cores: Option<libc::cpu_set_t>| cores.map_or(0, |cores| unsafe { libc::CPU_COUNT(&cores) });
         let mut pool = Pool::new(2).unwrap();
         let (shared, all) = (Arc::clone(&pool.shared), count(cores_of(0)));
