@@ -340,3 +340,21 @@ def test_importing_the_package_brings_little() -> None:
 def test_the_environment_is_read_in_one_file() -> None:
     readers = {file.relative_to(PACKAGE).as_posix() for file in sources() if environment_reads(file.read_text())}
     assert readers == {"envs.py"}
+
+
+def begins_with_of(source: str) -> list[int]:
+    """Lines of docstrings, those of names among them, that say whose something is and not what it is."""
+    texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    constants = (text for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str))
+    return [text.lineno for text in constants if str(text.value).startswith("Of ")]
+
+
+def test_docstrings_say_what_a_thing_is() -> None:
+    files = sorted(PACKAGE.rglob("*.py*"))
+    found = {
+        f"{file.relative_to(PACKAGE).as_posix()}:{line}"
+        for file in files
+        if file.suffix in (".py", ".pyi")
+        for line in begins_with_of(file.read_text())
+    }
+    assert found == set()

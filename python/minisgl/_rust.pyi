@@ -617,7 +617,7 @@ class ToolFormat:
 
     @staticmethod
     def names() -> list[str]:
-        """Of all formats, those of other servers among them."""
+        """The names of all formats, those of other servers among them."""
 
 @final
 class Thinking:
@@ -629,7 +629,7 @@ class Thinking:
 
     @staticmethod
     def names() -> list[str]:
-        """Of all, those of other servers among them."""
+        """The names of all that there are, those of other servers among them."""
 
     @property
     def name(self) -> str: ...

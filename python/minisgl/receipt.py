@@ -85,7 +85,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None
 
     def digest(self) -> bytes:
-        """Of what is claimed, whether its numbers were read from JSON or not: 1 and 1.0 are the same there."""
+        """The digest of what is claimed, whether its numbers were read from JSON or not: 1 and 1.0 are the same
+        there."""
         bare = msgspec.structs.replace(self, minisgl="", sha256="", signer=None, signature=None)
         plain = msgspec.to_builtins(msgspec.json.decode(msgspec.json.encode(bare), type=Receipt), str_keys=True)
         return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
@@ -166,7 +167,7 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
 
 
 def _bytes_of(text: str) -> bytes:
-    """Of the one form that base64 has for them: bits that no byte needs are 0. Raises `ValueError`."""
+    """The bytes of the one form that base64 has for them: bits that no byte needs are 0. Raises `ValueError`."""
     found = base64.b64decode(text, validate=True)
     if base64.b64encode(found).decode() != text:
         raise ValueError("not the usual form")
@@ -195,7 +196,7 @@ def read_key(path: str) -> Ed25519PrivateKey:
 
 
 class LogprobDigest:
-    """Of log probabilities as they come."""
+    """A digest of log probabilities as they come."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -215,8 +216,8 @@ def text_digest(text: str) -> str:
 
 
 def weights_digest(config: EngineConfig) -> str:
-    """Of the model's own files, whatever is made of them. It reads them once; what it found is remembered as long as
-    they are what they were. Raises `ConfigError`."""
+    """The digest of the model's own files, whatever is made of them. It reads them once; what it found is remembered as
+    long as they are what they were. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
     from minisgl._rust import gguf_parts  # a front end without the extension says so itself
@@ -229,7 +230,7 @@ def weights_digest(config: EngineConfig) -> str:
 
 
 def folder_digest(folder: str) -> str:
-    """Of an adapter. Raises `ConfigError`."""
+    """The digest of an adapter's folder. Raises `ConfigError`."""
     try:
         return _remembered(sorted(one for one in Path(folder).iterdir() if one.suffix in (".safetensors", ".json")))
     except OSError as error:

@@ -124,8 +124,8 @@ class TokenBudget:
 
 @dataclass(frozen=True, slots=True)
 class PagesRead:
-    """Of a request that was sent back to wait, pages `stored_from` to `stored_to` of its text can be loaded, as an
-    arrival says it of its own. No-op when it does not wait any more."""
+    """Pages `stored_from` to `stored_to` of the text of a request that was sent back to wait can be loaded, as an
+    arrival says it of its own. No-op when the request does not wait any more."""
 
     req_id: int
     stored_from: int

@@ -72,7 +72,7 @@ class Running:
             self.rss_bytes = max(used.rss_bytes, self.rss_bytes or 0)
 
     def take_prefill(self, times: Times) -> None:
-        """Of one prompt and one token: to its text, or to the end where that is all there is."""
+        """Take the times of one prompt and one token: to its text, or to the end where that is all there is."""
         self.prefill_tok_s.append(times.num_in / (times.first_s[0] if times.first_s else times.total_s))
 
 
@@ -132,8 +132,8 @@ def _against(found: Mapping[str, Running]) -> dict[str, Any] | None:
 
 
 def agreement(answers: Mapping[str, Sequence[Answer]]) -> dict[str, Any] | None:
-    """Of each variant against the first one: texts that are the same, the share of their characters before the first
-    difference, and whether both counted as many tokens in the prompts. None: nobody answered."""
+    """How each variant agrees with the first one: texts that are the same, the share of their characters before the
+    first difference, and whether both counted as many tokens in the prompts. None: nobody answered."""
     if not any(answers.values()):
         return None
     first, *others = answers

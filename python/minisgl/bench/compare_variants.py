@@ -50,8 +50,8 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of some prompts that were asked at once, in seconds. `first_s`: to each one's first text, None: nothing comes
-    before the end. `gaps_s`: between pieces of text, of all answers."""
+    """How long some prompts took that were asked at once, in seconds. `first_s`: to each one's first text, None:
+    nothing comes before the end. `gaps_s`: between pieces of text, of all answers."""
 
     total_s: float
     first_s: tuple[float, ...] | None

@@ -95,7 +95,7 @@ def _gpus() -> list[str]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this file lies in, with `+changes` if its code differs; None outside one."""
+    """The commit of the checkout that this file lies in, with `+changes` if its code differs; None outside one."""
     folder = Path(__file__).resolve().parent
     try:
         found = _git(folder, "rev-parse", "--short=10", "HEAD")

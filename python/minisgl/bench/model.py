@@ -303,8 +303,9 @@ def spread(samples: Sequence[float]) -> str:
 
 
 def share(about: Mapping[str, Any], name: str, point: Point, tok_s: float, limits: Limits) -> str:
-    """Of memory's bandwidth or of multiply-adds, whichever is nearer. A decode step reads the weights once and the K
-    and V of each row; a prompt needs the head only once. Nothing where rows read other weights or not every K."""
+    """The share of memory's bandwidth or of multiply-adds, whichever is nearer. A decode step reads the weights once
+    and the K and V of each row; a prompt needs the head only once. Nothing where rows read other weights or not every
+    K."""
     if "token_bytes" not in about or (about["experts"] and point.batch > 1) or (about["windows"] and point.depth):
         return ""
     shares = {}

@@ -44,7 +44,7 @@ class OfflineJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def lengths(self) -> tuple[Int32Array, Int32Array]:
-        """Of the prompts and of the answers, [num_sequences] int32."""
+        """The lengths of the prompts and of the answers, [num_sequences] int32."""
         rng = np.random.default_rng(self.seed)
         low_in, high_in = self.input_len
         low_out, high_out = self.output_len

@@ -60,7 +60,7 @@ class Shape:
             yield from ((f"blk.{i}.{name}", shape) for name, shape in own.items())
 
     def _mixing(self) -> dict[str, tuple[int, ...]]:
-        """Of a layer that keeps a state, in place of attention."""
+        """The tensors that a layer which keeps a state has in place of attention."""
         inner, heads, hidden = self.state_heads * _STATE_DIM, self.state_heads, self.hidden
         if self.arch == "lfm2":
             wide, square = (3 * hidden, hidden), (hidden, hidden)
@@ -213,12 +213,13 @@ def write_random(path: Path, shape: Shape, kind: str) -> None:
 
 
 def _value_of(name: str) -> float:
-    """Of vectors; states fade."""
+    """The number that a vector is filled with; states fade."""
     return 1.0 if "norm" in name else -1.0 if name.endswith("ssm_a") else 0.0
 
 
 def type_of(name: str, kind: str) -> str:
-    """Of a matrix. Half of the layers have their finer types in llama.cpp's files; here it is every other one."""
+    """The type of a matrix. Half of the layers have their finer types in llama.cpp's files; here it is every other
+    one."""
     most, finer = MIXTURES.get(kind, (kind, kind))
     if kind == "mxfp4":
         return finer if "_exps" in name else most

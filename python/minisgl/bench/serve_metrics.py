@@ -107,7 +107,7 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
 
 
 def _most_at_once(begins: Floats, ends: Floats) -> int:
-    """Of the requests that were sent: how many at the same time had begun and not ended."""
+    """How many of the requests that were sent had begun and not ended at the same time, at most."""
     sent = ~np.isnan(begins)
     times = np.concatenate((begins[sent], ends[sent]))
     changes = np.repeat((1, -1), int(sent.sum()))

@@ -193,7 +193,7 @@ class ServerProcess:
 
 
 def _shared_memory() -> set[str]:
-    """Of this user: others come and go."""
+    """The names of this user's shared memory: that of others comes and goes."""
     user = os.getuid()
     found = set()
     with contextlib.suppress(OSError):

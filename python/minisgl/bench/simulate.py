@@ -85,7 +85,7 @@ class Simulation:
 
     @property
     def name(self) -> str:
-        """Of the requests."""
+        """What the requests are called."""
         return Path(self.trace).name if self.lengths is None else "{} tokens in, {} out".format(*self.lengths)
 
 
@@ -168,7 +168,7 @@ def _capacity(settings: Simulation, trace: Sequence[TraceRequest]) -> float:
 
 
 def _speeds(settings: Simulation, run: VirtualRun) -> Floats:
-    """Of each request: how long its prompt takes alone, with nothing cached, over its time to the first token."""
+    """By request, how long its prompt takes alone, with nothing cached, over its time to the first token."""
     profile, most = load_profile(settings.engine.sim_profile), settings.engine.prefill_on("sim")
     alone = {length: profile.alone_s(length, most) for length in np.unique(run.num_prompt).tolist()}
     found: Floats = np.array([alone[length] for length in run.num_prompt.tolist()]) / _ttft(run)

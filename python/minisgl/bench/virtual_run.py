@@ -61,7 +61,7 @@ class VirtualRun:
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Of requests by number, written while a run goes on."""
+    """What is known of requests by number, written while a run goes on."""
 
     num_requests: int
     first: Floats = field(init=False)

@@ -93,7 +93,7 @@ class Job:
         return 0
 
     async def _batch(self, http: httpx.AsyncClient, digest: str) -> dict[str, Any]:
-        """That of a run before, or a new one. Raises `Failed`."""
+        """The batch of a run before, or a new one. Raises `Failed`."""
         found = _checked(await http.get("/v1/batches"))["data"]
         if found and found[0]["status"] in (*_OPEN, "completed"):
             if found[0]["metadata"] != {"sha256": digest}:
@@ -125,7 +125,7 @@ class Job:
 
 
 def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a file that was checked."""
+    """The lines of a file that was checked."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():

@@ -56,7 +56,7 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
 
 def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
-    """Of a conversation. Raises `ApiError`, `ConfigError`."""
+    """The ids of a conversation's prompt. Raises `ApiError`, `ConfigError`."""
     from minisgl.server.chat import of_allowed_tools
     from minisgl.server.prompts import conversation
     from minisgl.server.tools import Parsing

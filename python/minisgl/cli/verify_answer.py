@@ -115,7 +115,7 @@ class _Comparison:
         )
 
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
-        """Of `token` behind the prompt and `common`; None: it cannot stand there."""
+        """The log probability of `token` behind the prompt and `common`; None: it cannot stand there."""
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
         try:
             (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)

@@ -35,7 +35,8 @@ Read = Callable[["LLM", dict[str, Any]], list[int]]
 
 
 def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
-    """Of a text, a list of ids, or a body: at least one. `said`: what the user calls the file. Raises `ConfigError`."""
+    """The prompts, at least one, of a text, a list of ids, or a body. `said`: what the user calls the file. Raises
+    `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError:

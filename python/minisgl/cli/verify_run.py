@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS = 0, 1
 CHUNK, PAGE_SIZE = 48, 8
-"""Of tokens: other divisions of the prompt and of the KV pool than servers have, which change no bit."""
+"""Other divisions of the prompt and of the KV pool than servers have, in tokens, which change no bit."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def _say(differ: list[str]) -> int:
 
 
 def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
-    """Of a file with a receipt, or with a whole answer that has one, which may say more."""
+    """The receipt of a file with one, or with a whole answer that has one, which may say more."""
     data, said = _read(file), Said()
     try:
         whole = json.loads(data)

@@ -63,7 +63,7 @@ class StoredPages(Protocol):
 
     @property
     def state(self) -> bytes | None:
-        """Of a model that has states: that behind the last of the pages."""
+        """The state behind the last of the pages, of a model that has states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Stores(Protocol):
     def store_counts(self) -> StoreCounts | None: ...
 
     def adapter_digest(self, number: int) -> bytes:
-        """Of all that an adapter which is there changes: two with the same one compute the same."""
+        """The digest of all that an adapter which is there changes: two with the same one compute the same."""
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class Exports(Protocol):
     """An engine whose pages of a text can go to a file."""
 
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
-        """Of a text that is computed, whole pages. Raises `ConfigError`."""
+        """Write the whole pages of a text that is computed. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,7 +94,7 @@ class CpuEngine:
 
     @property
     def pool_bytes(self) -> int:
-        """Of its pages, all in use."""
+        """How many bytes its pages take, all in use."""
         kv = int(self._rust.about()["kv_bytes"])
         return kv * self._info.page_size * self._info.num_pages
 

@@ -41,7 +41,7 @@ NO_HEADS = Heads([], None)
 
 
 class _Tensors:
-    """Of one folder, by name."""
+    """The tensors of one folder, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,9 +103,9 @@ def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
 
 
 def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
-    """Of a language model that answers one of two tokens, as the `LogitScore` of sentence-transformers' cross encoders
-    names them: the difference of their logits, whose sigmoid is what a softmax over both gives the first. None where
-    there is no such module, or one that names a single token, which is no probability."""
+    """The head of a language model that answers one of two tokens, as the `LogitScore` of sentence-transformers' cross
+    encoders names them: the difference of their logits, whose sigmoid is what a softmax over both gives the first. None
+    where there is no such module, or one that names a single token, which is no probability."""
     for path, raw in _modules(folder, "LogitScore"):
         ids: list[Any] = [raw.get(name) for name in ("true_token_id", "false_token_id")]
         if None in ids:

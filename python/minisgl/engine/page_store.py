@@ -56,8 +56,8 @@ def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
 
 
 def digest_of(files: Sequence[Path], known: Path) -> bytes:
-    """Of all that the files hold; it is remembered in the folder `known`, as long as the files are what they were.
-    Raises `OSError`."""
+    """The digest of all that the files hold; it is remembered in the folder `known`, as long as the files are what they
+    were. Raises `OSError`."""
     key = hashlib.sha256()
     for file in files:
         now = file.stat()
@@ -79,7 +79,7 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
 
 
 def adapter_digest(pairs: Iterable[tuple[int, str, bytes, bytes]]) -> bytes:
-    """Of the layers, parts, and numbers of A and scaled B, with which an adapter is computed."""
+    """The digest of the layers, parts, and numbers of A and scaled B, with which an adapter is computed."""
     digest = hashlib.sha256()
     for layer, part, a, b in pairs:
         digest.update(f"{layer} {part} {len(a)} {len(b)}\n".encode())

@@ -46,7 +46,7 @@ class AdapterBook:
         return [one for one in self.by_name.values() if one.is_ready]
 
     def numbers(self) -> dict[str, int]:
-        """Of those that are ready, by name."""
+        """The numbers of the adapters that are ready, by name."""
         return {one.name: one.number for one in self.ready()}
 
     def number(self, name: str) -> int | None:

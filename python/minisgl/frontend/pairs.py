@@ -70,6 +70,6 @@ class Pairs:
 
 
 def score(numbers: bytes) -> list[float]:
-    """Of an embedding that was asked for with `SCORING`: by label."""
+    """The scores, by label, in the bytes of an embedding that was asked for with `SCORING`."""
     found: list[float] = np.frombuffer(numbers, "<f4").astype(np.float64).tolist()
     return found

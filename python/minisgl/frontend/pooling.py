@@ -1,4 +1,4 @@
-"""Of which tokens' hidden states a model's own embeddings are made, and what texts begin with: modules.json,
+"""Which tokens' hidden states a model's own embeddings are made of, and what texts begin with: modules.json,
 1_Pooling/config.json and config_sentence_transformers.json, as sentence-transformers writes them; the second as an
 imported GGUF file has it, too.
 
@@ -26,7 +26,8 @@ class Pooling(NamedTuple):
 
 
 def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
-    """Of the folder, or the mean where its files say nothing. `has_dense`: the engine computes dense layers."""
+    """The pooling that the folder says, or the mean where its files say nothing. `has_dense`: the engine computes dense
+    layers."""
     folder = Path(model_dir or "none")
     computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:
@@ -66,7 +67,7 @@ class Prompts(NamedTuple):
 
 
 def own_prompts(model_dir: str | None) -> Prompts:
-    """Of the folder; none where its file does not say any."""
+    """The prompts that the folder says; none where its file does not say any."""
     try:
         raw = _read(Path(model_dir or "none") / PROMPTS, {})
         texts = {str(name): str(text) for name, text in (raw.get("prompts") or {}).items() if text is not None}

@@ -526,7 +526,8 @@ def _gemma3n(raw: Raw) -> dict[str, Any]:
 
 
 def _gate_cuts(raw: Raw, num_layers: int) -> tuple[float, ...]:
-    """Of normal numbers a share of `activation_sparsity_pattern` is below such a cut. GGUF files say the cut itself."""
+    """By layer the cut below which a share `activation_sparsity_pattern` of normal numbers is. GGUF files say the cut
+    itself."""
     if (scales := raw.get("activation_sparsity_scale")) is not None:
         return tuple(float(one) for one in scales)
     given = raw.get("activation_sparsity_pattern")
@@ -950,7 +951,7 @@ def _phi(raw: Raw) -> dict[str, Any]:
 
 
 def _falcon(raw: Raw) -> dict[str, Any]:
-    """Of all ages: `new_decoder_architecture` is that of 40B."""
+    """Falcon models of all ages: `new_decoder_architecture` is that of 40B."""
     _none_of(raw, "alibi")
     new = bool(raw.get("new_decoder_architecture", False))
     one_kv_head = not new and bool(raw.get("multi_query", True))

@@ -17,7 +17,7 @@ from minisgl.ray.replica import Replica
 ANY_NUMBER = 1_000_000
 """A bound on requests in a replica that is never met: its server refuses by its own limits, with 429."""
 DRAIN_S = 600.0
-"""That an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
+"""Seconds that an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
 LOGS = {"enable_access_log": False}
 """Servers write a line for each request; Serve would write two more."""
 PERIOD_S = 1.0

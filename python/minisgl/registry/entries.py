@@ -13,7 +13,7 @@ from minisgl.weights.sources import is_gguf, place_of
 
 MIB = 2**20
 PROCESSES_BYTES = 160 * MIB
-"""Of the HTTP process and the engine process, without weights and KV; measured where a model is loaded."""
+"""What the HTTP process and the engine process take, without weights and KV; measured where a model is loaded."""
 LEAST_POOL_BYTES = 512 * MIB
 MOST_POOL_BYTES = 4 * 2**30
 """A KV pool gets half of what the weights take, within these bounds, unless its entry says `memory`."""

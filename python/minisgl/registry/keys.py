@@ -64,7 +64,7 @@ class Asked:
 
 
 class KeyLimits:
-    """Of all keys of a file; number 0 has none."""
+    """The limits of all keys of a file; number 0 has none."""
 
     def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

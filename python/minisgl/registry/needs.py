@@ -95,7 +95,7 @@ class Needs:
 
 
 def _key(entry: Entry) -> str | None:
-    """Of all that its need depends on; None: its files are not here."""
+    """A key that stands for all that its need depends on; None: its files are not here."""
     config = entry.config
     key = hashlib.sha256(own_version().encode())
     key.update(msgspec.json.encode((config.engine, config.dp, config.frontend, entry.memory), order="deterministic"))

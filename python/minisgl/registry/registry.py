@@ -396,7 +396,7 @@ class Registry:
         return [self.models[name].tenant(self._needs[name], is_in_use=name in in_use) for name in staying]
 
     def _make_room_for_growth(self) -> None:
-        """Of what takes more than was thought."""
+        """Unload models where others take more than was thought."""
         for name in victims(self.budget, self._tenants(), 0) or ():
             self._unload(self.models[name], "more memory is used than was thought")
 

@@ -50,7 +50,7 @@ class ModelServer(Protocol):
     use: Sequence[tuple[int, int]]  # by number of a key: requests that wait, and tokens since it began
 
     def used_bytes(self) -> int:
-        """That its processes take now."""
+        """How many bytes its processes take now."""
 
     async def stop(self) -> None:
         """Return when its processes are gone. Idempotent."""
@@ -257,7 +257,7 @@ class ChildServer:
                 self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
 
     def used_bytes(self) -> int:
-        """Of memory that several processes share each has its part."""
+        """How many bytes its processes take: of memory that several processes share each has its part."""
         total = 0
         with contextlib.suppress(psutil.Error):
             top = psutil.Process(self._child.pid)

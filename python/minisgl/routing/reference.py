@@ -234,7 +234,7 @@ class ReferenceRouter:
     # ---------------------------------------------------------------------------------------------------- prefixes
 
     def _pages(self, tokens: Int32Array, namespace: int) -> list[bytes]:
-        """Of each full page: what stands for all tokens up to its end, in `namespace`."""
+        """For each full page what stands for all tokens up to its end, in `namespace`."""
         if self._config.policy != "cache_aware":
             return []
         size, digest, found = self._config.page_size, str(namespace).encode(), list[bytes]()

@@ -104,7 +104,8 @@ class BackgroundShare:
         return max(1, int(SHARE * step_s / cost_s * TOKEN_PARTS))
 
     def _token_s(self) -> float:
-        """Of one more in the background: least squares, so that steps with many of them count most."""
+        """Seconds that one more token in the background takes, by least squares, so that steps with many of them count
+        most."""
         pairs = sorted(self._pairs, key=lambda pair: pair[0] / pair[1])
         cut = len(pairs) // OUTLIERS
         kept = pairs[cut : len(pairs) - cut]

@@ -55,7 +55,7 @@ class Guesses(Protocol):
     """Who guesses how texts go on."""
 
     def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        """Of those that it knows something of."""
+        """The drafts of those texts that it knows something of."""
 
     def close(self) -> None: ...
 
@@ -192,8 +192,8 @@ class DraftModel:
 
 
 def draft_config(config: EngineConfig) -> EngineConfig:
-    """That of the small model beside the one of `config`. Its pages have room for as many texts as are guessed at once,
-    at full length, but take an eighth of what is free at most."""
+    """The config of the small model beside the one of `config`. Its pages have room for as many texts as are guessed at
+    once, at full length, but take an eighth of what is free at most."""
     return EngineConfig(
         model=config.draft_model or "",
         model_source=config.model_source,

@@ -211,7 +211,8 @@ class Intake:
         return msgspec.msgpack.encode((digest, own))
 
     def _return(self, request: TrackedRequest) -> Arrival:
-        """Of one that waited outside for a mask. It does not stand behind those that came since it did."""
+        """The arrival of a request that waited outside for a mask. It does not stand behind those that came since it
+        did."""
         arrival = self.requests.get(request.req_id).arrival()
         steps = -(-(self._num_arrivals - request.number) // AGE)
         self._num_arrivals += 1

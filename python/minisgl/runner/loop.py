@@ -307,8 +307,8 @@ class StepLoop:
         return assignments
 
     def _read_again(self, plan: StepPlan) -> None:
-        """Of those that had to go back to wait. They are known by their slots, which are free once no step in flight
-        holds a row of theirs."""
+        """Read stored pages of the requests that had to go back to wait. They are known by their slots, which are free
+        once no step in flight holds a row of theirs."""
         if plan.num_retracted:
             self._last_sent_back = plan.step
         if plan.step - self._last_sent_back >= FREED_WITHIN or not plan.num_freed:

@@ -282,7 +282,7 @@ def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
 
 
 def import_engine() -> None:
-    """That most have, before it is asked for."""
+    """Import the engine that most have, before it is asked for."""
     from minisgl.engine import cpu_engine  # noqa: F401
 
 

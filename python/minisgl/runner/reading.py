@@ -78,7 +78,7 @@ class Reading:
         return self._waiting.pop(req_id, None) is not None
 
     def take(self) -> list[Arrival | PagesRead]:
-        """Of those that need not wait any more."""
+        """What the scheduler is to hear of the requests that need not wait any more."""
         found: list[Arrival | PagesRead] = []
         while not self._done.empty():
             request, reading = self._done.get()

@@ -159,7 +159,7 @@ class RequestTracker:
         return list(self._live.values())
 
     def adapters(self) -> set[int]:
-        """That live requests name."""
+        """The adapters that live requests name."""
         self.flush()
         return {request.sampling.adapter for request in self._live.values()}
 

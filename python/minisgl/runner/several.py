@@ -40,7 +40,8 @@ TOOL_TIMEOUT_S = 20.0
 
 
 def num_cuda_devices() -> int:
-    """That CUDA would find: as its variable says, else as the driver lists them, else as there are device files."""
+    """How many devices CUDA would find: as its variable says, else as the driver lists them, else as there are device
+    files."""
     if (visible := envs.cuda_visible_devices()) is not None:
         names = [name.strip() for name in visible.split(",")]
         return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))

@@ -63,9 +63,10 @@ class StepTime:
         self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s), self._share.gain)
 
     def _longest_s(self, step_s: float) -> float:
-        """Of a step while rows decode. Each step reads all weights, and computes a token for each that decodes, so that
-        prompts would take much longer in steps that are hardly longer than that. So where the machine is slow a step
-        may take somewhat longer than asked for, and where decoding alone takes all of it, prompts get as much again."""
+        """Seconds that a step may take while rows decode. Each step reads all weights, and computes a token for each
+        that decodes, so that prompts would take much longer in steps that are hardly longer than that. So where the
+        machine is slow a step may take somewhat longer than asked for, and where decoding alone takes all of it,
+        prompts get as much again."""
         decode_s = median_low(self._decode_s) if self._decode_s else 0.0
         return max(step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * step_s))
 

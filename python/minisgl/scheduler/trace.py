@@ -98,7 +98,7 @@ class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
 
 
 class _StoredArrival(_Arrival, tag="stored", array_like=True):
-    """Of which pages can be loaded."""
+    """An arrival that also says which pages can be loaded."""
 
     stored_from: int = 0
     stored_to: int = 0

@@ -74,7 +74,8 @@ class Labels(NamedTuple):
         return str(self.names.get(str(number), f"LABEL_{number}"))
 
     def probabilities(self, numbers: Sequence[float]) -> list[float]:
-        """Of what the head gives, by label: all together, or where each stands for itself, its own."""
+        """What the numbers of the head say of each label: probabilities that add up to one, or where each label stands
+        for itself, its own; of a regression the numbers as they are."""
         if self.problem == "regression":
             return list(numbers)
         if self.problem == "multi_label_classification" or len(numbers) == 1:
@@ -86,7 +87,8 @@ class Labels(NamedTuple):
 
 @cache
 def own_labels(model_dir: str | None) -> Labels:
-    """Of the folder of a model that gives scores. Raises `ApiError` 400 for one that has none."""
+    """The labels of a model that gives scores, as its folder has them. Raises `ApiError` 400 for a model that has
+    none."""
     raw = json.loads((Path(model_dir or "none") / "config.json").read_text(encoding="utf-8"))
     if not str(raw["architectures"][0]).endswith("ForSequenceClassification"):
         text = "model: it scores pairs of texts and has no labels: a ...ForSequenceClassification does"

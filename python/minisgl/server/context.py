@@ -98,14 +98,14 @@ class ServerContext:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """Of embeddings whose requests leave it out."""
+        """The pooling of embeddings whose requests leave it out."""
         if self.info.gives_scores:
             return Pooling(None, "it is a reranker or a classifier, which gives scores")
         return own_pooling(self.info.model_dir, has_dense=self.info.engine == "cpu")
 
     @cached_property
     def own_prompts(self) -> OwnPrompts:
-        """That texts of embeddings begin with."""
+        """The texts that those of embeddings begin with."""
         return own_prompts(self.info.model_dir)
 
     def check_accepts(self, key: int) -> None:

@@ -41,7 +41,8 @@ async def embeddings_endpoint(
 
 
 def embedding_sampling(context: ServerContext, asked: Pooled | None) -> SamplingParams:
-    """Of a request for a vector, with the model's own pooling unless one is asked for. Raises `ApiError` 400."""
+    """What a request for a vector samples, with the model's own pooling unless one is asked for. Raises `ApiError`
+    400."""
     info = context.info
     if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"

@@ -48,7 +48,7 @@ from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat_template import ContentShape
 
 VERSION = 5
-"""Of what is told. The extension reads one, and refuses others."""
+"""The version of what is told. The extension reads one, and refuses others."""
 BY_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
 """The arguments of a chat template that fields of requests set."""
 

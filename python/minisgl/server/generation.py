@@ -337,7 +337,7 @@ class Generation:
         return state.matched_stop
 
     def receipt(self, index: int) -> Receipt | None:
-        """Of a choice that has ended, if the request asks for one."""
+        """The receipt of a choice that has ended, if the request asks for one."""
         return None if self._receipts is None else self._receipts.of(self._states[index])
 
     def embedding(self, index: int) -> bytes | None:

@@ -86,7 +86,7 @@ class Connection:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
     def drop(self) -> None:
-        """Of an answer that cannot be ended as it began."""
+        """End the connection of an answer that cannot be ended as it began."""
         self._transport.abort()
 
     # ----------------------------------------------------------------------------------------- called by the server

@@ -49,7 +49,7 @@ class GatewayQuestion(msgspec.Struct, frozen=True):
 
 
 class Receipts:
-    """Of one server."""
+    """The receipts that one server gives."""
 
     def __init__(self, context: ServerContext) -> None:
         """Raises `ConfigError` for a bad key."""

@@ -188,7 +188,7 @@ class _Scores:
         return cls(found, sampling, both)
 
     def read(self, generation: Generation, count: int) -> list[float]:
-        """Of `count` prompts."""
+        """The scores that `count` prompts give."""
         numbers = pooled(generation, count)
         if self._pairs is None:
             labels = [score(one) for one in numbers]

@@ -53,7 +53,7 @@ class Section:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of a call. Cut by a limit they are no JSON, and nothing that could be called."""
+        """The arguments of a call. Cut by a limit they are no JSON, and nothing that could be called."""
         try:
             found = msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:

@@ -324,7 +324,7 @@ def _last_words(client: ProcessClient, exit_code: int | None) -> None:
 
 
 def url_of(address: tuple[str, int]) -> str:
-    """Of a server that listens there."""
+    """The URL of a server that listens there."""
     host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

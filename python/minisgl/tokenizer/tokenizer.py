@@ -183,7 +183,7 @@ class Tokenizer:
         return "" if template is None else template.source
 
     def template_variables(self, *, tools: bool = False) -> frozenset[str]:
-        """That it asks for; none if it does not parse."""
+        """The variables that the template asks for; none if it does not parse."""
         template = self._template(tools)
         with contextlib.suppress(ChatTemplateError):
             return frozenset() if template is None else template.variables

@@ -95,7 +95,7 @@ class Fields:
         return found
 
     def most(self, key: str, default: int = _REQUIRED) -> int:
-        """Of what layers have; a file may say one number for all."""
+        """The largest of the numbers that layers have; a file may say one number for all."""
         return max(self.wholes(key)) if isinstance(self._metadata.get(key), list) else self.whole(key, default)
 
     def real(self, key: str, default: float = _REQUIRED) -> float:

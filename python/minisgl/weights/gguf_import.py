@@ -67,7 +67,7 @@ def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
 
 
 def _digest(files: Sequence[Path]) -> str:
-    """Of the file, or of the digests of its parts."""
+    """The digest of the file, or of the digests of its parts."""
     found = []
     for file in files:
         with file.open("rb") as opened:

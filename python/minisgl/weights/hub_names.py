@@ -48,8 +48,8 @@ SHORT = {
 """What people type -> the repository. A name without a size is the first row of its name."""
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4", "IQ4_XS")
-"""Of a repository's GGUF files the first of these is taken where nobody named one, else the first by name, one of a
-type that the CPU engine does not read last."""
+"""The types of GGUF files of which the first that a repository has is taken where nobody named one, else the first by
+name, one of a type that the CPU engine does not read last."""
 
 HOSTS: dict[str, ModelSource] = {
     "huggingface.co": "huggingface",
@@ -154,7 +154,7 @@ def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
-    """Of a repository's files the GGUF file to open, None for a folder of safetensors, and all that is needed.
+    """The GGUF file of a repository to open, None for a folder of safetensors, and all of its files that are needed.
     `weights`: False for what can do without. Raises `ConfigError`, whose text begins with the repository."""
     paths = sorted(paths)
     models = gguf_models(paths)

@@ -155,7 +155,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def num_kv_tokens(self) -> int:
-        """That fit beside the weights."""
+        """How many tokens fit beside the weights."""
         room = self.gpus * self.memory * self.memory_ratio - self.model.weights * self.bytes_per_weight
         return int(room / self.kv_bytes)
 

@@ -104,7 +104,7 @@ class _Found:
 
 
 def _find(request: Request, length: int, tree: RadixTree, step: int) -> _Found:
-    """Of `length` tokens, for a row of `step`."""
+    """What is cached of the first `length` tokens of a request, for a row of `step`."""
     num_pages = len(request.pages)
     max_match = (length - 1) // tree.page_size if request.uses_cache else 0
     start = request.handle or tree.root

@@ -17,8 +17,8 @@ from __future__ import annotations
 from minisgl.step import TOKEN_PARTS, UNBOUNDED
 
 PREFILL_SHARE = 20
-"""Of the tokens that others compute, one in so many: a step with a prompt takes as much longer at most where it takes
-the longer the more it computes, though a step of few tokens would not."""
+"""Requests in the background get one token for so many that others compute: a step with a prompt takes as much longer
+at most where it takes the longer the more it computes, though a step of few tokens would not."""
 
 
 class Background:

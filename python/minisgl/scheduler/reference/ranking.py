@@ -33,7 +33,7 @@ from minisgl.scheduler.reference.radix import RadixTree
 from minisgl.scheduler.reference.request import NO_STEP, Request, RequestQueue
 
 WINDOWS: dict[SchedulePolicy, int] = {"fcfs": 1, "lpm": AGE, "srpf": 16 * AGE}
-"""Of ages; and of several priorities there could be more candidates: so many of them."""
+"""How many ages the candidates are of, and at most how many they are: of several priorities there could be more."""
 SHORT = 1024  # tokens
 MATCH_STEPS = 16
 MAX_LOOK_UPS = 64
@@ -69,7 +69,7 @@ class Ranking:
         self.last_start = NO_STEP
 
     def next(self, waiting: RequestQueue, tree: RadixTree, step: int) -> Request:
-        """Of those that wait, at least one, the one that starts next."""
+        """The one that starts next of those that wait, at least one."""
         if self.policy == "fcfs":
             return waiting.first
         candidates = self.candidates(waiting)

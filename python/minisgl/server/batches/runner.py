@@ -36,9 +36,9 @@ AGAIN = frozenset({429, 503})
 NO_ROOM = 429
 """The engine did not get the line."""
 MAX_DEATHS = 3
-"""Of engines that had a line; then it is not asked again. The first may be another line's doing: of all that were under
-way each is asked with no other of them beside it from then on. The second may be chance, or that of a request which is
-no line; twice in a row, alone, is the line's own."""
+"""How many engines that had a line may die; then it is not asked again. The first death may be another line's doing: of
+all that were under way each is asked with no other of them beside it from then on. The second may be chance, or that of
+a request which is no line; twice in a row, alone, is the line's own."""
 _LEFT: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),

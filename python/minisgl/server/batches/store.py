@@ -30,11 +30,11 @@ PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 KEEP_S = 30 * 86_400
 """How long what a batch made is there, and what is known of it."""
 MAX_FILES = 10_000
-"""Of one key."""
+"""How many files one key may have."""
 MAX_OPEN_BATCHES = 100
-"""Of one key."""
+"""How many batches of one key may be open."""
 MAX_ENDED_BATCHES = 10_000
-"""Of one key; of more the oldest are forgotten."""
+"""How many ended batches of one key are known; of more the oldest are forgotten."""
 LOCK_S = 0.05
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -111,7 +111,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Of line number `line`; `text` is a line of the output file, or if not `ok` of the error file."""
+    """The answer to line number `line`; `text` is a line of the output file, or if not `ok` of the error file."""
 
     line: int
     ok: bool
@@ -245,7 +245,7 @@ class Store:
             self.path(name).unlink(missing_ok=True)
 
     def used_bytes(self, owner: str) -> int:
-        """Of a key's files, and of answers that are not in a file yet."""
+        """How many bytes a key's files take, and its answers that are not in a file yet."""
         (files,) = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
         return int(files) + sum(batch.answer_bytes for batch in self.open_batches() if batch.owner == owner)
 

@@ -121,7 +121,7 @@ class LlamaCppFormatter(ContinuationFormatter):
         )
 
     def _shown(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Of it what the client wants to have."""
+        """The part of the answer that the client wants to have."""
         if not self._fields:
             return answer
         found = {path: _at(answer, path.split("/")) for path in self._fields}

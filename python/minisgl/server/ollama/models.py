@@ -24,7 +24,7 @@ from minisgl.server.resume import fingerprint
 from minisgl.utils.installed import find_smollm2, own_version
 
 VERSION = "0.12.11"
-"""Of the API that is spoken here: clients refuse versions that they think too old."""
+"""The version of the API that is spoken here: clients refuse versions that they think too old."""
 NEVER = "9999-12-31T23:59:59Z"
 REFUSED = {
     "/api/pull": ("POST", "fetches no others: start it with the model that you want"),
@@ -50,7 +50,7 @@ def _family(context: ServerContext) -> str:
 
 
 def _files(context: ServerContext) -> list[Path]:
-    """Of the weights, where they lie in the folder that is served or are the file."""
+    """The files of the weights, where they lie in the folder that is served or are the file."""
     model, folder = context.config.engine.model, context.info.model_dir
     given = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not given.exists():

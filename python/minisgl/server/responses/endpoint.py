@@ -127,7 +127,7 @@ def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceIt
 
 
 def _items_asked(given: str) -> list[Any]:
-    """Of an `input` that the gateway has answered."""
+    """The items of an `input` that the gateway has answered."""
     return kept_items(checked({"input": msgspec.json.decode(given)}, ResponsesRequest).input or ())
 
 
@@ -243,7 +243,7 @@ PREFIXES = {
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
 }
-"""Of ids of items."""
+"""What the ids of items begin with, by their kind."""
 CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 

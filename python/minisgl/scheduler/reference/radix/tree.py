@@ -333,7 +333,7 @@ class RadixTree:
             del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
 
     def _prune(self, node: Node) -> None:
-        """Of a model with states: free `node`, and what is above it, as far as nobody holds it or can find it."""
+        """In a model with states, free `node`, and what is above it, as far as nobody holds it or can find it."""
         while self.checkpoints is not None and node.is_evictable_leaf and node.checkpoint == NO_CHECKPOINT:
             parent = node.parent
             self._trim(node, len(node.pages))
