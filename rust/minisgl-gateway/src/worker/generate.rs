@@ -1,6 +1,5 @@
 //! A request for text, from its body to the end of its answer.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -31,31 +30,8 @@ use crate::shared::KeptAnswer;
 
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
 const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
-const INLINE_MOST: Duration = Duration::from_millis(50); // a template may loop: all streams stand still for it
-const NOT_INLINE: Duration = Duration::from_secs(600); // after one that took longer
 const SHORT_BYTES: usize = 32 << 10;
 const MOST_QUESTIONS: usize = 3; // of one request: its tools, its conversation, the grammar of its answer
-
-/// Whether short bodies are prepared on the event loop itself.
-pub(super) struct Inline {
-    from: Cell<Instant>,
-}
-
-impl Inline {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { from: Cell::new(now) }
-    }
-
-    fn is_open(&self, now: Instant) -> bool {
-        now >= self.from.get()
-    }
-
-    fn took(&self, duration: Duration, now: Instant) {
-        if duration > INLINE_MOST {
-            self.from.set(now + NOT_INLINE);
-        }
-    }
-}
 
 impl Worker {
     /// Whether as many more may wait, with those of the Python server.
@@ -412,21 +388,5 @@ struct OnDrop<F: FnMut()>(F);
 impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
         (self.0)();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn after_one_that_took_long_none_is_prepared_on_the_event_loop_for_a_while() {
-        let now = Instant::now();
-        let inline = Inline::new(now);
-        inline.took(INLINE_MOST, now);
-        assert!(inline.is_open(now));
-        inline.took(INLINE_MOST * 2, now);
-        assert!(!inline.is_open(now) && !inline.is_open(now + NOT_INLINE / 2));
-        assert!(inline.is_open(now + NOT_INLINE));
     }
 }

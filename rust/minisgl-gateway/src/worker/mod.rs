@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -28,6 +28,9 @@ use crate::pool::Pool;
 use crate::prepare::Loaded;
 use crate::shared::Shared;
 
+const INLINE_MOST: Duration = Duration::from_millis(50); // a template may loop: all streams stand still for it
+const NOT_INLINE: Duration = Duration::from_secs(600); // after one that took longer
+
 /// What answers requests: the gateway's own part of the server.
 pub struct Worker {
     shared: Arc<Shared>,
@@ -40,7 +43,7 @@ pub struct Worker {
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
     num_encoding: Cell<usize>,
-    inline: generate::Inline,
+    inline: Inline,
     buckets: RefCell<Vec<Option<Bucket>>>, // of API keys, from number 1
     draining: Cell<bool>,
     me: Weak<Worker>,
@@ -60,7 +63,7 @@ impl Worker {
             connected: RefCell::new(None),
             scratch: RefCell::new(Scratch::default()),
             num_encoding: Cell::new(0),
-            inline: generate::Inline::new(Instant::now()),
+            inline: Inline::new(Instant::now()),
             buckets: RefCell::new(Vec::new()),
             draining: Cell::new(false),
             me: Weak::clone(me),
@@ -154,6 +157,27 @@ impl Handler for Worker {
     }
 }
 
+/// Whether short bodies are prepared on the event loop itself.
+struct Inline {
+    from: Cell<Instant>,
+}
+
+impl Inline {
+    fn new(now: Instant) -> Self {
+        Self { from: Cell::new(now) }
+    }
+
+    fn is_open(&self, now: Instant) -> bool {
+        now >= self.from.get()
+    }
+
+    fn took(&self, duration: Duration, now: Instant) {
+        if duration > INLINE_MOST {
+            self.from.set(now + NOT_INLINE);
+        }
+    }
+}
+
 fn line<'a>(request_id: &'a str, head: &'a Head, status: Option<u16>, arrival: Instant) -> Line<'a> {
     Line {
         request_id,
@@ -167,5 +191,21 @@ fn line<'a>(request_id: &'a str, head: &'a Head, status: Option<u16>, arrival: I
         ttft_s: None,
         finish_reasons: Vec::new(),
         error: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_one_that_took_long_none_is_prepared_on_the_event_loop_for_a_while() {
+        let now = Instant::now();
+        let inline = Inline::new(now);
+        inline.took(INLINE_MOST, now);
+        assert!(inline.is_open(now));
+        inline.took(INLINE_MOST * 2, now);
+        assert!(!inline.is_open(now) && !inline.is_open(now + NOT_INLINE / 2));
+        assert!(inline.is_open(now + NOT_INLINE));
     }
 }
