@@ -107,15 +107,8 @@ class Prompts:
         finally:
             self._queue.encodes(-1)
 
-    @contextlib.contextmanager
-    def _fits(self, field: str) -> Iterator[None]:
-        """What is wrong with a text is an answer."""
-        try:
-            yield
-        except TooManyTokens as error:
-            raise self._too_long(error.count, field, at_least=error.at_least) from None
-        except NotEncodable as error:
-            raise ApiError(400, f"{field}: {error}", param=field, code="invalid_value") from None
+    def _fits(self, field: str) -> _Fits:
+        return _Fits(self._too_long, field)
 
     def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
         """How many of a prompt's last tokens are kept; None: all, if they fit."""
@@ -395,3 +388,22 @@ def _check_stop(stop: tuple[str, ...], name: str) -> None:
     for text in stop:
         if len(text) > BOUNDS.max_stop_chars:
             raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
+
+
+class _Fits:
+    """What is wrong with the text of `field` is an answer. `contextmanager` would keep the error that is replaced, and
+    with it the text, until a full garbage collection: with Python 3.12 its frame leads to both."""
+
+    __slots__ = ("_field", "_too_long")
+
+    def __init__(self, too_long: Callable[..., ApiError], field: str) -> None:
+        self._too_long, self._field = too_long, field
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, TooManyTokens):
+            raise self._too_long(error.count, self._field, at_least=error.at_least) from None
+        if isinstance(error, NotEncodable):
+            raise ApiError(400, f"{self._field}: {error}", param=self._field, code="invalid_value") from None
