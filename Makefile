@@ -35,7 +35,7 @@ endef
 # uv, where there is one, installs in a fraction of pip's time.
 UV := $(shell command -v uv)
 PIP := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
-MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --profile serve --locked $(if $(UV),--uv)
+MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --profile serve --locked $(if $(UV),--uv)
 SERVING := $(VENV)/.serving
 
 # An installed torch of the base interpreter is used as it is; without one pip takes the registry's default build.
