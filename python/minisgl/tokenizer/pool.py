@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -94,8 +93,11 @@ class TokenizePool:
             return self._tokenizer.apply_chat_template(messages(), max_turns, **variables)
 
         if here and num_chars <= MAX_CHARS_HERE:
-            with suppress(TooManyTurns):
+            try:
                 text = render(MAX_TURNS_HERE)
+            except TooManyTurns:
+                pass  # in a lane
+            else:
                 return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)
         return await self.encode(render, num_chars, add_special_tokens=False, most=most)
 

@@ -240,8 +240,8 @@ impl Drop for Pool {
 }
 
 /// A thread that sleeps between jobs. Linux may wake it on the core of the one who calls, where both take turns for
-/// milliseconds beside a core that is idle: it does where cores share no cache that it knows of, as in virtual machines. So
-/// the caller's core is none of the thread's until that is awake.
+/// milliseconds beside a core that is idle; a virtual machine of two cores did (worklog/2026-11-28-on-another-processor.md).
+/// So the caller removes its own core from the thread's affinity, which the thread restores when it wakes.
 #[derive(Default)]
 struct Sleeper {
     /// As the system knows it; 0: not at all.

@@ -134,8 +134,8 @@ pub(super) unsafe fn product<V: Lanes>(
     }
 }
 
-/// Vectors of halves on the right of a product: number 0 of row i of vector n is at `from[n] + i * step`. What is read
-/// later is asked for row by row: the same of `ahead`.
+/// Vectors of halves on the right of a product: number 0 of row i of vector n is at `from[n] + i * step`. With each row
+/// the product prefetches the same row of `ahead`, which is read later.
 #[derive(Clone, Copy)]
 pub(super) struct Halves<'a> {
     pub from: &'a [*const u16],
