@@ -108,7 +108,7 @@ TIMES ?= 1
 BY_THEN := $(if $(UNTIL),--until $(UNTIL))
 slow-test: install
 	-@$(MAKE) --no-print-directory --keep-going file-environments
-	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --test all hostile_files)
+	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --lib hostile_files)
 	$(call said,hostile stores,PROPTEST_CASES=$(TIMES)0000 $(CARGO) test --quiet --locked -p minisgl-store --test all hostile_stores)
 	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
 		$(addprefix --ignore ,$(AVX2_FILES)) $(BY_THEN)

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from benchmark.ab import PointLoad, measure_point, point_from
+from minisgl.bench.render import WORDS
 from minisgl.bench.report import table
 from minisgl.bench.server_process import Launch, ServerProcess
 from minisgl.bench.stats import paired_figures, turns
@@ -30,22 +31,6 @@ from minisgl.config import ConfigError
 
 SHOWN = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "longest_pause_ms")
 ALONE, BESIDE, BATCH = "clients alone", "beside a batch", "the batch alone"
-WORDS = (
-    "the",
-    "a",
-    "of",
-    "page",
-    "tree",
-    "request",
-    "reads",
-    "slot",
-    "sleeps",
-    "under",
-    "moon",
-    "river",
-    "which",
-    "old",
-)
 WAIT_S = 120.0
 
 

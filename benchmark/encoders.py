@@ -15,11 +15,10 @@ import json
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +26,14 @@ import httpx
 import psutil
 
 from minisgl import _rust
+from minisgl.bench.compare_variants import START_TIMEOUT_S, Child
+from minisgl.bench.render import WORDS
 from minisgl.bench.report import table
 from minisgl.bench.stats import paired_difference, turns
 from tests.helpers.clients import environment
 from tests.helpers.e2e import serving
 from tests.helpers.llama_cpp import FILES, converted
 
-WORDS = (
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "while",
-    "rain",
-    "fell",
-    "over",
-    "old",
-    "stone",
-    "people",
-    "wine",
-    "books",
-)
 LONG, SHORT = 126, 9  # words, of one token each, between [CLS] and [SEP]
 PRODUCTS = 6 * (4 * 384 * 384 + 2 * 384 * 1536)
 """Multiply-adds of a token in the matrices of MiniLM's layers."""
@@ -68,13 +52,13 @@ def run(texts):
         with torch.inference_mode():
             hidden, mask = model(**some).last_hidden_state, some["attention_mask"].unsqueeze(-1)
             torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).tolist()
-print("ready", file=out, flush=True)
+print("{}", file=out, flush=True)
 for line in sys.stdin:
-    run(json.loads(line))
-    print("done", file=out, flush=True)
+    run(json.loads(line)["texts"])
+    print("{}", file=out, flush=True)
 """
 _LLAMA_CPP = """
-import os, sys
+import json, os, sys
 out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
 import xllamacpp
 params = xllamacpp.CommonParams()
@@ -82,26 +66,13 @@ params.model.path, params.embedding, params.n_parallel = sys.argv[1], True, 8
 params.n_ctx, params.n_batch, params.n_ubatch = 8 * 512, 4096, 4096
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
 server = xllamacpp.Server(params)
-print(server.listening_address, file=out, flush=True)
+print(json.dumps({"url": server.listening_address}), file=out, flush=True)
 sys.stdin.read(); os._exit(0)
 """
 
 
 def texts(draw: random.Random, count: int, words: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=words)) for _ in range(count)]
-
-
-@contextlib.contextmanager
-def child(program: str, *args: str, path: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Ends with its standard input. `path`: where its packages are."""
-    env = {"PYTHONPATH": str(path)} if path else None
-    command = [sys.executable, "-c", program, *args]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
-    ) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def over_http(url: str) -> Ask:
@@ -115,15 +86,9 @@ def over_http(url: str) -> Ask:
     return ask
 
 
-def of_lines(process: subprocess.Popen[str]) -> Ask:
-    assert process.stdin is not None and process.stdout is not None
-    to, said = process.stdin, process.stdout
-    said.readline()
-
+def of_lines(child: Child) -> Ask:
     def ask(some: list[str]) -> None:
-        to.write(json.dumps(some) + "\n")
-        to.flush()
-        assert said.readline() == "done\n"
+        child.ask({"texts": some})
 
     return ask
 
@@ -168,14 +133,15 @@ def main() -> None:
         peak = {isa: rate for what, isa, rate in _rust.cpu_limits(args.threads, 1.0) if what == "f32"}
         flags = ("--model", str(model), "--served-model-name", "minilm", "--num-threads", str(args.threads))
         server = stack.enter_context(serving(*flags))
-        torch = stack.enter_context(child(_TORCH, str(model), str(args.threads)))
-        beside = environment("llama-cpp", FILES)
-        theirs = stack.enter_context(child(_LLAMA_CPP, str(file), str(args.threads), path=beside))
-        assert theirs.stdout is not None
+        torch = stack.enter_context(Child((sys.executable, "-c", _TORCH, str(model), str(args.threads))))
+        torch.line(START_TIMEOUT_S)
+        beside = ("env", f"PYTHONPATH={environment('llama-cpp', FILES)}")
+        command = (*beside, sys.executable, "-c", _LLAMA_CPP, str(file), str(args.threads))
+        theirs = stack.enter_context(Child(command)).line(START_TIMEOUT_S)
         asks = {
             OURS: over_http(server.url),
             TORCH: of_lines(torch),
-            LLAMA_CPP: over_http(theirs.stdout.readline().strip()),
+            LLAMA_CPP: over_http(theirs["url"]),
         }
         found = measure(asks, [psutil.Process(server.process.pid), *server.children()], args)
     found["f32_g_multiply_adds_s"] = peak

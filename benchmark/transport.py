@@ -26,7 +26,8 @@ import numpy as np
 
 from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.bench.stats import in_turns
-from minisgl.message import StepTokens, decode_from_engine, encode
+from minisgl.message import StepTokens
+from minisgl.message.codec import decode_from_engine, encode
 from minisgl.step import Int32Array, Int64Array
 
 ROUND_S = 0.02

@@ -7,6 +7,9 @@ its reason, in one process or in several.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 import os
 import time
 import warnings
@@ -17,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from hypothesis import settings
 
 from minisgl import envs
@@ -131,6 +135,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(OUT_OF_TIME)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.function).parameters}
+    uvloop.run(asyncio.wait_for(pyfuncitem.function(**given), WAIT_S))
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -161,6 +175,17 @@ def _leaves_no_process() -> Iterator[None]:
     assert not alive, f"left behind: {alive}"
     if gone:
         warnings.warn(f"nobody had waited for {gone}", stacklevel=1)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_the_log_as_it_was() -> Iterator[None]:
+    """A server that starts within a test sends its lines to the stderr of that test, which is closed afterwards."""
+    loggers = [logging.getLogger(name) for name in ("minisgl", "minisgl.access", "uvicorn")]
+    before = [(one.level, list(one.handlers), one.propagate) for one in loggers]
+    yield
+    for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        one.setLevel(level)
+        one.handlers[:], one.propagate = handlers, propagate
 
 
 @pytest.fixture(params=CONTROL_PLANES)

@@ -28,17 +28,20 @@ WRONG: dict[tuple[str, ...], str] = {
     (*SERVE, "--port", "70000"): "--port 70000",
     (*SERVE, "--host", ""): "--host",
     (*SERVE, "--host", "nosuch.invalid"): "nosuch.invalid",
-    (*SERVE, "--port", "TAKEN"): "Address already in use",
+    (*SERVE, "--port", "TAKEN"): "--port TAKEN: Address already in use: choose another",
     ("serve", "a", "--model", "b"): "--model b",
     ("serve", "--model", ""): "--model",
-    (*SERVE, "--config", "nofile"): "nofile",
+    (*SERVE, "--state-dir", "folder/file/state"): "Not a directory",
+    (*SERVE, "--state-dir", "broken"): "--state-dir broken: broken/state.sqlite: file is not a database",
+    (*SERVE, "--config", "nofile"): "nofile: No such file",
     (*SERVE, "--config", "folder"): "folder",
     (*SERVE, "--config", "broken.yaml"): "broken.yaml:2",
-    (*SERVE, "--config", "bytes"): "bytes",
-    (*SERVE, "--api-key-file", "nofile"): "--api-key-file nofile",
+    ("--config", "bytes"): "bytes: not UTF-8",
+    (*SERVE, "--context-margin", "-1"): "--context-margin -1: must be at least 0",
+    (*SERVE, "--api-key-file", "nofile"): "--api-key-file nofile: No such file",
     (*SERVE, "--api-key-file", "broken.yaml"): "broken.yaml:2",
     (*SERVE, "--chat-template", "nofile"): "--chat-template nofile",
-    (*SERVE, "--chat-template", "{% if"): "--chat-template",
+    (*SERVE, "--chat-template", "{% if %}"): "minisgl serve: --chat-template: does not parse",
     ("generate", "x", "--tokenizer", "./nowhere"): "--tokenizer ./nowhere",
     (*SERVE, "--lora", "a=nofolder"): "--lora a=nofolder",
     (*SERVE, "--lora", "a=folder"): "--lora a=folder",
@@ -92,6 +95,16 @@ WRONG: dict[tuple[str, ...], str] = {
     (*SIM, "--sim-profile", "nofile"): "--sim-profile nofile",
     ("bench", "simulate", "--trace", "nofile"): "nofile",
     ("bench", "serve", "--base-url", "nonsense"): "nonsense",
+    ("bench", "serve", "--base-url", "http://127.0.0.1:9", "--", *ECHO): "--base-url",
+    ("bench", "serve", "--extra-body", "["): "--extra-body",
+    ("bench", "serve", "--concurrency", "0"): "--concurrency",
+    ("bench", "serve", "--rate", "0"): "--rate",
+    ("bench", "serve", "--rate", "1", "--duration", "5"): "--duration",
+    ("bench", "serve", "--num-requests", "0"): "--num-requests",
+    ("bench", "serve", "--workload", "nothing"): "--workload",
+    ("bench", "serve", "--trace", "nothing"): "nothing",
+    ("bench", "serve", "--trace", "azure-code", "--workload", "random"): "--trace",
+    ("bench", "serve", "--", "--num-pages", "none"): "--num-pages",
     ("bench", "serve", "--workload", "nofile", "--base-url", "http://127.0.0.1:1"): "nofile",
     ("bench", "scheduler", "--out", "folder"): "--out folder",
     ("bench", "compare", "--out", "bytes"): "--out bytes",
@@ -109,6 +122,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(folder).mkdir()
     Path("folder/file").write_text("text")
     Path("broken/config.json").write_text("{")
+    Path("broken/state.sqlite").write_text("this is no database, and long enough to be seen to be none" * 20)
     Path("broken.yaml").write_text("port: [1\n")
     Path("bytes").write_bytes(b"\xff\xfe")
     Path("cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
@@ -131,7 +145,7 @@ def test_what_a_user_may_get_wrong(
             code = int(end.code or 0)
     said = capfd.readouterr().err
     assert code in ((1, 2) if typed[0] in ("chat", "bench", "generate") else (2,)), said
-    assert WRONG[typed] in said and "Traceback" not in said, said
+    assert WRONG[typed].replace("TAKEN", port) in said and "Traceback" not in said, said
 
 
 def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

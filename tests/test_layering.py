@@ -37,7 +37,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
     "layers": {"attention", "config", "distributed", "envs", "kernels", "_rust"},
-    "models": {"layers", "attention", "config", "distributed", "weights.quantization", "weights.gguf_config"},
+    "models": {
+        "layers",
+        "attention",
+        "kernels.ops",
+        "config",
+        "distributed",
+        "weights.names",
+        "weights.quantization",
+        "weights.gguf_config",
+    },
     "weights": {"config", "envs", "utils", "distributed", "_rust"},
     # text and tokens of one answer
     "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "_rust"},
@@ -97,6 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ray": {"chat.own_server", "utils", "routing", "server.errors", "server.resume", "step"},
     # programs
     "bench": {
+        "utils",
         "weights.sources",  # the same model for others
         "routing",
         "runner",

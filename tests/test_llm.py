@@ -31,6 +31,7 @@ def test_texts_come_in_parts_that_make_the_whole(llm: LLM) -> None:
 
     def on_text(output: RequestOutput, text: str) -> None:
         parts[id(output)] = parts.get(id(output), "") + text
+        assert output.text.startswith(parts[id(output)])
 
     found = llm.generate(PROMPTS, SamplingParams(max_tokens=20), progress=False, on_text=on_text)
     assert [output.prompt for output in found] == PROMPTS

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from minisgl.config import ConfigError
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
-from minisgl.weights.sources import find_smollm2
+from tests.helpers.meaning import embedded_model
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 SYSTEM = [{"role": "system", "content": "You are a helpful assistant. You answer briefly, and you count exactly. " * 3}]
 QUESTIONS = ("What is the capital of France?", "Count from one to five.", "What is the opposite of hot?")

@@ -42,7 +42,6 @@ TOGETHER = {
     "engine": "engine runner e2e/test_serve_echo.py e2e/test_dead_engine.py",
     "kernels": "kernels",
     "layers": "layers models kernels/test_experts.py engine/test_torch_adapters.py",
-    "message": "message",
     "metrics": "metrics server/test_health_metrics.py",
     "models": "models engine/test_transformers_loading.py engine/test_torch_adapters.py",
     "parsers": "parsers server/test_tools.py",

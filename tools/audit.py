@@ -19,7 +19,7 @@ LAST_WORDS = 400
 
 
 def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Of pip-audit's JSON: what it found, as `id: package version`, and what it could not ask for."""
+    """What pip-audit's JSON says that it found, as `id: package version`, and what it could not ask for."""
     found, skipped = [], []
     for one in report["dependencies"]:
         if reason := one.get("skip_reason"):
@@ -29,7 +29,7 @@ def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def rust_findings(report: dict[str, Any]) -> list[str]:
-    """Of cargo-audit's JSON, warnings (unmaintained, yanked) among them."""
+    """What cargo-audit's JSON says that it found, warnings (unmaintained, yanked) among it."""
     entries = [*report["vulnerabilities"]["list"], *(one for many in report["warnings"].values() for one in many)]
     return [
         f"{(one.get('advisory') or {'id': one['kind']})['id']}: {one['package']['name']} {one['package']['version']}"

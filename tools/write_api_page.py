@@ -18,9 +18,10 @@ from minisgl.server.llama_cpp import body as llama_cpp
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages import body as messages_body
 from minisgl.server.ollama import body as ollama
-from minisgl.server.openapi import ROUTES, bounds, kind
+from minisgl.server.openapi import bounds, kind
 from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses import body as responses_body
+from minisgl.server.routes import ROUTES
 from minisgl.server.sampling_fields import Sampling, Structured
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"

@@ -12,7 +12,7 @@ from minisgl.engine.api import SlotAssignment
 from minisgl.metrics.gateway import Readings
 from minisgl.metrics.keys import KeyReading
 from minisgl.parsers.api import Part
-from minisgl.routing.api import Placed, RouterConfig
+from minisgl.routing.api import Placed
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
@@ -104,7 +104,6 @@ def run_load(
     method: str = "POST",
     headers: Sequence[tuple[str, str]] = ...,
     keep_alive: bool = True,
-    connect_timeout_s: float = 10.0,
     timeout_s: float = 600.0,
     threads: int = 1,
     progress: Callable[[int, int, int, int], object] | None = None,
@@ -258,7 +257,9 @@ class CpuSampler:
 class Router:
     """`minisgl.routing.api.Router`."""
 
-    def __new__(cls, config: RouterConfig) -> Router: ...
+    def __new__(cls, config: str) -> Router:
+        """A `minisgl.routing.api.RouterConfig` as JSON. Raises `ValueError`."""
+
     def engine_up(self, engine: int, num_pages: int | None = None) -> None: ...
     def engine_down(self, engine: int) -> list[int]: ...
     def report(self, engine: int, num_waiting: int, num_running: int) -> None: ...
@@ -432,6 +433,9 @@ class Gateway:
         self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
     ) -> None:
         """What waits in the Python server: limits count both."""
+
+    def beat(self) -> None:
+        """The Python server's event loop runs. Probes are passed on when it has not said so for a while."""
 
     def set_adapters(self, numbers: dict[str, int]) -> None:
         """The adapters that requests may name from now on. `GET /v1/models` is passed on while there are some."""

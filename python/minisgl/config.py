@@ -175,22 +175,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--tokenizer: is empty: name a folder, a GGUF file or a hub id")
         if self.tokenizer is not None and self.engine == "echo":
             raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
-        for name in ("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"):
+        for name in (
+            *("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"),
+            *("cache_token_budget", "cache_max_prompt", "checkpoint_interval", "memory", "cache_size", "weights_cache"),
+        ):
             at_least(name, 1)
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
             raise ConfigError(f"num_pages: {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
         at_least("max_seq_len", 2)
-        at_least("seed", 0)
-        at_least("max_step_ms", 0)
-        at_least("profile_steps", 0, self.debug)
-        at_least("cuda_graph_max_bs", 0)
-        at_least("cache_token_budget", 1)
-        at_least("cache_max_prompt", 1)
-        at_least("checkpoint_interval", 1)
-        at_least("state_memory", 0)
-        at_least("memory", 1)
-        at_least("cache_size", 1)
-        at_least("weights_cache", 1)
+        for name in ("seed", "max_step_ms", "cuda_graph_max_bs", "state_memory"):
+            at_least(name, 0)
+        for name in ("profile_steps", "echo_states"):
+            at_least(name, 0, self.debug)
         if self.weights_cache is not None and self.load_format == "dummy":
             raise ConfigError(f"--weights-cache {self.weights_cache}: not with --load-format dummy: it reads no file")
         if self.cache_size is not None and self.cache_dir is None:
@@ -200,7 +196,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--warm-prefix @{files[0]}: its pages go to a folder: --cache-dir names it")
         if self.cache_dir is not None and self.cache == "naive":
             raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
-        at_least("echo_states", 0, self.debug)
         if not 0.0 <= self.max_pinned_ratio <= 1.0:
             raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
         if self.speculative is not None:

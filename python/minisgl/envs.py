@@ -20,7 +20,7 @@ FRONTEND = "MINISGL_FRONTEND"
 """Front end: rust or python. `--frontend` wins."""
 
 CPU_ISA = "MINISGL_CPU_ISA"
-"""Hold the CPU engine down to an instruction set: scalar, avx2, avx512, amx or neon. Default: the best there is."""
+"""Hold the CPU engine down to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
 
 DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
@@ -40,8 +40,6 @@ ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 
 ECHO_STATES = "MINISGL_ECHO_STATES"
 """For tests: the echo engine has states, and as many slots for checkpoints of them."""
-
-"""For tests and measurements: the disk of `--cache-dir` is no faster."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
 """For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may

@@ -21,7 +21,6 @@ from minisgl.engine import cuda_loading
 from minisgl.engine.cuda_engine import RunAgain
 from minisgl.engine.loading import load_engine
 from minisgl.sampling_params import SamplingParams
-from minisgl.tokenizer.echo import echo_json
 from tests.helpers import flash_attention as helpers_flash_attention
 from tests.helpers import flashinfer as helpers_flashinfer
 from tests.helpers.attention import Rig
@@ -150,9 +149,7 @@ def test_a_pair_that_cannot_serve_says_which_and_why(asked: str, machine: Machin
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_model("qwen3-tied", head_dim=64, max_position_embeddings=1024)
-    made = save(model, tmp_path_factory.mktemp("pairs"))
-    (made / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
-    return made
+    return save(model, tmp_path_factory.mktemp("pairs"), tokenizer=True)
 
 
 def _settings(folder: Path, backend: str, **settings: Any) -> dict[str, Any]:

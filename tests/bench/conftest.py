@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import EngineConfig
-from tests.helpers.bench import MOONCAKE
+from tests.helpers.bench import MOONCAKE, lines
 
 PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_len": [1], "ms": [[[10]]]}}
 
@@ -16,7 +16,7 @@ PROFILE = {"name": "ten-ms", "table": {"rows": [1], "prefill_tokens": [0], "kv_l
 @pytest.fixture
 def mooncake(tmp_path: Path) -> str:
     file = tmp_path / "trace.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in MOONCAKE))
+    file.write_text(lines(*MOONCAKE))
     return str(file)
 
 

@@ -177,7 +177,7 @@ def test_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.mark.slow
 def test_every_variant_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["compare", *SMALL])
+    bench.main(["compare", *SMALL, "--concurrency", "1", "--repeats", "1", "--agreement-prompts", "1"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"minisgl", "transformers", "transformers-stream"} <= set(found["variants"])
     assert set(found["variants"]) | set(found["missing"]) == set(compare.VARIANTS)

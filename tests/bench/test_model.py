@@ -14,6 +14,8 @@ import pytest
 from minisgl.bench import model
 from minisgl.bench.model import BenchModel, Found
 from minisgl.bench.model_run import Point
+from minisgl.cli import bench_model
+from minisgl.cli import main as cli
 from minisgl.config import ConfigError, EngineConfig
 from tests.helpers.clients import environment
 from tests.helpers.llama_cpp import FILES
@@ -63,12 +65,26 @@ def test_each_point_of_each_round(tmp_path: Path) -> None:
         (("--batch", "0"), "--batch 0"),
         (("--repeats", "0"), "--repeats 0"),
         (("--layers", "0"), "--layers 0"),
+        (("--layers", "2"), "--layers 2: only with --model-config"),
+        (("--type", "q8_0"), "--type q8_0: only with --model-config"),
         (("--beside", "nowhere"), "--beside nowhere: no such folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(flags: tuple[str, ...], says: str) -> None:
     done = bench(*flags)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_random_weights_are_of_the_type_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An engine that is told `dummy` fills weights of its own, in the model's type."""
+    asked: list[Any] = []
+    monkeypatch.setattr(bench_model, "random_model", lambda *of: asked.append(of) or tmp_path / "random.gguf")
+    monkeypatch.setattr(bench_model, "run_model", lambda settings, *_, **__: asked.append(settings.engine) or 0)
+    flags = ("--load-format", "dummy", "--model-config", "qwen2.5-1.5b", "--layers", "2")
+    assert cli(["bench", "model", *flags, "--type", "q8_0"]) == cli(["bench", "model", *flags]) == 0
+    assert asked[0::2] == [("qwen2.5-1.5b", "q8_0", 2), ("qwen2.5-1.5b", "q4_k_m", 2)]
+    made = [(engine.load_format, Path(engine.model)) for engine in asked[1::2]]
+    assert made == [("auto", tmp_path / "random.gguf")] * 2
 
 
 def test_a_variant_that_cannot_be_is_named(tmp_path: Path) -> None:

@@ -49,18 +49,6 @@ def test_variants_with_different_tokens_fail(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["same_tokens"] is False
 
 
-def test_who_goes_first_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, order = run_job(JOB), []
-
-    def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
-        order.append(control_plane[0])
-        return real
-
-    monkeypatch.setattr(offline, "run_in_a_process", run)
-    offline.run_offline(both(repeats=3), None, command="")
-    assert "".join(order) == "prrppr"
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [(["--repeats", "0"], "--repeats 0"), (["--input-len", "9", "3"], "--input-len 9 3"),
@@ -82,3 +70,15 @@ def test_the_size_goes_by_the_engine() -> None:
     assert both().job().num_sequences == 256
     assert both(engine=EngineConfig(device="cpu")).job().num_sequences == 16
     assert both(size="small").job().num_sequences == 16
+
+
+def test_who_goes_first_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, order = run_job(JOB), []
+
+    def run(job: OfflineJob, control_plane: str) -> dict[str, Any]:
+        order.append(control_plane[0])
+        return real
+
+    monkeypatch.setattr(offline, "run_in_a_process", run)
+    offline.run_offline(both(repeats=3), None, command="")
+    assert "".join(order) == "prrppr"

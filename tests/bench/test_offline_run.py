@@ -10,7 +10,6 @@ import pytest
 from minisgl.bench import offline_run
 from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.runner.loop import StepLoop
 
 ECHO = EngineConfig(engine="echo", num_pages=256, page_size=4, max_running_requests=8, max_seq_len=512)
 
@@ -76,7 +75,3 @@ def test_a_slow_call_shows_in_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["step_us"]["commit"]["mean"] == pytest.approx(0.101)
     assert found["step_us"]["schedule"]["mean"] == pytest.approx(0.001)
     assert found["scheduler_step_us"] == pytest.approx(0.102)
-
-
-def test_the_loop_under_measurement_is_the_server_s() -> None:
-    assert offline_run.StepLoop is StepLoop

@@ -15,7 +15,6 @@ from minisgl.bench import scheduler
 from minisgl.bench import scheduler_cases as cases
 from minisgl.cli import main
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.reference import ReferenceControlPlane
 
 COMMAND = ("bench", "scheduler")
@@ -51,8 +50,9 @@ def test_a_pool_that_is_not_full_is_no_churn() -> None:
         cases.churn(cases.SMALLEST_POOL)(roomy, 1)
 
 
-def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, "--backend", "python", "--case", "decode_1"]) == 0
+@pytest.mark.parametrize("name", ["scheduler", "control-plane"], ids=["now", "before"])
+def test_the_last_line_is_the_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--backend", "python", "--case", "decode_1"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["build"] == "release"
     assert list(result["us"]) == ["python"] and result["us"]["python"]["decode_1"] > 0
@@ -64,26 +64,11 @@ def test_a_debug_build_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "debug build" in capsys.readouterr().err
 
 
-def test_a_backend_that_is_not_built_is_refused_or_measured() -> None:
-    """Never the reference under the other's name."""
-    try:
-        plane = make_control_plane("rust_hotpath", cases.SMALLEST)
-    except (ValueError, RuntimeError):
-        assert scheduler.refusal(["rust_hotpath"])
-    else:
-        assert not isinstance(plane, ReferenceControlPlane)
-
-
 def test_a_missed_bar_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     decode_1 = cases.Spec(cases.decode(1), {"python": 4}, {"python": 0.0})
     monkeypatch.setitem(cases.CASES, "decode_1", decode_1)
     assert main([*COMMAND, "--backend", "python", "--case", "decode_1", "--gate"]) == 1
     assert main([*COMMAND, "--backend", "python", "--case", "decode_1"]) == 0
-
-
-def test_its_former_name_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "control-plane", "--backend", "python", "--case", "decode_1"]) == 0
-    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["us"]) == ["python"]
 
 
 def test_without_the_extension_one_line_says_so(

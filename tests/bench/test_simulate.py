@@ -15,7 +15,7 @@ from minisgl.bench.traces import BLOCK, TraceRequest
 from minisgl.bench.virtual_run import VirtualRun, VirtualServer
 from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
-from tests.helpers.bench import QWEN
+from tests.helpers.bench import QWEN, lines
 
 
 def run(config: EngineConfig, *requests: TraceRequest, host_s: float = 0.0) -> VirtualRun:
@@ -88,7 +88,7 @@ def test_a_closed_loop_sends_when_an_answer_has_come(engine: EngineConfig) -> No
 def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: Path) -> None:
     """Both schedulers too: they decide the same."""
     rng = np.random.default_rng(3)
-    lines = [
+    rows = [
         {
             "timestamp": int(ms),
             "input_length": int(length),
@@ -98,7 +98,7 @@ def test_the_same_settings_give_the_same_result(engine: EngineConfig, tmp_path: 
         for i, (ms, length) in enumerate(zip(rng.integers(0, 2000, 40), rng.integers(1, 1500, 40), strict=True))
     ]
     file = tmp_path / "many.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text(lines(*rows))
     results = [
         simulate(Simulation(engine=msgspec.structs.replace(engine, cpu_backend=plane), trace=str(file)))
         for plane in ("python", "python", "rust_hotpath")
@@ -125,10 +125,6 @@ def test_a_comparison_has_a_run_for_each_policy(engine: EngineConfig, mooncake: 
     assert [(one["time_scale"], one["policy"]) for one in runs] == [(x, p) for x in (1.0, 2.0) for p in policies]
     classes = runs[0]["ttft_by_prompt_s"]
     assert list(classes) == ["prompts below 1,000", "prompts to 4,000"]
-
-
-def lines(*rows: dict[str, object]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_simulate_takes_a_qwen_trace_for_what_it_is(engine: EngineConfig, tmp_path: Path) -> None:
@@ -171,9 +167,9 @@ def test_settings_that_cannot_be(flags: list[str], complaint: str) -> None:
 
 def test_loads_are_shares_of_what_it_can_do(engine: EngineConfig, tmp_path: Path) -> None:
     """One row and requests of one step each: by hand, 100 requests a second."""
-    lines = [{"timestamp": 1000 * i, "input_length": 8, "output_length": 1, "hash_ids": [i]} for i in range(40)]
+    rows = [{"timestamp": 1000 * i, "input_length": 8, "output_length": 1, "hash_ids": [i]} for i in range(40)]
     file = tmp_path / "even.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text(lines(*rows))
     settings = Simulation(
         engine=msgspec.structs.replace(engine, max_running_requests=1), trace=str(file), loads=(0.5, 2.0)
     )

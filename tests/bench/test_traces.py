@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from minisgl.bench.traces import BLOCK, NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
-from tests.helpers.bench import MOONCAKE, QWEN
+from tests.helpers.bench import MOONCAKE, QWEN, lines
 
 
 def test_reading_mooncake(mooncake: str) -> None:
@@ -33,10 +32,6 @@ def test_reading_azure(tmp_path: Path) -> None:
 MOON = MOONCAKE[0]
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
-
-
-def lines(*rows: dict[str, object]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_reading_qwen(tmp_path: Path) -> None:

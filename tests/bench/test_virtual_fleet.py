@@ -16,6 +16,7 @@ from minisgl.bench.virtual_run import VirtualRun, VirtualServer
 from minisgl.cli import bench
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.routing.api import POLICIES
+from tests.helpers.bench import lines
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_engines_run_side_by_side(engine: EngineConfig) -> None:
 
 
 def test_cache_aware_finds_what_others_compute_again(engine: EngineConfig, tmp_path: Path) -> None:
-    lines = [
+    rows = [
         {
             "timestamp": 100 * i,
             "input_length": 2 * BLOCK + 1,
@@ -91,7 +92,7 @@ def test_cache_aware_finds_what_others_compute_again(engine: EngineConfig, tmp_p
         for i in range(120)
     ]
     file = tmp_path / "six.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text(lines(*rows))
     hits = {}
     for policy in POLICIES:
         small = msgspec.structs.replace(engine, num_pages=250)  # of the 390 that all six need

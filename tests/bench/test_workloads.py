@@ -23,7 +23,7 @@ from minisgl.bench.workloads import (
     poisson_arrivals,
 )
 from minisgl.config import ConfigError
-from tests.helpers.bench import bodies, prompt_of
+from tests.helpers.bench import QWEN, bodies, lines, prompt_of
 
 MADE_UP = ("random", "shared-prefix", "multi-turn", "chat", *(f"chat-{bucket}" for bucket in CHAT_BUCKETS))
 
@@ -108,19 +108,13 @@ def test_a_longer_text_begins_like_a_shorter_one() -> None:
     assert words(("k", 1), 70) != words(("k", 2), 70)
 
 
-def mooncake(tmp_path: Path) -> Path:
+def test_a_trace_has_its_arrivals_and_its_shared_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"timestamp": 1000, "input_length": 2 * BLOCK, "output_length": 5, "hash_ids": [7, 8]},
         {"timestamp": 3000, "input_length": BLOCK + 100, "output_length": 9, "hash_ids": [7, 9]},
     ]
-    path = tmp_path / "traces" / "mooncake_conversation.jsonl"
-    path.parent.mkdir()
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-def test_a_trace_has_its_arrivals_and_its_shared_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mooncake(tmp_path)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "mooncake_conversation.jsonl").write_text(lines(*rows))
     monkeypatch.setenv(envs.DATA, str(tmp_path))
     settings = WorkloadSettings(time_scale=4.0)
     made = make_workload("mooncake-conversation", settings)
@@ -133,25 +127,12 @@ def test_a_trace_has_its_arrivals_and_its_shared_prefixes(tmp_path: Path, monkey
     assert [(one.input_len, one.output_len) for one in limited.requests] == [(100, 5), (100, 6)]
 
 
-QWEN = [
-    {
-        "chat_id": i,
-        "parent_chat_id": -1,
-        "timestamp": 10 + 1.5 * i,
-        "input_length": 40 + i,
-        "output_length": 6,
-        "type": "text",
-        "turn": 1,
-        "hash_ids": [1, 2, 3 + i],
-    }
-    for i in range(3)
-]
-
-
 def test_a_file_is_a_workload_by_what_is_in_it(tmp_path: Path) -> None:
     """Qwen's blocks have 16 tokens: two prompts share the first 32 words, whatever a word's tokens are."""
     path = tmp_path / "qwen.txt"
-    path.write_text("\n".join(map(json.dumps, QWEN)))
+    own = {"output_length": 6, "turn": 1}
+    rows = [{"timestamp": 10 + 1.5 * i, "input_length": 40 + i, "hash_ids": [1, 2, 3 + i], **own} for i in range(3)]
+    path.write_text(lines(*({**QWEN, **row} for row in rows)))
     made = make_workload(str(path), WorkloadSettings(num_requests=2, time_scale=0.5))
     assert made.arrivals == (0.0, 3.0) and [one.input_len for one in made.requests] == [40, 41]
     first, second, _ = (body["messages"][0]["content"].split() for body in bodies(str(path), WorkloadSettings()))
@@ -168,7 +149,7 @@ def test_what_the_context_cannot_hold_is_left_out_and_said(tmp_path: Path) -> No
         {"timestamp": 1000 * i, "input_length": length, "output_length": 50, "hash_ids": [i]}
         for i, length in enumerate((100, 300, 180, 10))
     ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text(lines(*rows))
     made = make_workload(str(path), WorkloadSettings())
     assert fitted(made, None) is made
     found = fitted(made, 200)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from minisgl import cli
 from minisgl.cli import api_key_file
-from minisgl.config import ApiKey, ConfigError, ServerConfig
-from minisgl.supervisor import start as supervisor
+from minisgl.config import ApiKey, ConfigError
+from tests.helpers.deploy import served
 
 SECRET = "sk-never-shown"
 GOOD = f"""
@@ -43,17 +43,15 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
 
 
 def test_a_file_becomes_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    taken: list[ServerConfig] = []
-    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
     (tmp_path / "keys.yaml").write_text(GOOD)
-    assert cli.main(["serve", "--engine", "echo", "--api-key-file", str(tmp_path / "keys.yaml")]) == 0
-    first, second = taken[0].api_keys
+    config = served(monkeypatch, ["serve", "--engine", "echo", "--api-key-file", str(tmp_path / "keys.yaml")])
+    first, second = config.api_keys
     assert first == ApiKey(
         name="team-a", key=SECRET, share=3, max_inflight=16, max_queued_requests=100, tokens_per_minute=60000
     )
     assert second == ApiKey(name="b.2", key="other", own_cache=True, max_priority=9)
-    assert taken[0].engine.own_cache_keys == ((2, api_key_file.digest(second)),)
-    assert SECRET not in repr(taken[0])
+    assert config.engine.own_cache_keys == ((2, api_key_file.digest(second)),)
+    assert SECRET not in repr(config)
 
 
 def test_another_name_or_secret_has_another_digest() -> None:
@@ -104,11 +102,6 @@ def test_mistakes_are_told(refused: Callable[..., str], text: str, said: str) ->
 def test_the_key_of_the_flag_is_not_in_the_file(refused: Callable[..., str]) -> None:
     said = refused(f"keys:\n- {{name: a, key: {SECRET}}}", "--api-key", SECRET)
     assert "--api-key-file: the key of a is that of --api-key, too" in said
-
-
-def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--engine", "echo", "--api-key-file", "nowhere.yaml"]) == 2
-    assert "--api-key-file nowhere.yaml: No such file" in capsys.readouterr().err
 
 
 @given(st.text(alphabet=st.sampled_from("keysnam:- \n\"'{}[]&*!?|>%@0a"), max_size=40))

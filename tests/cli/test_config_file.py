@@ -9,7 +9,7 @@ import pytest
 
 from minisgl import cli
 from minisgl.config import ServerConfig
-from minisgl.supervisor import start as supervisor
+from tests.helpers.deploy import served
 
 Serve = Callable[..., ServerConfig]
 
@@ -17,14 +17,11 @@ Serve = Callable[..., ServerConfig]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve:
     """Run `minisgl serve --config` over this text; the configuration that the server would get."""
-    taken: list[ServerConfig] = []
-    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
 
     def run(text: str, *flags: str) -> ServerConfig:
         file = tmp_path / "server.yaml"
         file.write_text(text)
-        assert cli.main(["serve", "--config", str(file), *flags]) == 0
-        return taken.pop()
+        return served(monkeypatch, ["serve", "--config", str(file), *flags])
 
     return run
 
@@ -100,15 +97,3 @@ def test_a_mistake_is_told_with_its_place(refused: Callable[[str], str], text: s
 
 def test_a_value_out_of_range_is_told_as_for_flags(refused: Callable[[str], str]) -> None:
     assert "port 70000: must be between 0 and 65535" in refused("port: 70000\n")
-
-
-@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), (b"\xff\xfe", "not UTF-8")])
-def test_a_file_that_cannot_be_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, said: str
-) -> None:
-    file = tmp_path / "x.yaml"
-    if content is not None:
-        file.write_bytes(content)
-    assert cli.main(["--config", str(file)]) == 2
-    err = capsys.readouterr().err
-    assert "x.yaml" in err and said in err and len(err.splitlines()) == 1

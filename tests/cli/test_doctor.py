@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from minisgl import cli, envs
+from minisgl import envs
 from minisgl.cli import doctor
 
 PACKAGE = Path(doctor.__file__).parents[1]
@@ -73,11 +73,6 @@ def test_the_table_says_the_same_as_the_json(capsys: pytest.CaptureFixture[str])
     for (section, name), finding in found.items():
         assert section in lines
         assert any(name in line and finding["detail"] in line for line in lines), name
-
-
-def test_the_command_line_leads_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
 
 
 def test_a_missing_package_is_a_finding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

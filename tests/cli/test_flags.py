@@ -12,8 +12,7 @@ import pytest
 from minisgl import cli
 from minisgl.cli import chat, generate, serve
 from minisgl.cli.flags import ENGINE, SERVER
-from minisgl.config import ServerConfig
-from minisgl.supervisor import start as supervisor
+from tests.helpers.deploy import served
 
 PARSERS: dict[str, Callable[..., argparse.ArgumentParser]] = {
     "serve": serve.add_parser,
@@ -83,7 +82,7 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_serve_shows_a_number_of_flags_that_one_can_read() -> None:
     shown = [action.option_strings for _, action in flags(parser_of("serve")) if action.option_strings]
-    assert len(shown) <= 55, "hide what few need: shown=False in cli/flags.py, and a row of docs/operations.md"
+    assert len(shown) <= 55, "hide what few need: `hidden` of cli/flags.py, and a row of docs/operations.md"
 
 
 def test_what_help_does_not_show_is_on_the_operations_page() -> None:
@@ -108,11 +107,9 @@ def test_what_help_does_not_show_is_on_the_operations_page() -> None:
 def test_the_model_is_a_word_or_a_flag(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], model: str
 ) -> None:
-    taken: list[ServerConfig] = []
-    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
     (tmp_path / "c.yaml").write_text("model: c\n")
-    assert cli.main(["serve", *(str(tmp_path / "c.yaml") if one == "FILE" else one for one in arguments)]) == 0
-    assert taken[0].engine.model == model
+    typed = [str(tmp_path / "c.yaml") if one == "FILE" else one for one in arguments]
+    assert served(monkeypatch, ["serve", *typed]).engine.model == model
 
 
 @pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "b", "a"]])

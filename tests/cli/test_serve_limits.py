@@ -14,6 +14,7 @@ from minisgl import cli
 from minisgl.cli.flags import adaptive_max_tokens
 from minisgl.config import AdaptiveMaxTokens, ApiKey, EngineConfig, ServerConfig
 from minisgl.supervisor import start as supervisor
+from tests.helpers.deploy import served
 
 Serve = Callable[..., ServerConfig]
 
@@ -21,19 +22,7 @@ Serve = Callable[..., ServerConfig]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """The configuration that a server with these flags would get."""
-    taken: list[ServerConfig] = []
-
-    def take(config: ServerConfig) -> int:
-        taken.append(config)
-        return 0
-
-    monkeypatch.setattr(supervisor, "run_server", take)
-
-    def run(*flags: str) -> ServerConfig:
-        assert cli.main(["serve", "--engine", "echo", *flags]) == 0
-        return taken.pop()
-
-    return run
+    return lambda *flags: served(monkeypatch, ["serve", "--engine", "echo", *flags])
 
 
 def test_they_are_off_and_can_be_set(serve: Serve, tmp_path: Path) -> None:
@@ -67,11 +56,6 @@ def test_a_value_without_quotes_in_a_file_is_explained(capsys: pytest.CaptureFix
     (tmp_path / "server.yaml").write_text("adaptive-max-tokens: 64:0.5\n")  # to YAML a number to the base 60
     assert cli.main(["serve", "--config", str(tmp_path / "server.yaml")]) == 2
     assert 'in a file in quotes: "64:0.5"' in capsys.readouterr().err
-
-
-def test_a_margin_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--engine", "echo", "--context-margin", "-1"]) == 2
-    assert "--context-margin -1: must be at least 0" in capsys.readouterr().err
 
 
 def test_a_key_for_a_chat_with_the_server() -> None:

@@ -18,11 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from minisgl import LLM, cli, receipt
 from minisgl.cli.verify_answer import Said, differences
-from minisgl.config import ConfigError
 from minisgl.receipt import Receipt
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.data_parallel import engine_processes, until_all_ready
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 
 KEY = Ed25519PrivateKey.generate()
@@ -233,10 +232,7 @@ def test_what_is_no_receipt(
 @pytest.mark.any_cpu
 def test_a_models_answers_to_each_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SmolLM2's: the model's files, its template and its arithmetic."""
-    try:
-        find_smollm2()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    embedded_model()
     with serving("--model", "smollm2", "--engine", "cpu", "--max-seq-len", "512") as server:
         answers = [
             (body, post(server, path, {**body, "stream": False}))
@@ -259,10 +255,7 @@ def test_answers_served_among_others_are_what_they_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """SmolLM2 on two engines that guess, three die: hits, retractions; another instruction set verifies them."""
-    try:
-        find_smollm2()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    embedded_model()
     draw = random.Random(5)
     begins = ["The tides follow the moon. " * 12, "List the planets. ", "def add(a, b):\n    return a + b\n" * 6]
     bodies = [

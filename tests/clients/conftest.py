@@ -11,11 +11,10 @@ import msgspec
 import openai
 import pytest
 
-from minisgl.config import ConfigError
 from minisgl.metrics.gateway import OTHER
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.clients import CHECKS
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import embedded_model
 from tests.helpers.server import CONFIG, Frontend, frontend
 from tests.helpers.thinking import thinking_tokenizer
 
@@ -25,10 +24,7 @@ GATEWAY: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    try:
-        find_smollm2()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    embedded_model()
     with serving("--model", "smollm2", "--max-seq-len", "4096", env={"OMP_NUM_THREADS": "1"}) as running:
         yield running
 

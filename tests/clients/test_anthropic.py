@@ -38,12 +38,6 @@ def test_a_message_streamed_is_the_same(client: anthropic.Anthropic) -> None:
     assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
-def test_a_stop_sequence_is_named(client: anthropic.Anthropic) -> None:
-    asked = {**ASK, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    found = client.messages.create(**asked, stop_sequences=["Paris"])
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", "Paris")
-
-
 def test_a_tool_is_called_and_answered(client: anthropic.Anthropic) -> None:
     first = client.messages.create(**ASK, tools=[RATE], tool_choice={"type": "any"})
     calls = [block for block in first.content if block.type == "tool_use"]
@@ -69,11 +63,3 @@ def test_a_named_tool_is_called(client: anthropic.Anthropic) -> None:
 def test_an_answer_is_parsed(client: anthropic.Anthropic) -> None:
     found = client.messages.parse(**ASK, output_format=City)
     assert isinstance(found.parsed_output, City)
-
-
-def test_errors_are_the_client_s(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**{**ASK, "model": "other"})
-    with pytest.raises(anthropic.BadRequestError) as error:
-        client.messages.create(**{**ASK, "extra_body": {"temperature": 5}})
-    assert error.value.type == "invalid_request_error"

@@ -3,7 +3,6 @@ What the model says is scripted, so answers are exact."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,21 +11,13 @@ import anthropic
 import pytest
 from anthropic import beta_tool
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from tests.helpers.exact import held
+from tests.helpers.exact import CALL, CITY, PARAMETERS, City, held
 from tests.helpers.server import MODEL, Frontend
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-CITY = '{"name": "Paris", "rank": 1}'
-CALL = '<tool_call>{"name": "rate", "arguments": {"rank": 7}}</tool_call>'
-SCHEMA = {"type": "object", "properties": {"rank": {"type": "integer"}}, "required": ["rank"]}
-TOOL: Any = {"name": "rate", "description": "Rate.", "input_schema": SCHEMA}
-
-
-class City(BaseModel):
-    name: str
-    rank: int
+TOOL: Any = {"name": "rate", "description": "Rate.", "input_schema": PARAMETERS}
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +110,6 @@ def test_what_is_not_done_is_named(claude: anthropic.Anthropic, field: str, more
     with pytest.raises(anthropic.BadRequestError, match=field) as error:
         create(claude, **more)
     assert error.value.type == "invalid_request_error"
-
-
-def test_limits_and_stops(claude: anthropic.Anthropic) -> None:
-    cut = create(claude, max_tokens=3)
-    assert (text_of(cut), cut.stop_reason) == ("Hel", "max_tokens")
-    stopped = create(claude, stop_sequences=["x", "lo"])
-    assert (text_of(stopped), stopped.stop_reason, stopped.stop_sequence) == ("Hel", "stop_sequence", "lo")
 
 
 def test_the_events_of_a_text(claude: anthropic.Anthropic) -> None:
@@ -259,13 +243,3 @@ def test_errors(claude: anthropic.Anthropic, scripted: Frontend) -> None:
     with pytest.raises(anthropic.APITimeoutError):
         create(claude, "hang:x", timeout=0.2)
     scripted.wait_until(lambda: scripted.num_live == 0)
-
-
-def test_the_asynchronous_client(scripted: Frontend) -> None:
-    async def use() -> None:
-        async with anthropic.AsyncAnthropic(base_url=scripted.url, api_key="none", max_retries=0) as claude:
-            assert text_of(await claude.messages.create(**asked())) == "Hello"
-            async with claude.messages.stream(**asked()) as stream:
-                assert "".join([text async for text in stream.text_stream]) == "Hello"
-
-    asyncio.run(use())

@@ -1,19 +1,12 @@
-"""The official `openai` package with the small model: its helpers for chats and for responses, and its typed models as
-the schema of every answer."""
+"""The official `openai` package with the small model: its helpers for chats and for responses."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
-from openai.types import Completion, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
 from pydantic import BaseModel, Field
-
-from tests.helpers.seconds import WAIT_S
 
 PARIS: list[Any] = [{"role": "user", "content": "Tell me about Paris."}]
 ASK: dict[str, Any] = {"model": "smollm2", "temperature": 0}
@@ -114,48 +107,3 @@ def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens > 0
     items = client.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in items] == ["message"] * 3
-
-
-# -------------------------------------------------------------------------------------- the schema that is published
-
-CALLED = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
-ANSWERS: list[tuple[str, dict[str, Any], type[BaseModel], type[BaseModel] | None]] = [
-    ("/chat/completions", {"messages": PARIS}, ChatCompletion, ChatCompletionChunk),
-    ("/chat/completions", {"messages": PARIS, "n": 2, "logprobs": True, "top_logprobs": 2}, ChatCompletion, None),
-    (
-        "/chat/completions",
-        {"messages": PARIS, **CALLED, "tool_choice": "required"},
-        ChatCompletion,
-        ChatCompletionChunk,
-    ),
-    ("/completions", {"prompt": "Paris is", "logprobs": 2}, Completion, None),
-    ("/responses", {"input": "Tell me about Paris."}, Response, None),
-    ("/responses", {"input": "x", "top_logprobs": 1, "max_output_tokens": 8}, Response, None),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "whole", "chunk"), ANSWERS)
-def test_answers_keep_to_the_schema(
-    url: str, path: str, body: dict[str, Any], whole: type[BaseModel], chunk: type[BaseModel] | None
-) -> None:
-    """Types as they are, no field of the client's models left out that it needs."""
-    limit = {} if "max_output_tokens" in body else {"max_output_tokens" if path == "/responses" else "max_tokens": 24}
-    asked = {**ASK, **body, **limit}
-    answer = httpx.post(f"{url}/v1{path}", json=asked, timeout=WAIT_S)
-    assert answer.status_code == 200, answer.text
-    whole.model_validate_json(answer.content, strict=True)
-    if path == "/chat/completions":
-        for choice in answer.json()["choices"]:
-            assert {"role", "content", "refusal"} <= choice["message"].keys()
-            assert {"index", "message", "finish_reason", "logprobs"} <= choice.keys()
-    if chunk is not None:
-        text = httpx.post(f"{url}/v1{path}", json={**asked, "stream": True}, timeout=WAIT_S).text
-        events = [block.removeprefix("data: ") for block in text.split("\n\n") if block.strip()]
-        assert events.pop() == "[DONE]" and events
-        for event in events:
-            chunk.model_validate_json(event, strict=True)
-
-
-def test_models_keep_to_the_schema(url: str, client: openai.OpenAI) -> None:
-    Model.model_validate_json(httpx.get(f"{url}/v1/models/smollm2").content, strict=True)
-    assert [model.id for model in client.models.list()] == ["smollm2"]

@@ -35,6 +35,7 @@ OF_COMPLETIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"echo": True}, ["say:HelloHello"]),
     ({"n": 2}, ["Hello", "Hello"]),
     ({"best_of": 1}, ["Hello"]),
+    ({"logprobs": 2}, ["Hello"]),
     ({"max_tokens": 2}, ["He"]),
     ({"stop": "l"}, ["He"]),
     ({"suffix": ""}, ["Hello"]),

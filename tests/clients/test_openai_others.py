@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.helpers.server import CONFIG, MODEL, Frontend, frontend
 def test_models(client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert client.models.retrieve(MODEL).id == model.id == MODEL and model.object == "model"
-    assert held(Model, client.models.with_raw_response.retrieve(MODEL).text).owned_by
+    assert held(Model, client.models.with_raw_response.retrieve(MODEL).text).owned_by == "minisgl"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
@@ -38,11 +37,6 @@ def test_embeddings(client: openai.OpenAI, given: Any) -> None:
     )
     for left, right in zip(whole.data, found.data, strict=True):
         assert left.embedding == pytest.approx(right.embedding, abs=1e-6)
-
-
-def test_dimensions(client: openai.OpenAI) -> None:
-    found = client.embeddings.create(model=MODEL, input="abcd", dimensions=2, user="me")
-    assert len(found.data[0].embedding) == 2 and found.usage.prompt_tokens == 4
 
 
 @pytest.mark.refused
@@ -137,17 +131,3 @@ def test_a_retry_after_a_limit(scripted: Frontend, client: openai.OpenAI) -> Non
     inner = httpx.Client(transport=httpx.MockTransport(answer))
     again = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=1, http_client=inner)
     assert chat(again).choices[0].message.content == "Hello" and not told
-
-
-def test_the_asynchronous_client(scripted: Frontend) -> None:
-    async def use() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-            asked: dict[str, Any] = {"model": MODEL, "input": "say:Hello"}
-            whole = await client.responses.create(**asked)
-            async with client.responses.stream(**asked) as stream:
-                final = await stream.get_final_response()
-            found = await client.embeddings.create(model=MODEL, input="abcd")
-            assert whole.output_text == final.output_text == "Hello" and found.data
-            assert [model.id async for model in client.models.list()] == [MODEL]
-
-    asyncio.run(use())

@@ -8,30 +8,13 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from tests.helpers.exact import held
+from tests.helpers.exact import CALL, CITY, PARAMETERS, City, held, rate
 from tests.helpers.server import MODEL
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CITY = '{"name": "Paris", "rank": 1}'
-CALL = '<tool_call>{"name": "rate", "arguments": {"rank": 7}}</tool_call>'
-PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {"rank": {"type": "integer"}},
-    "required": ["rank"],
-    "additionalProperties": False,
-}
 TOOL: Any = {"type": "function", "name": "rate", "description": "Rate.", "parameters": PARAMETERS, "strict": True}
-
-
-class City(BaseModel):
-    name: str
-    rank: int
-
-
-class rate(BaseModel):
-    rank: int
 
 
 def create(client: openai.OpenAI, given: Any = "say:Hello", **more: Any) -> Response:
@@ -159,9 +142,15 @@ def test_the_events_of_a_text(client: openai.OpenAI) -> None:
     assert "".join(one.delta for one in found if one.type == "response.output_text.delta") == "Hello"
 
 
+def test_log_probabilities_of_a_response(client: openai.OpenAI) -> None:
+    [item] = create(client, include=["message.output_text.logprobs"], top_logprobs=1).output
+    assert item.type == "message" and item.content[0].type == "output_text" and item.content[0].logprobs
+
+
 def test_a_cut_response(client: openai.OpenAI) -> None:
     found = create(client, max_output_tokens=3)
     assert (found.output_text, found.status) == ("Hel", "incomplete")
+    assert getattr(found.output[0], "status", None) == "incomplete"
     assert found.incomplete_details is not None and found.incomplete_details.reason == "max_output_tokens"
     assert events(client, max_output_tokens=3)[-1].type == "response.incomplete"
 
@@ -244,12 +233,6 @@ def test_kept_responses(client: openai.OpenAI) -> None:
     for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             call(second.id)
-
-
-def test_a_response_that_is_not_kept(client: openai.OpenAI) -> None:
-    found = create(client, store=False)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(found.id)
 
 
 def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:

@@ -131,11 +131,8 @@ def container() -> Iterator[ServerProcess]:
     """The command of an image, at a free port, without a model."""
     words = STAGES["cpu"].words("ENTRYPOINT") + STAGES["cpu"].words("CMD")
     assert words[:2] == ["minisgl", "serve"]
-    running = ServerProcess([*words[2:], "--port", "0", "--engine", "echo"])
-    try:
+    with ServerProcess([*words[2:], "--port", "0", "--engine", "echo"]) as running:
         yield running
-    finally:
-        running.kill()
 
 
 def check(stage: Stage, url: str) -> int:

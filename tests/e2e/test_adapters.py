@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.engine.echo import EchoModel
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.data_parallel import engine_processes, until_all_ready
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 POOL = ("--engine", "echo", "--num-pages", "256", "--page-size", "4", "--max-seq-len", "400")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -47,10 +46,8 @@ def server(front_end: str, place: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def wanted(prompt: str, adapter: int, count: int, seed: int = 1) -> str:
-    ids = Tokenizer.echo().encode(prompt).tolist()
-    tokens = EchoModel(seed=seed, adapter=adapter).generate(ids, count, ignore_eos=True)
-    return Tokenizer.echo().decode(tokens)
+def wanted(prompt: str, adapter: int, count: int) -> str:
+    return expected(prompt, count, 1, to_the_end=True, adapter=adapter)
 
 
 def ask(http: httpx.Client, model: str | None, prompt: str = PROMPT, count: int = 8) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.e2e import ServerProcess, serving, slow_device, until
 from tests.helpers.seconds import WAIT_S
 
-PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
 KEYS = """keys:
 - {name: three, key: sk-three, share: 3}
 - {name: one, key: sk-one}
@@ -35,9 +34,8 @@ LINE = re.compile(r"request .* method=POST .* status=200 .*key=(\w+)")
 @pytest.fixture(scope="module")
 def server(front_end: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("keys")
-    (folder / "slow.yaml").write_text(PROFILE)
     (folder / "keys.yaml").write_text(KEYS)
-    flags = ("--engine", "sim", "--sim-profile", str(folder / "slow.yaml"), "--max-seq-len", "100000")
+    flags = (*slow_device(folder, 2), "--max-seq-len", "100000")
     keys = ("--api-key-file", str(folder / "keys.yaml"), "--api-key", "sk-flag", "--frontend", front_end)
     rows = ("--max-running-requests", str(ROWS), "--max-inflight-per-engine", str(ROWS), "--num-pages", "20000")
     with serving(*flags, *keys, *rows) as running:

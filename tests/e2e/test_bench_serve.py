@@ -228,23 +228,3 @@ def test_a_server_that_dies_is_failures_and_no_figures(capsys: pytest.CaptureFix
     assert (point["succeeded"], point["failed"], point["failures"]) == (0, 8, {"broken": 8})
     assert point["ttft_ms"]["p50"] is None
     assert point["output_tok_s"] == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (("--base-url", "http://127.0.0.1:9", "--", "--engine", "echo"), "--base-url"),
-        (("--extra-body", "["), "--extra-body"),
-        (("--concurrency", "0"), "--concurrency"),
-        (("--rate", "0"), "--rate"),
-        (("--rate", "1", "--duration", "5"), "--duration"),
-        (("--num-requests", "0"), "--num-requests"),
-        (("--workload", "nothing"), "--workload"),
-        (("--trace", "nothing"), "nothing"),
-        (("--trace", "azure-code", "--workload", "random"), "--trace"),
-        (("--", "--num-pages", "none"), "--num-pages"),
-    ],
-)
-def test_flags_that_make_no_sense(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str) -> None:
-    assert cli.main(["bench", "serve", *flags]) == 2
-    assert named in capsys.readouterr().err

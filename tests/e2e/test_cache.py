@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.engine.echo import EchoModel
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-seq-len", "160")
 SYSTEM = "You answer in one word, in verse, and never with a question."
@@ -38,9 +36,7 @@ def ask(http: httpx.Client, prompt: str, seed: int = 1) -> int:
     """How much of `prompt` was cached; its answer must be that of the prompt alone."""
     body = {"prompt": prompt, "max_tokens": 5, "seed": seed, "ignore_eos": True}
     answer = http.post("/v1/completions", json=body).raise_for_status().json()
-    ids = Tokenizer.echo().encode(prompt).tolist()
-    alone = [token for token in EchoModel(seed=seed).generate(ids, 5, ignore_eos=True) if token < 256]
-    assert answer["choices"][0]["text"] == bytes(alone).decode(errors="replace")
+    assert answer["choices"][0]["text"] == expected(prompt, 5, seed, to_the_end=True)
     cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return cached
 
@@ -170,8 +166,7 @@ def test_each_of_several_engines_keeps_them() -> None:
         assert [one["hits"] for one in cards(http)[0]["engines"]] == [1, 1]
         freed = http.delete("/v1/cache").raise_for_status().json()
         assert [one["engine"] for one in freed["engines"]] == [0, 1]
-        engine = next(one for one in server.children() if "minisgl.runner.process" in " ".join(one.cmdline()))
-        engine.send_signal(signal.SIGKILL)
+        server.engine().kill()
         until(lambda: http.get("/health").json()["status"] == "degraded", "nobody noticed")
         until(lambda: http.get("/health").json()["status"] == "ok", "it did not come back")
         until(lambda: all(one["state"] == "ready" for one in cards(http)), "it did not get them again")

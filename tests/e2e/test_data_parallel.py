@@ -43,12 +43,9 @@ IMPATIENT = (
 
 @pytest.fixture(scope="module")
 def server(front_end: str) -> Iterator[ServerProcess]:
-    running = ServerProcess((*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end), minisgl=IMPATIENT)
-    try:
+    with ServerProcess((*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end), minisgl=IMPATIENT) as running:
         yield running
         assert running.stop() == 0, "\n".join(running.lines)
-    finally:
-        running.kill()
 
 
 def by_engine(server: ServerProcess, name: str) -> dict[str, float]:
@@ -112,35 +109,22 @@ def test_streams_outlive_their_engine(server: ServerProcess, sent: signal.Signal
     assert sum(by_engine(server, "engine_restarts").values()) == restarts + 1
 
 
-def four_kills(server: ServerProcess, seed: int, ask: Callable[[random.Random, int], Ask] = random_ask) -> None:
-    """And every answer of 64 clients is what it should be."""
+def survive(server: ServerProcess, seed: int, ask: Callable[[random.Random, int], Ask]) -> None:
+    """Every answer of 64 clients is what it should be, though four engines die."""
     until_all_ready(server, NUM_ENGINES)
     chaos = Chaos(server, NUM_ENGINES, seed, ask)
     chaos.run(num_kills=4)
     assert chaos.num_kills == 4 and chaos.num_answers >= 64
     until_all_ready(server, NUM_ENGINES)
-
-
-def survive(server: ServerProcess, seed: int, ask: Callable[[random.Random, int], Ask]) -> None:
-    """A server of the test's own, which ends with it."""
-    try:
-        four_kills(server, seed, ask)
-        assert server.stop() == 0, "\n".join(server.lines)
-    finally:
-        server.kill()
-
-
-@pytest.mark.slow
-def test_chaos(server: ServerProcess) -> None:
-    four_kills(server, 17)
+    assert server.stop() == 0, "\n".join(server.lines)
 
 
 @pytest.mark.slow
 def test_chaos_with_states(front_end: str) -> None:
     """Of a model whose layers keep states: a moved request has none, and begins with what the other engine saved."""
     args = (*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32")
-    server = ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT)
-    survive(server, 23, partial(random_ask, states=True))
+    with ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT) as server:
+        survive(server, 23, partial(random_ask, states=True))
 
 
 @pytest.mark.slow
@@ -160,8 +144,8 @@ def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> 
             asks[i] = replace(asks[i], known=(alone.text, len(alone.prompt_token_ids)))
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     pool_of = ("--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32", "--no-access-log")
-    server = ServerProcess(("--model", folder, *flags, *pool_of), minisgl=IMPATIENT)
-    survive(server, 31, lambda rng, _: rng.choice(asks))
+    with ServerProcess(("--model", folder, *flags, *pool_of), minisgl=IMPATIENT) as server:
+        survive(server, 31, lambda rng, _: rng.choice(asks))
 
 
 @pytest.mark.slow

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 
 from tests.e2e.test_operations import Stream, alone, body
 from tests.helpers.data_parallel import Ask, ask_all, engine_processes, pool
-from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.e2e import ServerProcess, refused, serving, until
 from tests.helpers.seconds import WAIT_S
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--dp", "2")
@@ -23,11 +20,8 @@ ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "1024", "--dp", 
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    running = ServerProcess((*ECHO, "--drain-timeout", "20"))
-    try:
+    with ServerProcess((*ECHO, "--drain-timeout", "20")) as running:
         yield running
-    finally:
-        running.kill()
 
 
 def admitted(server: ServerProcess) -> list[int]:
@@ -93,8 +87,7 @@ def test_the_last_engine_s_death_ends_the_server(server: ServerProcess) -> None:
             process.kill()
         stream.read_all()
         assert stream.error is not None and "engine" in stream.error["message"]
-    assert server.process.wait(WAIT_S) == 1
-    server._reader.join(WAIT_S)
+    assert server.ended() == 1
     assert any("no engine is left" in line for line in server.lines), server.lines
     server.check_no_files()
 
@@ -109,31 +102,16 @@ def test_a_killed_server_leaves_nothing(server: ServerProcess) -> None:
 
 
 def test_an_engine_that_cannot_start_is_the_end_of_the_start(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "minisgl",
-        "serve",
-        "--engine",
-        "cpu",
-        "--model",
-        str(tmp_path / "none"),
-        "--dp",
-        "2",
-    ]
-    done = subprocess.run([*command, "--port", "0"], check=False, capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 1
-    assert "the engine did not start" in done.stderr.splitlines()[-1] and "none" in done.stderr
+    said = refused("--engine", "cpu", "--model", str(tmp_path / "none"), "--dp", "2")
+    assert "the engine did not start" in said and "none" in said
 
 
-def test_an_engine_that_is_killed_while_it_loads_is_the_end_of_the_start(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", *ECHO]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server:
-        until(lambda: len(psutil.Process(server.pid).children()) == 2, "no engines")
-        children = psutil.Process(server.pid).children()
+def test_an_engine_that_is_killed_while_it_loads_is_the_end_of_the_start() -> None:
+    with ServerProcess(ECHO, wait=False) as server:
+        until(lambda: len(server.children()) == 2, "no engines")
+        children = server.children()
         children[1].kill()
-        _, said = server.communicate(timeout=WAIT_S)
-        assert server.returncode == 1 and "did not start" in said, said
-    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
-    assert not alive and not list(tmp_path.iterdir())
+        assert server.ended() == 1 and "did not start" in "\n".join(server.lines)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert not alive
+        server.check_no_files()

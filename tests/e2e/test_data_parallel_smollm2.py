@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.data_parallel import engine_processes, pool
 from tests.helpers.e2e import serving, until
-from tests.helpers.meaning import CAPITALS, MAX_TOKENS, capital
+from tests.helpers.meaning import CAPITALS, embedded_model, told_capital
 from tests.helpers.seconds import WAIT_S
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 
 @pytest.mark.any_cpu
@@ -29,14 +23,7 @@ def test_answers_outlive_their_engine() -> None:
     with serving("--model", "smollm2", "--dp", "2", "--routing", "rr", "--num-pages", "512") as server:
 
         def ask(country: str) -> str:
-            body = {
-                "messages": [{"role": "user", "content": capital(country)}],
-                "temperature": 0,
-                "max_tokens": MAX_TOKENS,
-            }
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).json()
-            text: str = answer["choices"][0]["message"]["content"]
-            return text
+            return told_capital(server.url, country, WAIT_S)
 
         alone = {country: ask(country) for country in CAPITALS}
         assert all(city in alone[country] for country, city in CAPITALS.items())

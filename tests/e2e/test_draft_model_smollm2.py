@@ -8,14 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.meaning import embedded_model
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 ARGS = ("--model", "smollm2", "--num-pages", "128", "--max-seq-len", "512", "--max-running-requests", "20")
 TOPICS = ("a cat", "the sea", "a train")

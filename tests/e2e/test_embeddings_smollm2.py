@@ -10,16 +10,12 @@ import openai
 import pytest
 import torch
 
-from minisgl.config import ConfigError
 from minisgl.weights.gguf_import import import_gguf
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 
-try:
-    SMOLLM2 = find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+SMOLLM2 = embedded_model()
 
 pytestmark = pytest.mark.any_cpu
 TEXTS = ["The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose by two percent."]

@@ -8,14 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import serving
+from tests.helpers.meaning import embedded_model
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 # float32: its sums differ little enough between batches that a near-tie is rare.
 ARGS = ("--model", "smollm2", "--dtype", "float32", "--num-pages", "128", "--max-running-requests", "8")

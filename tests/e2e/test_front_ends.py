@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.message import AddRequest, EngineFailed, EngineReady, LoadProgress, Shutdown
 from minisgl.runner.launch import ProcessConfig
+from tests.helpers.e2e import engine_process
 from tests.helpers.hub import add, streams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
@@ -24,6 +24,7 @@ from tests.helpers.seconds import WAIT_S
 SLEEPER = """
 import sys, time
 from minisgl.message import EngineReady, StepTokens
+from tests.helpers.e2e import engine_process
 from tests.helpers.hub import add
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
@@ -43,16 +44,8 @@ def engine(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     config = ProcessConfig(
         engine=EngineConfig(engine="echo", max_running_requests=64), address=f"ipc://{tmp_path}/engine"
     )
-    process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    try:
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
+    with engine_process(config) as process:
         yield config.address, process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
 
 
 @contextlib.contextmanager
@@ -108,15 +101,7 @@ def test_an_engine_that_cannot_start_says_why_to_who_comes_late(tmp_path: Path) 
     config = ProcessConfig(
         engine=EngineConfig(engine="torch", model=str(tmp_path / "nothing")), address=f"ipc://{tmp_path}/engine"
     )
-    process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    try:
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
+    with engine_process(config) as process:
         with FrontEndPeer(config.address) as peer:
             assert "nothing" in peer.next(EngineFailed).text
         assert process.wait(WAIT_S) == 1
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()

@@ -29,12 +29,9 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    running = ServerProcess((*ECHO, "--dp", "2"))
-    try:
+    with ServerProcess((*ECHO, "--dp", "2")) as running:
         yield running
         assert running.stop() == 0, "\n".join(running.lines)
-    finally:
-        running.kill()
 
 
 async def ask(http: httpx.AsyncClient, seed: int) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.e2e import serving, until
+from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.engines import CPU
 from tests.helpers.seconds import WAIT_S
 
@@ -87,19 +87,9 @@ cli.main(["serve", "--engine", "echo", "--port", "0", "--tool-call-parser", "her
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_there_is_an_event_loop(signum: int, tmp_path: Path) -> None:
+def test_a_signal_before_there_is_an_event_loop(signum: int) -> None:
     """The engine process is there, the HTTP side is being imported."""
-    command = [sys.executable, "-m", "minisgl", "serve", "--engine", "echo", "--port", "0"]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
-    try:
-        until(lambda: bool(psutil.Process(server.pid).children()), "no engine process")
-        children = psutil.Process(server.pid).children()
-        server.send_signal(signum)
-        _, said = server.communicate(timeout=WAIT_S)
-        assert server.returncode == 0, said
-        assert "Traceback" not in said
-        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
-        assert not alive and not list(tmp_path.iterdir())
-    finally:
-        server.kill()
+    with ServerProcess(("--engine", "echo"), wait=False) as server:
+        until(lambda: bool(server.children()), "no engine process")
+        assert server.stop(signum) == 0, server.lines
+        assert not any("Traceback" in line for line in server.lines)

@@ -10,16 +10,12 @@ import httpx
 import pytest
 
 from minisgl.cli import bench
-from tests.helpers.e2e import ServerProcess, serving
-
-PROFILE = "name: slow-device\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[2]]]}\n"
+from tests.helpers.e2e import ServerProcess, serving, slow_device
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    file: Path = tmp_path_factory.mktemp("profile") / "slow.yaml"
-    file.write_text(PROFILE)
-    with serving("--engine", "sim", "--sim-profile", str(file)) as running:
+    with serving(*slow_device(tmp_path_factory.mktemp("profile"), 2)) as running:
         yield running
 
 

@@ -12,16 +12,11 @@ import openai
 import pytest
 
 from minisgl import LLM, SamplingParams
-from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
-from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, capital
+from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, embedded_model, told_capital
 from tests.helpers.seconds import WAIT_S
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 ANSWER_S = 60.0  # for what takes a second: a failure, not a measurement
 
@@ -57,29 +52,12 @@ def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
 
 
 @pytest.mark.any_cpu
-def test_a_gap_is_refused(server: ServerProcess) -> None:
-    """Its tokenizer has no tokens of fill-in-the-middle."""
-    asked = {"prompt": "def f(", "suffix": "):", "max_tokens": 1}
-    answer = httpx.post(server.url + "/v1/completions", json=asked, timeout=ANSWER_S)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == "suffix" and "this model has no tokens of fill-in-the-middle" in error["message"]
-
-
-@pytest.mark.any_cpu
 def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
     """Greedy answers, each alone and then all together. Sums depend on the batch, so words may differ at a
     near-tie; these have none."""
 
     def ask(country: str) -> str:
-        body = {
-            "messages": [{"role": "user", "content": capital(country)}],
-            "temperature": 0,
-            "max_tokens": MAX_TOKENS,
-        }
-        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=ANSWER_S).json()
-        text: str = answer["choices"][0]["message"]["content"]
-        return text
+        return told_capital(server.url, country, ANSWER_S)
 
     alone = {country: ask(country) for country in CAPITALS}
     with ThreadPoolExecutor(10) as pool:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from minisgl.engine.echo import EchoModel
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 PROMPTS = [f"again and again and again {i}" for i in range(6)]
 POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
@@ -27,8 +26,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 
 
 def alone(prompt: str, seed: int, stop: str | None) -> str:
-    out = EchoModel(seed=seed).generate(Tokenizer.echo().encode(prompt).tolist(), 60)
-    text = bytes(out[:-1] if out[-1] == 256 else out).decode()
+    text = expected(prompt, 60, seed)
     return text[: text.index(stop)] if stop and stop in text else text
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
-import signal
 import socket
 import subprocess
 import sys
@@ -15,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from tests.helpers.e2e import serving, until
+from tests.helpers.e2e import ServerProcess, refused, serving, until
 from tests.helpers.engines import CPU
 from tests.helpers.seconds import WAIT_S
 
@@ -42,23 +39,6 @@ def model_folder(at: Path, **changes: object) -> str:
     at.mkdir(exist_ok=True)
     (at / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     return str(at)
-
-
-def refused(*flags: str) -> str:
-    """The last line of a server that does not start."""
-    done = subprocess.run([*SERVE, *flags], check=False, capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode in (1, 2), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.stdout == ""
-    return done.stderr.strip().splitlines()[-1]
-
-
-def test_a_taken_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        assert refused("--engine", "echo", "--port", str(port)).endswith(
-            f"--host 127.0.0.1 --port {port}: Address already in use: choose another"
-        )
 
 
 @pytest.mark.parametrize(
@@ -132,11 +112,8 @@ def test_a_server_answers_while_its_model_is_loading() -> None:
     """The engine process is held still, so that it loads for as long as this looks; then it goes on."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-    process = subprocess.Popen(
-        [*SERVE, "--engine", "echo", "--port", str(port), "--api-key", "secret"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        (engine,) = children_of(process, 1)
+    with ServerProcess(("--engine", "echo", "--port", str(port), "--api-key", "secret"), wait=False) as server:
+        engine = server.engine()
         engine.suspend()
         key = {"Authorization": "Bearer secret"}
         body = {"model": "smollm2", "prompt": "a" * 100_000, "max_tokens": 3}
@@ -153,22 +130,7 @@ def test_a_server_answers_while_its_model_is_loading() -> None:
             until(lambda: http.get("/readyz").status_code == 200, "it does not get ready")
             found = http.post("/v1/completions", json={**body, "prompt": "a"}, headers=key)
             assert found.status_code == 200, found.text
-        process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_S) == 0
-    finally:
-        end(process)
-
-
-def test_a_server_that_is_told_to_stop_while_it_is_loading_stops() -> None:
-    process = subprocess.Popen([*SERVE, "--engine", "echo"], stderr=subprocess.PIPE, text=True)
-    try:
-        (engine,) = children_of(process, 1)
-        engine.suspend()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0
-        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
-    finally:
-        end(process)
+        assert server.stop() == 0
 
 
 def answers(http: httpx.Client) -> bool:
@@ -176,28 +138,3 @@ def answers(http: httpx.Client) -> bool:
         return http.get("/livez").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
-    """Once they are what they are to be: one that is stopped before it has left its parent's program holds the parent,
-    too."""
-    parent = psutil.Process(process.pid)
-
-    def engines() -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            return [child for child in parent.children() if "minisgl.runner.process" in child.cmdline()]
-        return []
-
-    until(lambda: len(engines()) >= count or process.poll() is not None, "it has no engine process")
-    return engines()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Whatever happened, nothing stays."""
-    if process.poll() is None:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-        process.kill()
-        process.wait()
-    assert process.stderr is not None
-    process.stderr.close()

@@ -25,11 +25,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     front_end, scheduler, more = request.param
     sizes = ("--page-size", "4", "--num-pages", "64", "--max-prefill-length", "16", "--max-seq-len", "128")
     flags = ("--frontend", front_end, "--cpu-backend", scheduler, *sizes, *more)
-    running = ServerProcess(("--engine", "echo", "--log-prompts", *flags))
-    try:
+    with ServerProcess(("--engine", "echo", "--log-prompts", *flags)) as running:
         yield running
-    finally:
-        running.kill()
 
 
 def events(url: str, wanted: Callable[[str, Any], bool], meanwhile: Callable[[], object] = lambda: None) -> list[Any]:
@@ -114,8 +111,7 @@ def test_a_server_that_stops_ends_the_stream(server: ServerProcess) -> None:
 
 
 def test_a_load_to_look_at_needs_nobody_and_is_not_waited_for() -> None:
-    server = ServerProcess(("--engine", "sim", "--demo-load", "--api-key", "key", "--frontend", "python"))
-    try:
+    with ServerProcess(("--engine", "sim", "--demo-load", "--api-key", "key", "--frontend", "python")) as server:
         assert httpx.get(f"{server.url}/stats/stream", timeout=WAIT_S).status_code == 401
         kinds: set[str] = set()
         with httpx.stream(
@@ -128,5 +124,3 @@ def test_a_load_to_look_at_needs_nobody_and_is_not_waited_for() -> None:
                     break
         assert server.stop(signal.SIGTERM) == 0
         assert any(line.endswith("drained: 0 requests are cut off") for line in server.lines)
-    finally:
-        server.kill()

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validators
 
 from minisgl import LLM, SamplingParams, structured_outputs
-from minisgl.config import ConfigError
 from minisgl.sampling_params import ParamError
-from minisgl.weights.sources import find_smollm2
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.meaning import embedded_model
 from tests.helpers.schemas import BY_HAND, drawn
 from tests.helpers.seconds import WAIT_S
 
@@ -147,10 +146,7 @@ def test_a_thousand(echo: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[LLM]:
-    try:
-        find_smollm2()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    embedded_model()
     with LLM("smollm2", engine="cpu", max_running_requests=16, max_seq_len=1024, log_level="error") as found:
         yield found
 

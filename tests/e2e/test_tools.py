@@ -57,64 +57,40 @@ def check_calls(calls: Any) -> list[str]:
     return [call.function.name for call in calls]
 
 
+def asked(client: openai.OpenAI, **more: Any) -> dict[str, Any]:
+    """That the weather is asked for with a call; `more` may say otherwise."""
+    model = client.models.list().data[0].id
+    return {"model": model, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", **more}
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(**asked(client, **more))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_call_that_is_required_comes(client: openai.OpenAI, temperature: float) -> None:
-    answer = client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=MESSAGES,
-        tools=TOOLS,
-        tool_choice="required",  # one, unless several are asked for
-        temperature=temperature,
-        seed=1,
-        n=4,
-        max_tokens=200,
-    )
-    for choice in answer.choices:
+    """One, unless several are asked for."""
+    for choice in ask(client, temperature=temperature, seed=1, n=4, max_tokens=200).choices:
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         assert len(check_calls(choice.message.tool_calls)) == 1
 
 
 def test_a_call_of_a_named_tool_comes(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
-    answer = client.chat.completions.create(
-        model=model, messages=MESSAGES, tools=TOOLS, tool_choice=NAMED, temperature=1, seed=2
-    )
-    assert answer.choices[0].finish_reason == "stop"
-    assert check_calls(answer.choices[0].message.tool_calls) == ["plan_trip"]
+    [choice] = ask(client, tool_choice=NAMED, temperature=1, seed=2).choices
+    assert choice.finish_reason == "stop"
+    assert check_calls(choice.message.tool_calls) == ["plan_trip"]
 
 
 def test_several_calls_may_come(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
-    answer = client.chat.completions.create(
-        model=model,
-        messages=MESSAGES,
-        tools=TOOLS,
-        tool_choice="required",
-        parallel_tool_calls=True,
-        temperature=1,
-        seed=3,
-        n=8,
-        max_tokens=200,
-    )
-    counts = [
-        len(check_calls(choice.message.tool_calls)) for choice in answer.choices if choice.finish_reason != "length"
-    ]
+    choices = ask(client, parallel_tool_calls=True, temperature=1, seed=3, n=8, max_tokens=200).choices
+    counts = [len(check_calls(choice.message.tool_calls)) for choice in choices if choice.finish_reason != "length"]
     assert counts and min(counts) >= 1
 
 
 def test_a_stream_is_what_is_not_streamed(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
-    asked: dict[str, Any] = {
-        "model": model,
-        "messages": MESSAGES,
-        "tools": TOOLS,
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-        "temperature": 1,
-        "seed": 4,
-    }
-    whole = client.chat.completions.create(**asked).choices[0]
-    with client.chat.completions.stream(**asked) as stream:
+    body = asked(client, parallel_tool_calls=False, temperature=1, seed=4)
+    whole = client.chat.completions.create(**body).choices[0]
+    with client.chat.completions.stream(**body) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_completion().choices[0]
     assert streamed.finish_reason == whole.finish_reason == "tool_calls"
@@ -124,41 +100,24 @@ def test_a_stream_is_what_is_not_streamed(client: openai.OpenAI) -> None:
 
 
 def test_strict_tools_are_strict_where_the_model_decides(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
     tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-    answer = client.chat.completions.create(
-        model=model, messages=MESSAGES, tools=tools, temperature=1, seed=5, n=8, max_tokens=60
-    )
-    for choice in answer.choices:
+    for choice in ask(client, tools=tools, tool_choice="auto", temperature=1, seed=5, n=8, max_tokens=60).choices:
         if choice.message.tool_calls and choice.finish_reason != "length":
             check_calls(choice.message.tool_calls)
 
 
 def test_results_go_back_in(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
-    first = client.chat.completions.create(
-        model=model, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
-    )
-    message = first.choices[0].message
-    assert message.tool_calls is not None
-    result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
+    message = ask(client, parallel_tool_calls=False).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
     messages = [*MESSAGES, message.model_dump(exclude_none=True), result]
-    answer = client.chat.completions.create(
-        model=model,
-        messages=messages,
-        tools=TOOLS,
-        tool_choice="none",
-        max_tokens=20,
-        extra_body={"ignore_eos": True},  # the id of a call is made up: of some, the answer would be nothing
-    )
+    goes_on = {"ignore_eos": True}  # the id of a call is made up: of some, the answer would be nothing
+    answer = ask(client, messages=messages, tool_choice="none", max_tokens=20, extra_body=goes_on)
     assert answer.choices[0].message.content and not answer.choices[0].message.tool_calls
 
 
 def test_a_schema_that_cannot_be_kept_to_is_named(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
-    bad: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    bad = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(
-            model=client.models.list().data[0].id, messages=MESSAGES, tools=[*TOOLS, bad], tool_choice="required"
-        )
+        ask(client, tools=[*TOOLS, bad])
     assert error.value.param == "tools.2.function.parameters.properties.a.format"

@@ -8,9 +8,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -18,13 +15,12 @@ import psutil
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.engine.echo import EchoModel
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
-from minisgl.tokenizer import Tokenizer
 from minisgl.weights.sources import resolve_model
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
 CHUNKS = ("--max-prefill-length", "32")
@@ -42,12 +38,6 @@ CONFIG = {
 }
 
 
-def expected(prompt: str, seed: int, max_tokens: int) -> str:
-    ids = Tokenizer.echo().encode(prompt).tolist()
-    out = EchoModel(seed=seed).generate(ids, min(max_tokens, LIMIT - len(ids)))
-    return bytes(token for token in out if token < 256).decode()
-
-
 async def _ask(client: httpx.AsyncClient, i: int) -> None:
     """One request; every fifth goes away after some pieces."""
     rng = random.Random(i)
@@ -62,7 +52,7 @@ async def _ask(client: httpx.AsyncClient, i: int) -> None:
                 pieces += 1
             if i % 5 == 0 and pieces == 3:
                 break
-    whole = expected(prompt, i, int(str(body["max_tokens"])))
+    whole = expected(prompt, min(int(str(body["max_tokens"])), LIMIT - len(prompt)), i)
     assert whole.startswith(text) if i % 5 == 0 else text == whole
 
 
@@ -84,22 +74,19 @@ def rank_processes(server: ServerProcess) -> list[psutil.Process]:
     return sorted(found, key=lambda child: child.cmdline()[-1])
 
 
-def killed(server: ServerProcess, victim: psutil.Process) -> str:
-    """SIGKILL to `victim`, and the server's end; returns its last line."""
+def lost(server: ServerProcess, victim: psutil.Process, sent: signal.Signals, within_s: float = WAIT_S) -> str:
+    """What `victim` is sent, and the server's end; returns its last line. Nothing stays, a stopped process neither."""
     processes = server.children()
-    began = time.monotonic()
-    victim.kill()
-    code = server.process.wait(WAIT_S)
-    _, alive = psutil.wait_procs(processes, timeout=max(0.0, began + WAIT_S - time.monotonic()))
+    victim.send_signal(sent)
+    code = server.ended(within_s)
+    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
     assert code == 1 and not alive
-    server._reader.join(WAIT_S)
     server.check_no_files()
     return server.lines[-1]
 
 
 def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None:
-    server = ServerProcess((*POOL, *CHUNKS, "--tp", "2"))
-    try:
+    with ServerProcess((*POOL, *CHUNKS, "--tp", "2")) as server:
         stats = storm(server.url, 40)
         assert stats["num_cached_tokens_total"] > 0 and stats["num_retracted_total"] > 0
         figures = httpx.get(server.url + "/metrics").text
@@ -107,22 +94,8 @@ def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None
             assert re.search(rf'^minisgl:rank_cpu_seconds_total{{rank="{rank}"}} [1-9]', figures, re.MULTILINE)
             assert re.search(rf'^minisgl:rank_resident_bytes{{rank="{rank}"}} [1-9].*e\+0[789]', figures, re.MULTILINE)
         with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "a", "stream": True}):
-            said = killed(server, rank_processes(server)[1])
+            said = lost(server, rank_processes(server)[1], signal.SIGKILL)
         assert said == "minisgl: tensor-parallel rank 1 was ended by signal 9"
-    finally:
-        server.kill()
-
-
-def stopped(server: ServerProcess, victim: psutil.Process, within_s: float) -> str:
-    """SIGSTOP to `victim`, and the server's end; returns its last line. Nothing stays, the stopped process neither."""
-    processes = server.children()
-    victim.suspend()
-    code = server.process.wait(within_s)
-    _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
-    assert code == 1 and not alive
-    server._reader.join(WAIT_S)
-    server.check_no_files()
-    return server.lines[-1]
 
 
 @pytest.mark.slow
@@ -130,22 +103,19 @@ def stopped(server: ServerProcess, victim: psutil.Process, within_s: float) -> s
 def test_a_rank_that_stands_still_ends_the_server_within_the_step_timeout(busy: bool) -> None:
     """Rank 1 is named, though rank 2, if there is a step to do, does not get on either; without one rank 0 waits for
     nothing."""
-    server = ServerProcess((*POOL, *CHUNKS, "--tp", "3", "--step-timeout", "2"))
-    try:
+    with ServerProcess((*POOL, *CHUNKS, "--tp", "3", "--step-timeout", "2")) as server:
         victim = rank_processes(server)[1]
         if busy:
             with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
                 body = {"prompt": "a", "stream": True, "max_tokens": 200, "ignore_eos": True}
                 with client.stream("POST", "/v1/completions", json=body) as answer:
                     next(answer.iter_lines())
-                    said = stopped(server, victim, 2 + WAIT_S)
+                    said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
         else:
-            said = stopped(server, victim, 2 + WAIT_S)
+            said = lost(server, victim, signal.SIGSTOP, 2 + WAIT_S)
         assert re.fullmatch(
             r"minisgl: no heartbeat from tensor-parallel rank 1 for [\d.]+ s, the limit is 2 \(--step-timeout\)", said
         )
-    finally:
-        server.kill()
 
 
 @pytest.mark.slow
@@ -159,49 +129,33 @@ def test_four_ranks_serve_exact_texts_and_end_when_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 3])
 def test_any_rank_that_dies_ends_an_idle_server(rank: int) -> None:
-    server = ServerProcess(("--engine", "echo", "--tp", "4"))
-    try:
-        said = killed(server, rank_processes(server)[rank])
+    with ServerProcess(("--engine", "echo", "--tp", "4")) as server:
+        said = lost(server, rank_processes(server)[rank], signal.SIGKILL)
         assert ("exit code -9" in said) if rank == 0 else ("tensor-parallel rank" in said and "signal 9" in said)
-    finally:
-        server.kill()
 
 
 @pytest.mark.slow
 def test_the_ranks_end_when_the_server_dies() -> None:
-    server = ServerProcess(("--engine", "echo", "--tp", "3"))
-    try:
+    with ServerProcess(("--engine", "echo", "--tp", "3")) as server:
         processes = server.children()
         server.process.kill()
-        server.process.wait()
         _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
         assert not alive
-    finally:
-        for process in processes:
-            if process.is_running():
-                process.kill()
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_while_loading_ends_the_server() -> None:
-    command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", "--engine", "echo", "--tp", "3"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        workers = list[psutil.Process]()
+    with ServerProcess(("--engine", "echo", "--tp", "3"), wait=False) as server:
 
-        def two_workers() -> bool:
-            found = psutil.Process(server.pid).children(recursive=True)
-            workers[:] = [child for child in found if "minisgl.runner.worker" in " ".join(child.cmdline())]
-            return len(workers) == 2
+        def workers() -> list[psutil.Process]:
+            return [child for child in server.children() if "minisgl.runner.worker" in " ".join(child.cmdline())]
 
-        until(two_workers, "no two workers")
-        workers[0].send_signal(signal.SIGKILL)
-        _, said = server.communicate(timeout=WAIT_S)
-        assert server.returncode == 1
-        assert "tensor-parallel rank" in said.splitlines()[-1] and "signal 9" in said.splitlines()[-1]
-        assert not any(worker.is_running() for worker in workers)
-    finally:
-        server.kill()
+        until(lambda: len(workers()) == 2, "no two workers")
+        both = workers()
+        both[0].kill()
+        assert server.ended() == 1
+        assert "tensor-parallel rank" in server.lines[-1] and "signal 9" in server.lines[-1]
+        assert not any(worker.is_running() for worker in both)
 
 
 def _model(folder: Path) -> str:

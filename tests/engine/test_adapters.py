@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import EngineConfig
@@ -19,7 +18,7 @@ from minisgl.message import LoadAdapter, UnloadAdapter
 from minisgl.sampling_params import SamplingParams
 from tests.helpers import models
 from tests.helpers.adapters import ALL, TinyAdapter
-from tests.helpers.engines import MODEL_ENGINES, Collector, assert_greedy, greedy, load
+from tests.helpers.engines import MODEL_ENGINES, Collector, assert_greedy, assert_logprobs, greedy, load
 
 PROMPTS = [[5, 9, 23, 40, 41, 7], [11] * 9, list(range(30, 60)), [3, 4, 5]]
 KINDS: dict[str, dict[str, Any]] = {
@@ -82,13 +81,9 @@ def test_each_adapter_is_what_merging_it_is(world: World, engine: str) -> None:
     collector.run({number: (PROMPTS[2], with_adapter(asks, number)) for number in numbers})
     made.close()
     for number in numbers:
-        tokens = collector.tokens[number]
-        with torch.inference_mode():
-            logits = world.references[number](torch.tensor([PROMPTS[2] + tokens])).logits[0]
-        wanted = logits.log_softmax(-1)[len(PROMPTS[2]) - 1 : -1]
-        for row, (logprob, top_ids, top) in zip(wanted, collector.logprobs[number], strict=True):
-            assert abs(float(row.max()) - logprob) < 1e-4
-            assert torch.allclose(row[list(top_ids)], torch.tensor(top), atol=1e-4)
+        reference, tokens = world.references[number], collector.tokens[number]
+        assert_greedy(reference, PROMPTS[2], tokens)
+        assert_logprobs(reference, PROMPTS[2], tokens, collector.logprobs[number])
     assert len({tuple(tokens) for tokens in collector.tokens.values()}) == len(numbers), "each has its own text"
 
 

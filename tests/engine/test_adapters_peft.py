@@ -13,7 +13,7 @@ import torch
 from minisgl.message import LoadAdapter
 from minisgl.sampling_params import SamplingParams
 from tests.helpers import models
-from tests.helpers.engines import MODEL_ENGINES, Collector, load
+from tests.helpers.engines import MODEL_ENGINES, Collector, assert_greedy, assert_logprobs, load
 
 peft = pytest.importorskip("peft")
 PROMPT = list(range(30, 60))
@@ -61,12 +61,8 @@ def test_what_peft_computes(engine: str, tmp_path: Path) -> None:
     collector.run({number: (PROMPT, msgspec.structs.replace(asks, adapter=number)) for number in found})
     served.close()
     for number, model in found.items():
-        with torch.inference_mode():
-            logits = model(torch.tensor([PROMPT + collector.tokens[number]])).logits[0]
-        wanted = logits.log_softmax(-1)[len(PROMPT) - 1 : -1]
-        for row, (logprob, top_ids, top) in zip(wanted, collector.logprobs[number], strict=True):
-            assert abs(float(row.max()) - logprob) < 1e-4
-            assert torch.allclose(row[list(top_ids)], torch.tensor(top), atol=1e-4)
+        assert_greedy(model, PROMPT, collector.tokens[number])
+        assert_logprobs(model, PROMPT, collector.tokens[number], collector.logprobs[number])
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -232,9 +232,8 @@ def test_the_torch_engine_takes_what_a_small_model_guesses(tmp_path: Path) -> No
 @pytest.fixture
 def spoken(tmp_path: Path) -> Path:
     """A model with a vocabulary."""
-    folder = save(tiny_model("llama-linear-mha", vocab_size=260, max_position_embeddings=CONTEXT), tmp_path / "model")
-    (folder / "tokenizer.json").write_text(echo_json())
-    return folder
+    model = tiny_model("llama-linear-mha", vocab_size=260, max_position_embeddings=CONTEXT)
+    return save(model, tmp_path / "model", tokenizer=True)
 
 
 @NEEDS_CPU

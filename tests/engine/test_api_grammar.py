@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.slots import Matcher
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
-from tests.helpers.engines import NEEDS_CPU, Collector, greedy, load
+from tests.helpers.engines import NEEDS_CPU, Collector, assert_logprobs, greedy, load
 from tests.helpers.grammars import PERSON, Quick, matcher, of_regex, of_schema
 from tests.helpers.models import save, tiny_model
 
@@ -133,12 +132,7 @@ def test_log_probabilities_are_those_of_the_model(engine_name: str, reference: t
     collector.run({0: ([5, 6, 7], params("g", 0, logprobs=3)), 1: ([8, 9], params(None, 1, logprobs=2))})
     engine.close()
     for i, prompt in ((0, [5, 6, 7]), (1, [8, 9])):
-        tokens = collector.tokens[i]
-        with torch.inference_mode():
-            expected = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        for row, token, (own, top_ids, top) in zip(expected, tokens, collector.logprobs[i], strict=True):
-            assert own == pytest.approx(float(row[token]), abs=1e-4)
-            assert list(top) == pytest.approx(row.topk(len(top_ids)).values.tolist(), abs=1e-4)
+        assert_logprobs(model, prompt, collector.tokens[i], collector.logprobs[i])
 
 
 def test_a_matcher_that_breaks_ends_its_own_request_and_no_other(

@@ -1,6 +1,6 @@
 """GGUF files with changed bytes, all the way into the CPU engine: an error or an engine, never a crash.
 
-The Rust suite (rust/minisgl-cpu/tests/all/hostile_files.rs) does so with the reader alone, a hundred thousand times.
+The Rust suite (rust/minisgl-cpu/src/tests/hostile_files.rs) does so with the reader alone, a hundred thousand times.
 Here what a file says is believed by more: config, tokenizer, shapes of layers.
 """
 

@@ -19,7 +19,7 @@ from minisgl.models.config import load_config
 from minisgl.sampling_params import POOLINGS, SamplingParams
 from tests.helpers import our_encoders
 from tests.helpers.encoders import ENCODERS, hidden_states, pooled, tiny_encoder
-from tests.helpers.engines import Collector, greedy, load
+from tests.helpers.engines import Collector, greedy, load, vectors
 from tests.helpers.models import save
 from tests.helpers.our_models import PAGE, written
 
@@ -48,13 +48,8 @@ def prompts() -> list[list[int]]:
     return [generator.integers(6, 131, n).tolist() for n in (40, 1, 16, 90, 2, 65)]
 
 
-def vectors(folder: Path, requests: dict[int, tuple[list[int], SamplingParams]], **settings: Any) -> dict[int, bytes]:
-    engine, config = load("cpu", folder, **{"num_pages": 400, "num_threads": 1, **settings})
-    collector = Collector(engine, config)
-    collector.run(requests)
-    collector.close()
-    assert collector.errors == {}
-    return collector.embeddings
+def same(ours: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, ours, others))
 
 
 def test_every_encoder_is_here_and_on_the_page() -> None:
@@ -66,29 +61,25 @@ def test_every_encoder_is_here_and_on_the_page() -> None:
 
 
 def test_vectors_are_those_of_transformers(reference: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = {
-        i: (prompt, asks(pooling)) for i, (prompt, pooling) in enumerate(itertools.product(prompts(), POOLINGS))
-    }
+    asked = list(itertools.product(prompts(), POOLINGS))
     found = []
     for isa in ("scalar", "avx2", "avx512"):
         monkeypatch.setenv("MINISGL_CPU_ISA", isa)
         with suppress(ConfigError):  # not on this processor
-            found.append(vectors(folder, requests))
-    assert all(one == found[0] for one in found)
+            found.append(vectors(folder, asked))
+    assert all(same(one, found[0]) for one in found)
     theirs = {len(prompt): hidden_states(reference, prompt) for prompt in prompts()}
-    for req_id, (prompt, sampling) in requests.items():
-        ours = torch.from_numpy(np.frombuffer(found[0][req_id], np.float32).copy())
-        wanted = pooled(theirs[len(prompt)], sampling.embedding or "")
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=WITHIN)
+    for (prompt, pooling), ours in zip(asked, found[0], strict=True):
+        torch.testing.assert_close(ours, pooled(theirs[len(prompt)], pooling), rtol=0, atol=WITHIN)
 
 
 def test_neither_cuts_nor_neighbours_nor_pages_change_a_bit(folder: Path) -> None:
-    given = prompts()
-    whole = vectors(folder, {i: (prompt, asks("mean")) for i, prompt in enumerate(given)})
+    asked = [(prompt, "mean") for prompt in prompts()]
+    whole = vectors(folder, asked)
     for settings in ({"max_prefill_length": 7}, {"page_size": 4}, {"max_running_requests": 2, "num_threads": 2}):
-        assert vectors(folder, {i: (prompt, asks("mean")) for i, prompt in enumerate(given)}, **settings) == whole
-    for i, prompt in enumerate(given):
-        assert vectors(folder, {0: (prompt, asks("mean"))})[0] == whole[i]
+        assert same(vectors(folder, asked, **settings), whole)
+    for one, expected in zip(asked, whole, strict=True):
+        assert same(vectors(folder, [one]), [expected])
 
 
 def test_text_is_not_what_it_gives(folder: Path) -> None:
@@ -121,9 +112,8 @@ def test_other_kinds_of_layers_are_refused(field: str, tmp_path: Path) -> None:
 def test_as_many_tokens_as_positions(reference: Any, folder: Path) -> None:
     most = load_config(folder).max_position
     prompt = np.random.default_rng(3).integers(6, 131, most).tolist()
-    (found,) = vectors(folder, {0: (prompt, asks("cls"))}).values()
+    (ours,) = vectors(folder, [(prompt, "cls")])
     theirs = hidden_states(reference, prompt)[0]
-    ours = torch.from_numpy(np.frombuffer(found, np.float32).copy())
     torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
 
 

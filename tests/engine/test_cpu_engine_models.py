@@ -56,10 +56,10 @@ def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(reference, tmp_path_factory.mktemp("checkpoint"))
 
 
-def load(folder: Path, **settings: Any) -> CpuEngine:
-    return load_cpu_engine(
-        EngineConfig(model=str(folder), num_pages=64, **settings), lambda text, done=0, total=0: None
-    )
+def load(folder: Path, said: list[str] | None = None, **settings: Any) -> CpuEngine:
+    lines = [] if said is None else said
+    config = EngineConfig(model=str(folder), **{"num_pages": 64, **settings})
+    return load_cpu_engine(config, lambda text, done=0, total=0: lines.append(text))
 
 
 def logits(engine: CpuEngine, ids: list[int]) -> torch.Tensor:
@@ -68,10 +68,15 @@ def logits(engine: CpuEngine, ids: list[int]) -> torch.Tensor:
     return torch.from_numpy(found.reshape(len(ids), -1).copy())
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512", "amx"])
+def assert_alike(engine: CpuEngine, reference: Any) -> None:
+    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avxvnni", "avx512", "amx"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
-    needs = {"scalar": "", "avx2": "avx2", "avx512": "avx512_vnni", "amx": "amx_int8"}[request.param]
+    flags = {"scalar": "", "avx2": "avx2", "avxvnni": "avx_vnni", "avx512": "avx512_vnni", "amx": "amx_int8"}
+    needs = flags[request.param]
     if needs and needs not in cpu_flags():
         pytest.skip(f"this processor has no {needs}")
     yield request.param
@@ -95,8 +100,7 @@ def test_flat_names_in_parts_of_mixed_types(variant: str, tmp_path: Path, quanti
 
 
 def test_logits_equal_transformers(reference: Any, folder: Path, isa: str) -> None:
-    ours = logits(load(folder, kv_dtype="f32"), IDS)
-    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(folder, kv_dtype="f32"), reference)
 
 
 @pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tables change once more")
@@ -151,8 +155,7 @@ def test_shards_whose_tensors_are_of_mixed_types(tmp_path: Path) -> None:
     folder = save(reference, tmp_path, shards=True)
     for shard in folder.glob("*.safetensors"):
         save_file({name: tensor.to(next(kinds)) for name, tensor in load_file(shard).items()}, shard)
-    ours = logits(load(folder, kv_dtype="f32"), IDS)
-    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(folder, kv_dtype="f32"), reference)
 
 
 def test_a_page_holds_what_each_layer_keeps(tmp_path: Path) -> None:
@@ -173,17 +176,14 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     reference, said = tiny_model("glm4-moe"), list[str]()
     file = save(reference, tmp_path) / "model.safetensors"
     save_file({**load_file(file), "model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, file)
-    config = EngineConfig(model=str(tmp_path), num_pages=64, kv_dtype="f32")
-    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
-    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(tmp_path, said, kv_dtype="f32"), reference)
     assert "one token a step: what predicts further ones (MTP) is not loaded" in said
 
 
 def test_pages_hold_latents_once_for_all_heads(tmp_path: Path) -> None:
     save(tiny_model("deepseek2"), tmp_path)
     said: list[str] = []
-    config = EngineConfig(model=str(tmp_path), num_pages=2**16, page_size=16, kv_dtype="f32")
-    load_cpu_engine(config, lambda text, done=0, total=0: said.append(text)).close()
+    load(tmp_path, said, num_pages=2**16, page_size=16, kv_dtype="f32").close()
     layers, latent, rotated = 3, 32, 8
     size = 2**16 * 16 * layers * (latent + rotated) * 4 // 2**20
     assert f"KV pool: 65536 pages of 16 tokens, {size} MiB at most" in said
@@ -194,8 +194,7 @@ def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> No
     folder = save(reference, tmp_path)
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
-    ours = logits(load(folder, kv_dtype="f32"), IDS)
-    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(folder, kv_dtype="f32"), reference)
 
 
 def test_published_mxfp4_is_read_and_held_as_it_is(isa: str, tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_published_mxfp4_is_read_and_held_as_it_is(isa: str, tmp_path: Path) -> 
     size = published(reference, tmp_path)
     engine = load(tmp_path, kv_dtype="f32")
     assert dict(engine.rust.about()["kinds"])["mxfp4"] <= 1.03 * size
-    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(engine, reference)
     with pytest.raises(ConfigError, match="--quantization q8: the weights are quantized already"):
         load(tmp_path, quantization="q8")
 
@@ -273,9 +272,7 @@ def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: 
     reference = {**THAT_SEE, **THAT_SEE_ON_CPU}[which](tied)
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
-    config = EngineConfig(model=str(folder), num_pages=64, kv_dtype="f32")
-    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
-    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(folder, said, kv_dtype="f32"), reference)
     assert "text only: what sees is not loaded" in said
 
 
@@ -306,8 +303,7 @@ def test_a_gguf_file(variant: str, arch: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
     reference = written_model(variant)
     file = write_gguf(tmp_path / "m.gguf", reference, arch)
-    ours = logits(load(file, kv_dtype="f32"), IDS)
-    torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(file, kv_dtype="f32"), reference)
 
 
 def test_what_sees_in_a_gguf_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +317,7 @@ def test_what_sees_in_a_gguf_file_is_left_out(tmp_path: Path, monkeypatch: pytes
         edit=lambda writer: writer.add_tensor("v.patch_embedding.weight", np.ones((4, 8), np.float32)),
     )
     said: list[str] = []
-    config = EngineConfig(model=str(file), num_pages=64, kv_dtype="f32")
-    engine = load_cpu_engine(config, lambda text, done=0, total=0: said.append(text))
-    torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
+    assert_alike(load(file, said, kv_dtype="f32"), reference)
     assert "text only: what sees is not loaded" in said
 
 
@@ -343,8 +337,6 @@ def test_blocks_are_computed_as_they_are(kind: str, tmp_path: Path, monkeypatch:
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = save(tiny_model("qwen2-tied"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]

@@ -3,7 +3,6 @@ tokens, all of which their grammars allow; what a mask costs, only they pay."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.engine.device import DeviceMasks, InlineDevice
-from minisgl.grammar.slots import GrammarSlots, TokenMasks
+from minisgl.grammar.slots import TokenMasks
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_cuda_engine import GRAPHS, build, requests
@@ -104,30 +103,6 @@ def test_rows_beside_a_grammar_keep_their_tokens(folder: Path) -> None:
     for req_id in (req_id for req_id in plain if req_id % 2):
         assert found[0].tokens[req_id] == found[1].tokens[req_id]
         assert found[0].logprobs.get(req_id) == found[1].logprobs.get(req_id)
-
-
-@pytest.mark.parametrize("device", [InlineDevice(), LateDevice(2)], ids=["inline", "late"])
-def test_a_mask_that_is_one_step_late_is_noticed(folder: Path, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests above would miss if sampling did not wait for the token before it."""
-    wanted = with_grammars(requests(2), every=1)
-    cpu_engine, config = load(folder, **SETTINGS)
-    expected = served(cpu_engine, config, wanted)
-    assert not expected.errors
-    late: dict[int, Any] = {}
-    masks = GrammarSlots.masks
-
-    def stale(self: GrammarSlots, slots: list[int]) -> TokenMasks | None:
-        found = masks(self, slots)
-        if found is None:
-            return None
-        bits = np.stack([late.get(slots[row], found.bits[i]) for i, row in enumerate(found.rows)])
-        late.update({slots[row]: found.bits[i] for i, row in enumerate(found.rows)})
-        return replace(found, bits=bits)
-
-    monkeypatch.setattr(GrammarSlots, "masks", stale)
-    engine, config, _ = build(folder, device)
-    got = served(engine, config, wanted)
-    assert got.errors and got.tokens != expected.tokens
 
 
 class _Logged:

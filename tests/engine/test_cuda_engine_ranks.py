@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,7 @@ from minisgl.engine.api import Engine
 from minisgl.engine.cuda_engine import CudaEngine, EngineDeadError
 from minisgl.engine.cuda_loading import check_agreement
 from minisgl.engine.loading import load_engine
-from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane
-from minisgl.runner.intake import Beside, LoopSettings
-from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import RankDied
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -28,7 +25,7 @@ from tests.helpers.grammars import PickyCompiler
 from tests.helpers.models import save, tiny_model
 from tests.helpers.ranks import ThreadRanks, on_ranks
 from tests.helpers.tp import SETTINGS, Recorder, break_forward, cuda_rank
-from tests.runner.test_ranks_engines import Clients, Request
+from tests.runner.test_ranks_engines import Request, drive
 
 GRAPHS = (1, 2, 4, 6)
 VARIANTS = {"qwen3-untied": 2, "llama-bias-untied": 4, "qwen3-moe-not-everywhere": 2}
@@ -68,34 +65,11 @@ def requests(seed: int) -> list[Request]:
     ]
 
 
-def drive(
-    engine: Engine,
-    config: EngineConfig,
-    wanted: Sequence[Request],
-    *,
-    aborts: Sequence[int] = (),
-    overlap: bool = True,
-    compiler: Any = None,
-) -> tuple[Clients, StepLoop]:
-    """Three arrivals a step; those in `aborts` are aborted some steps later."""
-    clients = Clients()
+def tight(engine: Engine, config: EngineConfig) -> Any:
+    """A control plane whose estimate expects no output: rows are retracted."""
     plane = build_control_plane(config, engine.info)
-    plane.reserve_ratio = 0  # type: ignore[attr-defined]  # the estimate expects no output: rows are retracted
-    loop = StepLoop(
-        plane, engine, clients.take, settings=LoopSettings(overlap=overlap), beside=Beside(compiler=compiler)
-    )
-    waiting, step = list(enumerate(wanted)), 0
-    while waiting or not loop.idle:
-        now, waiting = waiting[:3], waiting[3:]
-        messages: list[Any] = [AddRequest(i, _bytes(prompt), params) for i, (prompt, params) in now]
-        loop.step([*messages, *(AbortRequest(i) for i in aborts if step == i + 6)])
-        plane.check()
-        step += 1
-    return clients, loop
-
-
-def _bytes(prompt: list[int]) -> bytes:
-    return torch.tensor(prompt, dtype=torch.int32).numpy().tobytes()
+    plane.reserve_ratio = 0  # type: ignore[attr-defined]
+    return plane
 
 
 def config_of(folder: Path) -> EngineConfig:
@@ -127,9 +101,9 @@ def test_several_ranks_say_what_one_says(
     for engine, rank0 in ((alone, alone), (ranks, ranks.engines[0]), (load_engine(config, _silent), None)):
         if isinstance(rank0, CudaEngine):
             logits.append(Recorder(rank0).logits)
-        clients, loop = drive(engine, config, wanted, aborts=aborts)
+        clients, loop = drive(engine, tight(engine, config), wanted, aborts=aborts)
         stats = loop.control_plane.stats()
-        assert stats.num_retracted_total > 0 and clients.num_cached > 0
+        assert stats.num_retracted_total > 0 and sum(clients.cached.values()) > 0
         engine.close()
         found.append(clients)
     assert not ranks.errors and not any(ranks.failed_steps)
@@ -143,7 +117,8 @@ def test_several_ranks_say_what_one_says(
     for mine, other in zip(*logits, strict=True):
         assert (mine - other).abs().max() <= 1e-4
     for i in many.logprobs:
-        assert many.logprobs[i] == pytest.approx(cpu.logprobs[i], abs=1e-4)
+        ours, theirs = ([own for own, *_ in each.logprobs[i]] for each in (many, cpu))
+        assert ours == pytest.approx(theirs, abs=1e-4)
     assert many.prompt_logprobs[4] == pytest.approx(cpu.prompt_logprobs[4], abs=1e-4)
     if graphs:
         for engine in ranks.engines:
@@ -170,7 +145,7 @@ def test_grammars_are_rank_0s(kind: str, graphs: tuple[int, ...], folders: dict[
     ranks = ThreadRanks(4, tmp_path, lambda group: cuda_rank(folder, group, kind, graphs))
     found = []
     for engine in (ranks, cuda_rank(folder, ALONE, kind, graphs), load_engine(config, _silent)):
-        clients, loop = drive(engine, config, wanted, aborts=(2, 9), compiler=PickyCompiler(VOCAB))
+        clients, loop = drive(engine, tight(engine, config), wanted, aborts=(2, 9), compiler=PickyCompiler(VOCAB))
         assert loop.control_plane.stats().num_retracted_total > 0
         engine.close()
         found.append(clients)
@@ -207,10 +182,11 @@ def test_rows_that_are_not_finite_on_one_rank_fail_on_all(
             _spoil_attention(engine, at=2)
         return engine
 
-    clean, _ = drive(alone := cuda_rank(folder), config_of(folder), wanted, overlap=overlap)
+    alone = cuda_rank(folder)
+    clean, _ = drive(alone, tight(alone, config_of(folder)), wanted, overlap=overlap)
     alone.close()
     ranks = ThreadRanks(4, tmp_path, build)
-    clients, _ = drive(ranks, config_of(folder), wanted, overlap=overlap)
+    clients, _ = drive(ranks, tight(ranks, config_of(folder)), wanted, overlap=overlap)
     ranks.close()
     assert not ranks.errors
     assert not any(ranks.failed_steps)
@@ -254,7 +230,7 @@ def test_out_of_memory_on_one_rank_ends_all(kind: str, rank: int, folders: dict[
 
     ranks = ThreadRanks(2, tmp_path, build)
     with pytest.raises(EngineDeadError if rank == 0 else RankDied, match="out of memory"):
-        drive(ranks, config_of(folder), requests(1))
+        drive(ranks, tight(ranks, config_of(folder)), requests(1))
     assert ranks.killed() == (rank == 0)
     ranks.close()
 
@@ -273,7 +249,7 @@ def test_a_rank_that_ends_is_named(folders: dict[str, Path], tmp_path: Path) -> 
 
     ranks = ThreadRanks(4, tmp_path, build)
     with pytest.raises(RankDied, match="rank 2 has left"):
-        drive(ranks, config_of(folder), requests(2))
+        drive(ranks, tight(ranks, config_of(folder)), requests(2))
     ranks.close()
 
 

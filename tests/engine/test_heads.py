@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
-from minisgl.sampling_params import SCORE, SamplingParams
+from minisgl.sampling_params import SCORE
 from tests.helpers.encoders import (
     CROSS_ENCODERS,
     hidden_states,
@@ -20,7 +19,7 @@ from tests.helpers.encoders import (
     tiny_encoder,
     with_dense,
 )
-from tests.helpers.engines import Collector, load
+from tests.helpers.engines import load, vectors
 from tests.helpers.models import reference_logits, save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -28,20 +27,6 @@ pytestmark = pytest.mark.any_cpu
 WITHIN = 1e-4
 SEP = 2
 DENSE = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
-
-
-def asks(pooling: str) -> SamplingParams:
-    return SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling)
-
-
-def given(folder: Path, prompts: list[list[int]], pooling: str, **settings: Any) -> list[torch.Tensor]:
-    engine, config = load("cpu", folder, num_pages=100, num_threads=1, **settings)
-    collector = Collector(engine, config)
-    collector.run({i: (prompt, asks(pooling)) for i, prompt in enumerate(prompts)})
-    collector.close()
-    assert collector.errors == {}
-    found = (np.frombuffer(collector.embeddings[i], np.float32).copy() for i in range(len(prompts)))
-    return [torch.from_numpy(one) for one in found]
 
 
 def pairs() -> list[list[int]]:
@@ -57,10 +42,9 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     engine, _ = load("cpu", folder, num_pages=10, num_threads=1)
     assert engine.info.kind == ("judge" if name == "qwen3-classes" else "cross_encoder")
     engine.close()
-    scores = given(folder, prompts, SCORE)
-    assert all(
-        torch.equal(a, b) for a, b in zip(scores, given(folder, prompts, SCORE, max_prefill_length=7), strict=True)
-    )
+    asked = [(prompt, SCORE) for prompt in prompts]
+    scores = vectors(folder, asked)
+    assert all(map(torch.equal, scores, vectors(folder, asked, max_prefill_length=7)))
     for prompt, ours in zip(prompts, scores, strict=True):
         more = {}
         if name == "bert":
@@ -75,7 +59,7 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_the_score_of_two_tokens_is_the_difference_of_their_logits(name: str, tmp_path: Path) -> None:
     model, (yes, no), prompts = tiny_model(name), (57, 21), pairs()
     folder = judging(save(model, tmp_path), true_token_id=yes, false_token_id=no)
-    for prompt, (ours,) in zip(prompts, given(folder, prompts, SCORE), strict=True):
+    for prompt, (ours,) in zip(prompts, vectors(folder, [(one, SCORE) for one in prompts]), strict=True):
         logits = reference_logits(model, prompt)[-1]
         torch.testing.assert_close(ours, logits[yes] - logits[no], rtol=0, atol=WITHIN)
     judging(folder, true_token_id=yes, false_token_id=131)
@@ -91,7 +75,7 @@ def test_dense_layers_are_behind_the_pooling(tmp_path: Path) -> None:
     model = tiny_encoder("embedding-gemma")
     one, other = with_dense(save(model, tmp_path), DENSE, (96, 40))
     prompt = list(range(6, 60))
-    (ours,) = given(tmp_path, [prompt], "mean")
+    (ours,) = vectors(tmp_path, [(prompt, "mean")])
     theirs = other @ torch.tanh(one @ hidden_states(model, prompt).mean(0) + torch.arange(96) / 9.0)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
 

@@ -17,7 +17,6 @@ from minisgl.engine.api import SlotAssignment, StoreCounts
 from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
 from minisgl.engine.page_store import digest_of, identity
 from minisgl.step import Int32Array
-from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
 from tests.helpers.processor import without_amx
 
@@ -36,9 +35,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save(tiny_model("qwen3-tied", vocab_size=VOCAB), tmp_path_factory.mktemp("checkpoint"))
-    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
-    return folder
+    return save(tiny_model("qwen3-tied", vocab_size=VOCAB), tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
 
 
 def engine_of(folder: Path, **settings: Any) -> CpuEngine:
@@ -109,27 +106,6 @@ def test_pages_of_four_bits_are_loaded_as_they_were_computed(tmp_path: Path) -> 
     test_what_is_loaded_has_the_bits_of_what_is_computed(model, "q4", tmp_path / "cache")
 
 
-def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_path: Path) -> None:
-    """Prompts of less than a page, and long answers in a small pool: what is loaded was generated, and evicted."""
-    prompts = [[3 + number] * (SIZE - 1) for number in range(6)]
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
-    settings: dict[str, Any] = {"engine": "cpu", "log_level": "error", "page_size": SIZE, "max_running_requests": 6}
-
-    def answers(num_pages: int, folder: Path | None) -> tuple[list[list[int]], int, int]:
-        cache = None if folder is None else str(folder)
-        with LLM(str(small), num_pages=num_pages, max_seq_len=80, cache_dir=cache, **settings) as llm:
-            found = [one.token_ids for one in llm.generate(prompts, params, progress=False)]
-            stats = llm._loop.control_plane.stats()
-            return found, stats.num_retracted_total, stats.num_loaded_pages_total
-
-    expected = answers(60, None)[0]
-    assert answers(60, tmp_path / "cache") == (expected, 0, 0), "and writes all pages"
-    found, num_retracted, num_loaded = answers(20, tmp_path / "cache")
-    assert found == expected
-    assert num_retracted > 0 and num_loaded > 0, (num_retracted, num_loaded)
-    assert answers(20, None)[::2] == (expected, 0)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -192,21 +168,6 @@ def test_a_digest_is_remembered_until_a_file_changes(tmp_path: Path) -> None:
     assert digest_of([file], known) != first
     with pytest.raises(OSError, match="none"):
         digest_of([tmp_path / "none"], known)
-
-
-def test_instruction_sets_of_equal_bits_share(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for isa in ("scalar", "avx2", "avx512"):
-        monkeypatch.setenv("MINISGL_CPU_ISA", isa)
-        try:
-            engine = engine_of(small, cache_dir=str(tmp_path))
-        except ConfigError as error:
-            assert "MINISGL_CPU_ISA" in str(error), "this processor has it not"
-            continue
-        found.append(answer(engine, list(range(12)), loads=True))
-        assert (counts(engine).num_loaded > 0) == (len(found) > 1)
-        engine.close()
-    assert found and all(one == found[0] for one in found)
 
 
 def test_the_classes_of_instruction_sets() -> None:

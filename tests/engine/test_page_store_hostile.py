@@ -17,7 +17,6 @@ from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
 from minisgl.engine.api import StoreCounts
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -36,9 +35,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save(tiny_model(variant, vocab_size=258), tmp_path_factory.mktemp("checkpoint"))
-    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
-    return folder
+    return save(tiny_model(variant, vocab_size=258), tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
 
 
 def opened(model: Path, **settings: Any) -> LLM:
@@ -145,8 +142,7 @@ def _remove(path: Path) -> None:
 def foreign(variant: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Pages of another model, of the same size."""
     folder, cache = tmp_path_factory.mktemp("checkpoint"), tmp_path_factory.mktemp("foreign")
-    save(tiny_model(variant, vocab_size=258, intermediate_size=96), folder)
-    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    save(tiny_model(variant, vocab_size=258, intermediate_size=96), folder, tokenizer=True)
     with opened(folder, cache_dir=str(cache)) as llm:
         answers(llm)
     return pages(cache)

@@ -14,7 +14,6 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl._rust import PageStore
-from minisgl.tokenizer.echo import echo_json
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.models import save, tiny_model
 
@@ -56,8 +55,7 @@ class World:
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     place = tmp_path_factory.mktemp("adapters")
     model = tiny_model(request.param, vocab_size=258)
-    folder = save(model, place / "model")
-    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
+    folder = save(model, place / "model", tokenizer=True)
     first, second = TinyAdapter(model, 1), TinyAdapter(model, 2)
     adapters = {
         "a": first.save(place / "a"),

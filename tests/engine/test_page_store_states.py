@@ -14,7 +14,6 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.engine.api import StoreCounts
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.tokenizer.echo import echo_json
 from tests.helpers.models import save, tiny_model
 
 pytestmark = pytest.mark.any_cpu
@@ -36,20 +35,14 @@ SETTINGS: dict[str, Any] = {
 Answers = list[tuple[list[int], list[float]]]
 
 
-def made(variant: str, folder: Path) -> Path:
-    save(tiny_model(variant, vocab_size=258), folder)
-    (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
-    return folder
-
-
 @pytest.fixture(scope="module", params=["lfm2", "qwen3.5", "granite-hybrid", "falcon-h1", "mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(request.param, tmp_path_factory.mktemp("checkpoint"))
+    return save(tiny_model(request.param, vocab_size=258), tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made("lfm2", tmp_path_factory.mktemp("checkpoint"))
+    return save(tiny_model("lfm2", vocab_size=258), tmp_path_factory.mktemp("checkpoint"), tokenizer=True)
 
 
 def opened(model: Path, folder: Path | None, **settings: Any) -> LLM:

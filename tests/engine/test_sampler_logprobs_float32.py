@@ -15,7 +15,7 @@ from minisgl.distributed import Group
 from minisgl.engine import torch_engine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.loading import load_engine
-from minisgl.layers import Embedding
+from minisgl.layers.embedding import Embedding
 from minisgl.models import load_config
 from minisgl.models.decoder import build_model
 from minisgl.sampling_params import SamplingParams

@@ -22,15 +22,15 @@ from minisgl.message import (
     EngineSays,
     EngineState,
     EngineStats,
+    FromEngine,
     Heartbeat,
     LoadProgress,
     MeterReading,
     PrefixState,
     Shutdown,
     StepTokens,
-    encode,
 )
-from minisgl.message.types import FromEngine
+from minisgl.message.codec import encode
 from minisgl.metrics.engines import KEPT, NUMBERS, EngineViews, together
 from minisgl.server.health import trouble
 from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from minisgl.frontend.engine_client import MAX_FRAMES, EngineSocket, ProcessClient
-from minisgl.message import (
-    AddRequest,
-    EngineFailed,
-    FrameReader,
-    Hello,
-    LoadProgress,
-    MessageError,
-    decode_to_engine,
-    encode,
-    framed,
-)
+from minisgl.message import AddRequest, EngineFailed, Hello, LoadProgress
+from minisgl.message.codec import FrameReader, MessageError, decode_to_engine, encode, framed
 from minisgl.sampling_params import SamplingParams
-from tests.helpers.seconds import WAIT_S
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    uvloop.run(asyncio.wait_for(work, WAIT_S))
 
 
 def listening(folder: Path) -> socket.socket:
@@ -62,189 +47,156 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
 
 
-def test_it_connects_as_soon_as_somebody_listens(tmp_path: Path) -> None:
-    async def work() -> None:
-        link = EngineSocket(f"ipc://{tmp_path}/engine")
-        link.write(b"before")
-        link.open(lambda: None)
-        await asyncio.sleep(0)
-        assert link.read() is None
-        with listening(tmp_path) as listener:
-            peer = await Peer.of(listener)
-            link.write(b"after")
-            assert [await peer.next(), await peer.next()] == [b"before", b"after"]
-            peer.socket.close()
+@contextlib.asynccontextmanager
+async def linked(folder: Path) -> AsyncIterator[tuple[EngineSocket, Peer, asyncio.Event]]:
+    """Both ends of a connection; the event is set when something has come to the first."""
+    readable, link = asyncio.Event(), EngineSocket(f"ipc://{folder}/engine")
+    with listening(folder) as listener:
+        link.open(readable.set)
+        peer = await Peer.of(listener)
+        yield link, peer, readable
         link.close()
-        link.close()
-
-    run(work())
+        peer.socket.close()
 
 
-def test_who_never_connects_can_be_closed(tmp_path: Path) -> None:
-    async def work() -> None:
-        link = EngineSocket(f"ipc://{tmp_path}/engine")
-        link.open(lambda: None)
-        link.close()
-
-    run(work())
-
-
-def test_what_the_engine_process_does_not_read_waits_and_comes_in_order(tmp_path: Path) -> None:
-    async def work() -> None:
-        with listening(tmp_path) as listener:
-            link = EngineSocket(f"ipc://{tmp_path}/engine")
-            link.open(lambda: None)
-            peer = await Peer.of(listener)
-            sent = [bytes([i]) * 300_000 for i in range(20)]
-            for frame in sent:
-                link.write(frame)
-            assert link._unsent, "more than a socket takes"
-            assert [await peer.next() for _ in sent] == sent
-            link.close()
-            peer.socket.close()
-
-    run(work())
+async def test_it_connects_as_soon_as_somebody_listens(tmp_path: Path) -> None:
+    link = EngineSocket(f"ipc://{tmp_path}/engine")
+    link.write(b"before")
+    link.open(lambda: None)
+    await asyncio.sleep(0)
+    assert link.read() is None
+    with listening(tmp_path) as listener:
+        peer = await Peer.of(listener)
+        link.write(b"after")
+        assert [await peer.next(), await peer.next()] == [b"before", b"after"]
+        peer.socket.close()
+    link.close()
+    link.close()
 
 
-def test_frames_come_before_the_end(tmp_path: Path) -> None:
-    async def work() -> None:
-        with listening(tmp_path) as listener:
-            readable = asyncio.Event()
-            link = EngineSocket(f"ipc://{tmp_path}/engine")
-            link.open(readable.set)
-            peer = await Peer.of(listener)
-            link.write(b"unread")  # the kernel says "reset" then
-            await peer.send(framed(b"one") + framed(b"two"))
-            peer.socket.close()
-            await readable.wait()
-            assert [link.read(), link.read()] == [b"one", b"two"]
-            link.write(b"for nobody")
-            with pytest.raises(EOFError):
-                link.read()
-            link.close()
-
-    run(work())
+async def test_who_never_connects_can_be_closed(tmp_path: Path) -> None:
+    link = EngineSocket(f"ipc://{tmp_path}/engine")
+    link.open(lambda: None)
+    link.close()
 
 
-def test_a_frame_that_cannot_be_is_an_error(tmp_path: Path) -> None:
-    async def work() -> None:
-        with listening(tmp_path) as listener:
-            readable = asyncio.Event()
-            link = EngineSocket(f"ipc://{tmp_path}/engine")
-            link.open(readable.set)
-            peer = await Peer.of(listener)
-            await peer.send(b"\xff\xff\xff\xff")
-            await readable.wait()
-            with pytest.raises(MessageError, match="too long"):
-                link.read()
-            link.close()
-            peer.socket.close()
-
-    run(work())
+async def test_what_the_engine_process_does_not_read_waits_and_comes_in_order(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (link, peer, _):
+        sent = [bytes([i]) * 300_000 for i in range(20)]
+        for frame in sent:
+            link.write(frame)
+        assert link._unsent, "more than a socket takes"
+        assert [await peer.next() for _ in sent] == sent
 
 
-def test_hello_comes_first_and_the_end_is_told(tmp_path: Path) -> None:
-    async def work() -> None:
-        client = ProcessClient(f"ipc://{tmp_path}/engine", "a name")
-        client.start()
-        sampling = SamplingParams(max_tokens=1, seed=1)
-        client._post(AddRequest(0, b"", sampling))
-        with listening(tmp_path) as listener:
-            peer = await Peer.of(listener)
-            said = decode_to_engine(await peer.next()) + decode_to_engine(await peer.next())
-            assert said == [Hello("a name"), AddRequest(0, b"", sampling)]
-            peer.socket.close()
-        await client.lost.wait()
-        assert client.failure is None, "whoever started the process knows more"
-        client.fail("it died")
-        assert client.ready is not None and "it died" in str(client.ready.exception())
-        await client.close()
-
-    run(work())
+async def test_frames_come_before_the_end(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (link, peer, readable):
+        link.write(b"unread")  # the kernel says "reset" then
+        await peer.send(framed(b"one") + framed(b"two"))
+        peer.socket.close()
+        await readable.wait()
+        assert [link.read(), link.read()] == [b"one", b"two"]
+        link.write(b"for nobody")
+        with pytest.raises(EOFError):
+            link.read()
 
 
-def test_an_end_that_nobody_explains_is_a_failure_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frame_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    async with linked(tmp_path) as (link, peer, readable):
+        await peer.send(b"\xff\xff\xff\xff")
+        await readable.wait()
+        with pytest.raises(MessageError, match="too long"):
+            link.read()
+
+
+async def test_hello_comes_first_and_the_end_is_told(tmp_path: Path) -> None:
+    client = ProcessClient(f"ipc://{tmp_path}/engine", "a name")
+    client.start()
+    sampling = SamplingParams(max_tokens=1, seed=1)
+    client._post(AddRequest(0, b"", sampling))
+    with listening(tmp_path) as listener:
+        peer = await Peer.of(listener)
+        said = decode_to_engine(await peer.next()) + decode_to_engine(await peer.next())
+        assert said == [Hello("a name"), AddRequest(0, b"", sampling)]
+        peer.socket.close()
+    await client.lost.wait()
+    assert client.failure is None, "whoever started the process knows more"
+    client.fail("it died")
+    assert client.ready is not None and "it died" in str(client.ready.exception())
+    await client.close()
+
+
+async def test_an_end_that_nobody_explains_is_a_failure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("minisgl.frontend.engine_client.LOST_S", 0.01)
+    client = ProcessClient(f"ipc://{tmp_path}/engine")
+    client.start()
+    with listening(tmp_path) as listener:
+        (await Peer.of(listener)).socket.close()
+    await client.lost.wait()
+    while client.failure is None:
+        await asyncio.sleep(0)
+    assert client.failure == "the engine process has ended the connection"
+    await client.close()
 
-    async def work() -> None:
-        client = ProcessClient(f"ipc://{tmp_path}/engine")
+
+async def test_last_words_are_the_reason(tmp_path: Path) -> None:
+    client = ProcessClient(f"ipc://{tmp_path}/engine")
+    client.start()
+    with listening(tmp_path) as listener:
+        peer = await Peer.of(listener)
+        await peer.send(framed(encode([EngineFailed("out of memory")])))
+        peer.socket.close()
+    while client.failure is None:
+        await asyncio.sleep(0)
+    assert client.failure == "out of memory"
+    await client.close()
+
+
+async def test_a_turn_takes_a_few_frames_and_others_have_theirs_between(tmp_path: Path) -> None:
+    lines: list[int] = []
+    turns: list[int] = []
+    client = ProcessClient(f"ipc://{tmp_path}/engine")
+    client.on_progress = lambda text, done, total: lines.append(done)
+    with listening(tmp_path) as listener:
         client.start()
-        with listening(tmp_path) as listener:
-            (await Peer.of(listener)).socket.close()
-        await client.lost.wait()
-        while client.failure is None:
+        peer = await Peer.of(listener)
+        await peer.send(b"".join(framed(encode([LoadProgress("x" * 500, i)])) for i in range(100)))
+        while len(lines) < 100:
+            turns.append(len(lines))
             await asyncio.sleep(0)
-        assert client.failure == "the engine process has ended the connection"
-        await client.close()
+        peer.socket.close()
+    assert lines == list(range(100))
+    assert max(b - a for a, b in itertools.pairwise(turns)) <= MAX_FRAMES
+    await client.close()
 
-    run(work())
 
+async def test_nobody_spins_while_half_a_frame_is_there(tmp_path: Path) -> None:
+    client = ProcessClient(f"ipc://{tmp_path}/engine")
+    seen: list[str] = []
+    client.on_progress = lambda text, done, total: seen.append(text)
+    calls = 0
+    read = client._socket.read
 
-def test_last_words_are_the_reason(tmp_path: Path) -> None:
-    async def work() -> None:
-        client = ProcessClient(f"ipc://{tmp_path}/engine")
+    def counted() -> bytes | None:
+        nonlocal calls
+        calls += 1
+        return read()
+
+    client._socket.read = counted  # type: ignore[method-assign]
+    with listening(tmp_path) as listener:
         client.start()
-        with listening(tmp_path) as listener:
-            peer = await Peer.of(listener)
-            await peer.send(framed(encode([EngineFailed("out of memory")])))
-            peer.socket.close()
-        while client.failure is None:
+        peer = await Peer.of(listener)
+        data = framed(encode([LoadProgress("one")])) + framed(encode([LoadProgress("two")]))
+        await peer.send(data[:-3])
+        while not seen:
             await asyncio.sleep(0)
-        assert client.failure == "out of memory"
-        await client.close()
-
-    run(work())
-
-
-def test_a_turn_takes_a_few_frames_and_others_have_theirs_between(tmp_path: Path) -> None:
-    async def work() -> None:
-        lines: list[int] = []
-        turns: list[int] = []
-        client = ProcessClient(f"ipc://{tmp_path}/engine")
-        client.on_progress = lambda text, done, total: lines.append(done)
-        with listening(tmp_path) as listener:
-            client.start()
-            peer = await Peer.of(listener)
-            await peer.send(b"".join(framed(encode([LoadProgress("x" * 500, i)])) for i in range(100)))
-            while len(lines) < 100:
-                turns.append(len(lines))
-                await asyncio.sleep(0)
-            peer.socket.close()
-        assert lines == list(range(100))
-        assert max(b - a for a, b in itertools.pairwise(turns)) <= MAX_FRAMES
-        await client.close()
-
-    run(work())
-
-
-def test_nobody_spins_while_half_a_frame_is_there(tmp_path: Path) -> None:
-    async def work() -> None:
-        client = ProcessClient(f"ipc://{tmp_path}/engine")
-        seen: list[str] = []
-        client.on_progress = lambda text, done, total: seen.append(text)
-        calls = 0
-        read = client._socket.read
-
-        def counted() -> bytes | None:
-            nonlocal calls
-            calls += 1
-            return read()
-
-        client._socket.read = counted  # type: ignore[method-assign]
-        with listening(tmp_path) as listener:
-            client.start()
-            peer = await Peer.of(listener)
-            data = framed(encode([LoadProgress("one")])) + framed(encode([LoadProgress("two")]))
-            await peer.send(data[:-3])
-            while not seen:
-                await asyncio.sleep(0)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert calls < 10
-            await peer.send(data[-3:])
-            while len(seen) < 2:
-                await asyncio.sleep(0)
-            peer.socket.close()
-        await client.close()
-
-    run(work())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert calls < 10
+        await peer.send(data[-3:])
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+        peer.socket.close()
+    await client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,22 +19,7 @@ from minisgl.message import (
 )
 
 TOKENS = np.arange(40, dtype=np.int32)
-NONE = dict.fromkeys(
-    (
-        "num_waiting",
-        "num_running",
-        "num_pages",
-        "num_free_pages",
-        "num_evictable_pages",
-        "num_protected_pages",
-        "num_held_pages",
-        "num_retracted_total",
-        "num_prompt_tokens_total",
-        "num_cached_tokens_total",
-        "num_steps_total",
-    ),
-    0,
-)
+NONE = EngineStats(*[0] * 11)
 
 
 class Engines:
@@ -129,10 +115,9 @@ def test_answers_to_two_orders_to_clear_come_in_order(engines: Engines) -> None:
 def test_hits_are_those_of_the_last_figures(engines: Engines) -> None:
     prefix = engines.book.insert(TOKENS, pin=True)
     assert engines.book.num_hits(prefix) == {}
-    engines.serving[0] = EngineStats(
-        **NONE, prefixes=(PrefixState(9, 4, True, True, 3), PrefixState(1, 40, True, True, 8))
-    )
-    engines.serving[1] = EngineStats(**NONE)
+    prefixes = (PrefixState(9, 4, True, True, 3), PrefixState(1, 40, True, True, 8))
+    engines.serving[0] = msgspec.structs.replace(NONE, prefixes=prefixes)
+    engines.serving[1] = NONE
     assert engines.book.num_hits(prefix) == {0: 8, 1: 0}
 
 

@@ -26,9 +26,11 @@ from tests.helpers.gpu import (
     checkpoint,
     engine_of,
     need_backend,
+    nothing_waits,
     only_on_a_gpu,
     prompts,
     run,
+    run_without_waits,
 )
 
 SHAPE = {"experts": 128, "per_token": 8, "hidden": 2048, "inner": 768}  # of Qwen3-30B-A3B
@@ -132,13 +134,10 @@ def test_routes_are_those_of_torch(experts_and_k: tuple[int, int], normalise: bo
 def test_the_host_never_waits() -> None:
     routed = draw(8, tokens=64, **SHAPE, dtype=torch.bfloat16, device=PLACE)
     fused(routed)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         fused(routed)
         with pytest.raises(RuntimeError, match="synchroniz"):
             _grouped(*routed.inputs())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def num_compiled() -> dict[str, int]:
@@ -180,14 +179,6 @@ def test_launches_of_a_model_with_experts_never_wait(graphs: int, tmp_path: Path
     need_backend("flashinfer")
     engine, config = engine_of(moe(tmp_path), cuda_graph_max_bs=graphs, **SETTINGS)
     ready = num_compiled()
-    collector = Run(engine, config)
-    params = SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=20)
-    collector.run({i: (p, params) for i, p in enumerate(prompts())})
+    collector = run_without_waits(engine, config)
     assert num_compiled() == ready
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        collector.run({100 + i: (p, params) for i, p in enumerate(prompts(1))})
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        engine.close()
     assert set(collector.reasons.values()) == {FinishReason.LENGTH}

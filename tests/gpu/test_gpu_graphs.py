@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -24,6 +23,7 @@ from tests.helpers.gpu import (
     only_on_a_gpu,
     prompts,
     run,
+    run_without_waits,
 )
 
 BACKEND = "flashinfer"
@@ -101,15 +101,7 @@ def test_launches_do_not_wait_for_the_device(graphs: int, tmp_path: Path) -> Non
     """Any operation that makes the host wait raises, once the engine is warm."""
     folder, _ = checkpoint("qwen3-tied", tmp_path, **WIDE)
     engine, config = engine_of(folder, cuda_graph_max_bs=graphs, max_running_requests=8, **SETTINGS)
-    collector = Run(engine, config)
-    params = SamplingParams(temperature=0.9, top_p=0.9, top_k=VOCAB // 2, min_p=0.01, seed=4, max_tokens=20)
-    collector.run({i: (p, params) for i, p in enumerate(prompts())})
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        collector.run({100 + i: (p, params) for i, p in enumerate(prompts(1))})
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        engine.close()
+    collector = run_without_waits(engine, config, top_k=VOCAB // 2, min_p=0.01)
     assert set(collector.reasons.values()) == {FinishReason.LENGTH}
 
 

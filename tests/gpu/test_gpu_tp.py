@@ -39,6 +39,7 @@ from tests.helpers.gpu import (
     only_on_a_gpu,
     prompts,
     run,
+    run_without_waits,
 )
 
 FIRST = torch.device("cpu") if REHEARSAL else torch.device("cuda", 0)
@@ -168,15 +169,7 @@ def test_launches_with_collectives_do_not_wait_for_the_device(tmp_path: Path) ->
     group = Half(tmp_path / "rendezvous", 0, 1, FIRST)
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", **SETTINGS)
     engine = load_engine(config, print, group)
-    collector = Run(engine, config)
-    params = SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=20)
-    collector.run({i: (prompt, params) for i, prompt in enumerate(prompts())})
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        collector.run({100 + i: (prompt, params) for i, prompt in enumerate(prompts(1))})
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        engine.close()
+    run_without_waits(engine, config)
     _closes(group)
 
 

@@ -55,6 +55,11 @@ def result(**changes: Any) -> Any:
     return made | {"duration_s": 4.0, "cpu_s": 0.016, "started": 0.0, **changes}
 
 
+def lines(*rows: dict[str, Any]) -> str:
+    """JSON lines."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def bodies(name: str, settings: WorkloadSettings) -> list[dict[str, Any]]:
     renderer = Renderer("m", "chat", TOKENS)
     return [json.loads(renderer.body(one)) for one in make_workload(name, settings).requests]

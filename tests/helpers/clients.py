@@ -57,13 +57,13 @@ def run(command: list[str], url: str, *, check: bool = True) -> str:
     return done.stdout
 
 
-def langchain_standard(url: str, *more: str) -> tuple[int, int, str]:
+def langchain_standard(url: str) -> tuple[int, int, str]:
     """LangChain's standard integration tests of chat models: how many passed and failed, and what was said."""
     program = str(CLIENTS / "programs" / "langchain_standard.py")
     # its asynchronous client lives as long as the process, and so must the loop
     loops = [f"-o=asyncio_default_{what}_loop_scope=session" for what in ("test", "fixture")]
     options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null", "-o=asyncio_mode=auto", *loops]
-    command = [*python_command("langchain"), "-m", "pytest", "--tb=short", *options, *more, program]
+    command = [*python_command("langchain"), "-m", "pytest", "--tb=short", *options, program]
     text = run(command, url, check=False)
     counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|error)", text.splitlines()[-1])}
     return counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0), text[-12000:]

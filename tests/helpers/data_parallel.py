@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import httpx
 import psutil
 
-from minisgl.engine.echo import EchoModel
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.several import expected
 
 PATH = "/v1/completions"
 
@@ -58,17 +58,13 @@ class Ask:
         """Undisturbed."""
         if self.known is not None:
             return self.known[0]
-        return _text(self.prompt, self.seed, self.max_tokens, self.states)
+        return _expected(self.prompt, self.max_tokens, self.seed, to_the_end=True, states=self.states)
 
     def num_prompt(self) -> int:
         return len(Tokenizer.echo().encode(self.prompt)) if self.known is None else self.known[1]
 
 
-@lru_cache(4096)
-def _text(prompt: str, seed: int, max_tokens: int, states: bool) -> str:
-    tokenizer = Tokenizer.echo()
-    ids = tokenizer.encode(prompt).tolist()
-    return tokenizer.decode(EchoModel(seed=seed, states=states).generate(ids, max_tokens, ignore_eos=True))
+_expected = lru_cache(4096)(expected)
 
 
 def random_ask(rng: random.Random, max_tokens: int, states: bool = False) -> Ask:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,9 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
+import msgspec
 import psutil
 
+from minisgl.runner.launch import ProcessConfig
 from tests.helpers.seconds import WAIT_S
 
 READY = re.compile(r"ready: (http://\S+)")
@@ -31,7 +35,8 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -
 
 
 class ServerProcess:
-    """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs."""
+    """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs. `wait`: until it is
+    ready."""
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         start_timeout_s: float = 4 * WAIT_S,
         minisgl: Sequence[str] = ("-m", "minisgl"),
+        wait: bool = True,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="minisgl-e2e-")  # its sockets live here, so that leftovers show
         self.lines: list[str] = []
@@ -60,7 +66,7 @@ class ServerProcess:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(start_timeout_s) or not self.url:
+        if wait and (not self._ready.wait(start_timeout_s) or not self.url):
             self.kill()
             raise RuntimeError("the server did not start:\n" + "\n".join(self.lines))
 
@@ -75,6 +81,23 @@ class ServerProcess:
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engine(self) -> psutil.Process:
+        """Once it runs its own program: one that is stopped before that holds its parent, too."""
+
+        def found() -> list[psutil.Process]:
+            with contextlib.suppress(psutil.Error):
+                return [child for child in self.children() if "minisgl.runner.process" in child.cmdline()]
+            return []
+
+        until(lambda: bool(found()), "it has no engine process")
+        return found()[0]
+
+    def ended(self, within_s: float = WAIT_S) -> int:
+        """Wait for its end; returns the exit code, and `lines` has all that it said."""
+        code = self.process.wait(within_s)
+        self._reader.join(WAIT_S)
+        return code
 
     def stop(self, signum: int = signal.SIGINT, timeout_s: float = WAIT_S) -> int:
         """Send a signal and wait; returns the exit code and checks that nothing is left."""
@@ -98,8 +121,15 @@ class ServerProcess:
         assert not left, f"files left behind: {left}"
         os.rmdir(self.folder)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, nothing stays: neither its processes nor, of one that was killed, its files."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def kill(self) -> None:
-        """For a fixture's end: whatever happened, nothing stays."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in self.children():
                 child.kill()
@@ -108,15 +138,43 @@ class ServerProcess:
         self.process.wait()
 
 
+def refused(*flags: str) -> str:
+    """The last line of a server that does not start."""
+    command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", *flags]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode in (1, 2) and done.stdout == "" and "Traceback" not in done.stderr, done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def slow_device(folder: Path, step_ms: int) -> tuple[str, ...]:
+    """Flags of a simulated engine each of whose steps takes so long."""
+    file = folder / "slow.yaml"
+    file.write_text(f"name: slow-device\ntable: {{rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[{step_ms}]]]}}\n")
+    return ("--engine", "sim", "--sim-profile", str(file))
+
+
 @contextlib.contextmanager
 def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
     """A server for the length of a `with`; ended by SIGINT, exit code 0 expected."""
-    server = ServerProcess(args, env)
-    try:
+    with ServerProcess(args, env) as server:
         yield server
         assert server.stop() == 0, "\n".join(server.lines)
+
+
+@contextlib.contextmanager
+def engine_process(config: ProcessConfig, *python: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine process, told its configuration as `launch` does; killed at the end. `python`: what Python runs."""
+    process = subprocess.Popen(
+        [sys.executable, *(python or ("-m", "minisgl.runner.process"))], stdin=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(config) + b"\n")
+        yield process
     finally:
-        server.kill()
+        process.kill()
+        process.wait()
+        process.stdin.close()
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ from minisgl import _rust
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.message import AbortRequest, AdapterChanged, AddRequest, FromEngine, StepTokens
+from minisgl.message import AbortRequest, AdapterChanged, AddRequest, FromEngine
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.drafting import Guesses
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import FinishReason
+from tests.helpers.received import Received
 
 HAS_CPU = hasattr(_rust, "CpuEngine")
 NEEDS_CPU = pytest.mark.skipif(not HAS_CPU, reason="the extension has no CPU engine")
@@ -48,7 +48,7 @@ class TimedRequest:
     aborted: int = -1
 
 
-class Collector:
+class Collector(Received):
     """Runs requests through the step loop and keeps what they got."""
 
     def __init__(
@@ -60,6 +60,7 @@ class Collector:
         compiler: GrammarCompiler | None = None,
         guesses: Guesses | None = None,
     ) -> None:
+        super().__init__()
         self.engine = engine
         self.plane = build_control_plane(config, engine.info)
         self.loop = StepLoop(
@@ -69,38 +70,16 @@ class Collector:
             settings=LoopSettings(overlap=overlap),
             beside=Beside(compiler=compiler, guesses=guesses),
         )
-        self.errors: dict[int, str] = {}
         self.adapters: dict[int, str] = {}
         self.reasons_of_adapters: dict[int, str] = {}
-        self.embeddings: dict[int, bytes] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-        self.cached: dict[int, int] = {}
-        self.logprobs: dict[int, list[tuple[float, tuple[int, ...], tuple[float, ...]]]] = {}
 
     def _take(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
             if isinstance(message, AdapterChanged):
                 self.adapters[message.adapter] = message.state
                 self.reasons_of_adapters[message.adapter] = message.reason
-                continue
-            assert isinstance(message, StepTokens)
-            self.errors |= message.errors
-            self.embeddings |= {one.req_id: one.numbers for one in message.embeddings}
-            bound = np.frombuffer(message.admitted_ids, np.int64).tolist()
-            self.cached |= dict(zip(bound, np.frombuffer(message.cached_lens, np.int32).tolist(), strict=True))
-            ids = np.frombuffer(message.req_ids, np.int64).tolist()
-            for one in message.logprobs:
-                entry = (one.logprob, one.top_ids, one.top_logprobs)
-                self.logprobs.setdefault(ids[one.index], []).append(entry)
-            tokens = np.frombuffer(message.tokens, np.int32).tolist()
-            for req_id, token, reason in zip(
-                ids, tokens, np.frombuffer(message.reasons, np.int32).tolist(), strict=True
-            ):
-                if token >= 0:
-                    self.tokens.setdefault(req_id, []).append(token)
-                if reason:
-                    self.reasons[req_id] = FinishReason(reason)
+            else:
+                self.take([message])
 
     def close(self) -> None:
         self.engine.close()
@@ -146,3 +125,29 @@ def assert_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int]) 
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     for row, token in zip(logits, tokens, strict=True):
         assert float(row.max() - row[token]) <= 1e-3, "not a greedy token of the reference"
+
+
+def assert_logprobs(
+    model: PreTrainedModel,
+    prompt: list[int],
+    tokens: list[int],
+    logprobs: Sequence[tuple[float, tuple[int, ...], tuple[float, ...]]],
+) -> None:
+    """Those of each token and of the likeliest ones are the reference's, within 1e-4."""
+    with torch.inference_mode():
+        rows = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    for row, token, (own, top_ids, top) in zip(rows, tokens, logprobs, strict=True):
+        assert own == pytest.approx(float(row[token]), abs=1e-4)
+        assert list(top) == pytest.approx(row[list(top_ids)].tolist(), abs=1e-4)
+        assert list(top) == pytest.approx(row.topk(len(top)).values.tolist(), abs=1e-4)
+
+
+def vectors(folder: Path, asked: Sequence[tuple[list[int], str]], **settings: object) -> list[torch.Tensor]:
+    """What the CPU engine gives for prompts, each with its pooling."""
+    engine, config = load("cpu", folder, **{"num_pages": 400, "num_threads": 1, **settings})
+    collector = Collector(engine, config)
+    params = [SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling) for _, pooling in asked]
+    collector.run({i: (prompt, sampling) for i, ((prompt, _), sampling) in enumerate(zip(asked, params, strict=True))})
+    collector.close()
+    assert collector.errors == {}
+    return [torch.from_numpy(np.frombuffer(collector.embeddings[i], np.float32).copy()) for i in range(len(asked))]

@@ -1,5 +1,5 @@
 """Answers held against a client's typed models, more strictly than those do it: no field that they do not know, and
-none left out that OpenAI's published schema requires.
+none left out that OpenAI's published schema requires. And what a scripted model answers: a city, a call that rates it.
 
 Invariants: what this server adds of its own is listed here by name.
 """
@@ -46,6 +46,23 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "Model": ("id", "created", "object", "owned_by"),
 }
 M = TypeVar("M")
+CITY = '{"name": "Paris", "rank": 1}'
+CALL = '<tool_call>{"name": "rate", "arguments": {"rank": 7}}</tool_call>'
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"rank": {"type": "integer"}},
+    "required": ["rank"],
+    "additionalProperties": False,
+}
+
+
+class City(BaseModel):
+    name: str
+    rank: int
+
+
+class rate(BaseModel):
+    rank: int
 
 
 def held(kind: type[M] | TypeAdapter[M], text: str | bytes) -> M:

@@ -73,6 +73,9 @@ class Recording:
         self.published.append((num_waiting, num_waiting_tokens, num_live))
         self.published_keys = list(keys)
 
+    def beat(self) -> None:
+        pass
+
     def take_kept(self) -> list[tuple[int, str, list[str], str, str]]:
         return []
 

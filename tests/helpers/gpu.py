@@ -6,9 +6,10 @@ their histories are the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.device import Needs
 from minisgl.engine.loading import load_engine
-from minisgl.message import AddRequest, FromEngine, StepTokens
+from minisgl.message import AddRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import StepBuffers, StepPlan
 from tests.engine.test_torch_engine import VOCAB
@@ -134,9 +135,7 @@ class Run(Collector):
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         super().__init__(engine, config, overlap=config.overlap)
-        self.prompt_logprobs: dict[int, dict[int, float]] = {}  # by position
         self.logits: dict[int, dict[int, Tensor]] = {}
-        self.errors: dict[int, str] = {}
         self.prompt_lens: dict[int, int] = {}
 
     def start(self, requests: Wanted) -> None:
@@ -150,14 +149,6 @@ class Run(Collector):
 
     def _note(self, requests: Wanted) -> None:
         self.prompt_lens |= {req_id: len(prompt) for req_id, (prompt, _) in requests.items()}
-
-    def _take(self, messages: Sequence[FromEngine]) -> None:
-        super()._take(messages)
-        for message in messages:
-            assert isinstance(message, StepTokens)
-            self.errors |= message.errors
-            for one in message.prompt_logprobs:
-                self.prompt_logprobs.setdefault(one.req_id, {}).update(enumerate(one.logprobs, one.first))
 
 
 def checkpoint(variant: str, folder: Path, **changes: Any) -> tuple[Path, Any]:
@@ -199,6 +190,29 @@ def run(
         engine.close()
     if recorded is not None:
         collector.logits = recorded.logits()
+    return collector
+
+
+@contextlib.contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Any operation of torch's that makes the host wait raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def run_without_waits(engine: Any, config: EngineConfig, **sampling: Any) -> Run:
+    """Two loads, the second while nothing may wait; then the engine is closed."""
+    collector = Run(engine, config)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=20, **sampling)
+    try:
+        collector.run({i: (p, params) for i, p in enumerate(prompts())})
+        with nothing_waits():
+            collector.run({100 + i: (p, params) for i, p in enumerate(prompts(1))})
+    finally:
+        engine.close()
     return collector
 
 

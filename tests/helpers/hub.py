@@ -13,7 +13,8 @@ from types import TracebackType
 import numpy as np
 
 from minisgl.engine.echo import EchoEngine
-from minisgl.message import AddRequest, Codec, EngineReady, FromEngine, Shutdown, StepTokens
+from minisgl.message import AddRequest, EngineReady, FromEngine, Shutdown, StepTokens
+from minisgl.message.codec import Codec
 from minisgl.message.heartbeat import Activity
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.loop import StepLoop

@@ -12,8 +12,8 @@ that folder first on their path, since the converter has a `gguf` of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
 import string
 import subprocess
 import sys
@@ -40,7 +40,7 @@ FILES = "make file-environments"
 NUM_TOP = 20
 SENTENCEPIECE, OF_TEXT = "sentencepiece", "BPE over plain text"
 _CONVERTER = """
-import enum, sys
+import enum, json, os, sys
 def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
     if name.startswith("_"):
         raise AttributeError(name)
@@ -48,11 +48,17 @@ def member(kind, name):  # the converter's newest classes want names that the gg
         return known(kind, name)
 known, enum.EnumType.__getattr__ = getattr(enum.EnumType, "__getattr__", object.__getattribute__), member
 import conversion.base, conversion.hunyuan, convert_hf_to_gguf
-pre = sys.argv.pop(1)
+from transformers import AutoConfig, AutoTokenizer  # which it imports when it is asked
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # it knows real vocabularies by their hashes
 # which wants the code of that model's own tokenizer
 conversion.hunyuan.HunYuanMoEModel.set_vocab = conversion.base.TextModel._set_vocab_gpt2
-convert_hf_to_gguf.main()
+print("{}", flush=True)
+for line in sys.stdin:
+    pre, *sys.argv[1:] = json.loads(line)["arguments"]
+    if not os.fork():
+        os.dup2(2, 1)
+        sys.exit(convert_hf_to_gguf.main())
+    print(json.dumps({"code": os.waitstatus_to_exitcode(os.wait()[1])}), flush=True)
 """
 _QUANTIZER = """
 import ctypes, sys
@@ -99,6 +105,21 @@ for file in files:
     print(json.dumps([room[:count] for count in counts]), flush=True)
     library.llama_model_free(model)
 """
+_VECTORS = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.embedding, params.n_ctx, params.n_batch, params.n_ubatch = sys.argv[1], True, 512, 512, 512
+params.cpuparams.n_threads = 1
+asked = json.load(sys.stdin)
+if "query" in asked:
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    found = xllamacpp.Server(params).handle_rerank({**asked, "model": "any"})["results"]
+    print(json.dumps([one["relevance_score"] for one in sorted(found, key=lambda one: one["index"])]))
+else:
+    found = xllamacpp.Server(params).handle_embeddings({**asked, "model": "any"})["data"]
+    print(json.dumps([one["embedding"] for one in found]))
+"""
 _TEXT = "A server keeps a tree of prefixes. Every page of the tree is counted; a page that nobody reads is given back. "
 
 
@@ -137,16 +158,29 @@ def put_tokenizer(folder: Path, kind: str) -> int:
     return found.get_vocab_size()
 
 
+@functools.cache
+def _converter() -> Child:
+    """A process that has imported what takes seconds, and forks for each file."""
+    env = ("env", f"PYTHONPATH={environment('llama-cpp-converter', FILES)}", "HF_HUB_OFFLINE=1")
+    child = Child((*env, sys.executable, "-c", _CONVERTER))
+    child.line(4 * WAIT_S)
+    return child
+
+
+@contextlib.contextmanager
+def converter_ends() -> Iterator[None]:
+    yield
+    if _converter.cache_info().currsize:
+        _converter().__exit__()
+        _converter.cache_clear()
+
+
 def converted(checkpoint: Path, kind: str, pre: str = "gpt-2", *options: str) -> Path:
     """The GGUF file that llama.cpp's converter makes of a folder: `kind` is its --outtype. `pre`: how it names the way
     of splitting; it finds that by the vocabulary, and ours are nobody's."""
     file = checkpoint / f"{kind}.gguf"
-    path = environment("llama-cpp-converter", FILES)
-    command = [sys.executable, "-c", _CONVERTER, pre, str(checkpoint), "--outtype", kind, "--outfile", str(file)]
-    command += options
-    env = {**os.environ, "PYTHONPATH": str(path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
-    assert done.returncode == 0, done.stderr[-4000:]
+    arguments = [pre, str(checkpoint), "--outtype", kind, "--outfile", str(file), *options]
+    assert _converter().ask({"arguments": arguments}) == {"code": 0}, _converter().last_line()
     return file
 
 
@@ -284,3 +318,18 @@ def assert_answers_alike(
         found = compared(expected, our_steps(llm, prompts, count), num_top=num_top, tie_within=tie_within)
     assert found.largest <= within and found.typical <= (typical or within), found
     return found
+
+
+def vectors_or_scores(file: Path, **asked: Any) -> Any:
+    """llama.cpp's answer about `input`, texts, or about a `query` and its `documents`."""
+    done = subprocess.run(
+        [sys.executable, "-c", _VECTORS, str(file)],
+        env={"PYTHONPATH": str(environment("llama-cpp", FILES))},
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])

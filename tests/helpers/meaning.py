@@ -6,6 +6,14 @@ tests/weights/test_gguf_smollm2.py measures; nearer ones fall to how a machine r
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.weights.sources import find_smollm2
+
 MARGIN = 0.5  # of logits
 MAX_TOKENS = 30  # more than any answer below has
 
@@ -18,3 +26,23 @@ CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Be
 FRANCE = capital("France")
 BEGINNINGS = {"The capital of France is": (" Paris", 1), "1, 2, 3,": (" 4, 5, 6", 8), "1, 2, 3, 4,": (" 5, 6, 7", 8)}
 """Plain texts: how they go on, of which so many tokens are sure."""
+
+
+def told_capital(url: str, country: str, timeout_s: float) -> str:
+    """What the server answers."""
+    body = {
+        "messages": [{"role": "user", "content": capital(country)}],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+    }
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout_s).json()
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def embedded_model() -> Path:
+    """Its file. Without it the test, or the file of tests that asks at its beginning, is left out."""
+    try:
+        return find_smollm2()
+    except ConfigError as error:
+        pytest.skip(str(error), allow_module_level=True)

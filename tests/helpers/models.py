@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minisgl.models import load_config
 from minisgl.models.decoder import Decoder, build_model
+from minisgl.tokenizer.echo import echo_json
 from minisgl.weights.checkpoint import load_weights
 
 CPU = torch.device("cpu")
@@ -516,68 +517,55 @@ def tiny_model(variant: str, **changes: Any) -> Any:
     return randomised(model_class(model_class.config_class(**settings)))
 
 
-def tiny_mistral3(tied: bool, **changes: Any) -> Any:
+def _that_sees(
+    name: str,
+    base: dict[str, Any],
+    vision: dict[str, Any],
+    tied: bool,
+    of_both: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
     """As `tiny_model`, with a vision tower beside its text half, whose config `changes` are of."""
     import transformers
 
     torch.manual_seed(7)
-    text = {**_TINY, "model_type": "mistral", "head_dim": 16, "sliding_window": None, "tie_word_embeddings": tied}
-    text |= changes
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-    }
-    vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, **sizes}
-    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-    return randomised(transformers.Mistral3ForConditionalGeneration(config))
-
-
-def tiny_gemma3_that_sees(tied: bool, **changes: Any) -> Any:
-    """As `tiny_mistral3`."""
-    import transformers
-
-    torch.manual_seed(7)
-    _, extra = VARIANTS["gemma3-tied"]
-    text = {**_TINY, **extra, "model_type": "gemma3_text", "tie_word_embeddings": tied, **changes}
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    text = {**_TINY, **base, "tie_word_embeddings": tied, **changes}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 16, **sizes}
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, tie_word_embeddings=tied, mm_tokens_per_image=4
+    config = kind.config_class(
+        text_config=text, vision_config={**sizes, **vision}, tie_word_embeddings=tied, **(of_both or {})
     )
-    return randomised(transformers.Gemma3ForConditionalGeneration(config))
+    return randomised(kind(config))
 
 
-def tiny_ministral3_that_sees(tied: bool, **changes: Any) -> Any:
-    """As `tiny_mistral3`."""
-    import transformers
-
-    torch.manual_seed(7)
-    _, extra = ON_CPU["ministral3"]
-    text = {**_TINY, **extra, "model_type": "ministral3", "tie_word_embeddings": tied, **changes}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {"model_type": "pixtral", "image_size": 32, "patch_size": 16, "head_dim": 16, **sizes}
-    config = transformers.Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-    return randomised(transformers.Mistral3ForConditionalGeneration(config))
+_PATCHES = {"image_size": 32, "patch_size": 16}
+_PIXTRAL = {"model_type": "pixtral", "head_dim": 16, **_PATCHES}
 
 
-def tiny_gemma4_that_sees(tied: bool, **changes: Any) -> Any:
-    """As `tiny_mistral3`."""
-    import transformers
-
-    torch.manual_seed(7)
-    _, extra = ON_CPU["gemma4"]
-    text = {**_TINY, **extra, "model_type": "gemma4_text", "pad_token_id": 0, "tie_word_embeddings": tied} | changes
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 16, **sizes}
-    config = transformers.Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-    return randomised(transformers.Gemma4ForConditionalGeneration(config))
+def tiny_mistral3(tied: bool, **changes: Any) -> Any:
+    text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+    return _that_sees("Mistral3", text, _PIXTRAL, tied, **changes)
 
 
-def tiny_gemma3n_that_sees(tied: bool, **changes: Any) -> Any:
-    """As `tiny_mistral3`. It hears, too; its own tower that sees is of a package that is not needed here."""
+def _tiny_gemma3_that_sees(tied: bool, **changes: Any) -> Any:
+    text = {**VARIANTS["gemma3-tied"][1], "model_type": "gemma3_text"}
+    vision = {"model_type": "siglip_vision_model", **_PATCHES}
+    return _that_sees("Gemma3", text, vision, tied, {"mm_tokens_per_image": 4}, **changes)
+
+
+def _tiny_ministral3_that_sees(tied: bool, **changes: Any) -> Any:
+    text = {**ON_CPU["ministral3"][1], "model_type": "ministral3"}
+    return _that_sees("Mistral3", text, _PIXTRAL, tied, **changes)
+
+
+def _tiny_gemma4_that_sees(tied: bool, **changes: Any) -> Any:
+    text = {**ON_CPU["gemma4"][1], "model_type": "gemma4_text", "pad_token_id": 0}
+    vision = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 16}
+    return _that_sees("Gemma4", text, vision, tied, **changes)
+
+
+def _tiny_gemma3n_that_sees(tied: bool, **changes: Any) -> Any:
+    """As `_that_sees`. It hears, too; its own tower that sees is of a package that is not needed here."""
     import transformers
 
     torch.manual_seed(7)
@@ -610,24 +598,18 @@ def _tiny_qwen_that_sees(name: str, tied: bool, **changes: Any) -> Any:
 
 
 def _tiny_llama4_that_sees(tied: bool, **changes: Any) -> Any:
-    import transformers
-
-    torch.manual_seed(7)
-    text = {**_TINY, **_LLAMA4, **changes, "model_type": "llama4_text", "tie_word_embeddings": tied}
-    sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {"model_type": "llama4_vision_model", "image_size": 32, "patch_size": 16, **sizes}
+    vision = {"model_type": "llama4_vision_model", "intermediate_size": 128, **_PATCHES}
     vision |= {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
-    config = transformers.Llama4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
-    model = randomised(transformers.Llama4ForConditionalGeneration(config))
+    model = _that_sees("Llama4", {**_LLAMA4, "model_type": "llama4_text"}, vision, tied, **changes)
     model.forward = model.language_model.forward  # its own fails without a picture
     return model
 
 
-THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": tiny_gemma3_that_sees}
+THAT_SEE: dict[str, Callable[..., Any]] = {"mistral3": tiny_mistral3, "gemma3": _tiny_gemma3_that_sees}
 THAT_SEE_ON_CPU: dict[str, Callable[..., Any]] = {
-    "ministral3-that-sees": tiny_ministral3_that_sees,
-    "gemma3n-that-sees": tiny_gemma3n_that_sees,
-    "gemma4-that-sees": tiny_gemma4_that_sees,
+    "ministral3-that-sees": _tiny_ministral3_that_sees,
+    "gemma3n-that-sees": _tiny_gemma3n_that_sees,
+    "gemma4-that-sees": _tiny_gemma4_that_sees,
     "qwen2-vl": partial(_tiny_qwen_that_sees, "Qwen2VL"),
     "qwen2.5-vl": partial(_tiny_qwen_that_sees, "Qwen2_5_VL"),
     "qwen3-vl": partial(_tiny_qwen_that_sees, "Qwen3VL"),
@@ -670,11 +652,16 @@ def randomised(model: Any) -> Any:
     return model.float().eval()
 
 
-def save(model: Any, folder: Path, *, shards: bool = False, original_names: bool = True) -> Path:
-    """`original_names` False: as transformers 5 names the tensors inside (experts in one tensor)."""
+def save(
+    model: Any, folder: Path, *, shards: bool = False, original_names: bool = True, tokenizer: bool = False
+) -> Path:
+    """`original_names` False: as transformers 5 names the tensors inside (experts in one tensor). `tokenizer`: with
+    the echo engine's, of 258 tokens."""
     size = "40KB" if shards else "1GB"
     model.save_pretrained(folder, max_shard_size=size, save_original_format=original_names)
     assert (folder / "model.safetensors.index.json").exists() == shards
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(echo_json(), encoding="utf-8")
     return folder
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import cycle
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
+from minisgl.scheduler.backend import make_rust_hotpath
 from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.reference.request import Request
-from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import (
     NOT_FINITE,
     Abort,
@@ -47,8 +46,6 @@ class Divergence(AssertionError):
     """The first difference, with what led to it."""
 
     def __init__(self, what: str, config: ControlPlaneConfig, log: list[tuple[int, object]]) -> None:
-        self.what = what
-        self.script: Script | None = None  # set by `run`
         calls = "\n".join(f"  {step}: {data}" for step, data in log)
         super().__init__(f"{what}\n{config}\n{calls}")
 
@@ -241,17 +238,6 @@ def draw_budget(draw: Draw) -> TokenBudget:
     return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12, background)
 
 
-@dataclass(frozen=True)
-class ScriptStep:
-    """One step of a run: the reserve ratio set before it, its events, and the tokens of the commit behind it; `failed`
-    says that its forward fails instead. With fewer tokens than rows they come again from the first on."""
-
-    events: tuple[Event, ...] = ()
-    tokens: tuple[int, ...] = ()
-    ratio: int | None = None
-    failed: bool = False
-
-
 class Player:
     """Takes a pair through steps, with or without overlap. `live` are the ids that have not ended."""
 
@@ -299,49 +285,12 @@ class Player:
         ended = set(self.pair.commit(plan.step, np.array(tokens, np.int32)))
         self.live = [req_id for req_id in self.live if req_id not in ended]
 
-    def play(self, step: ScriptStep) -> None:
-        """Raises `Divergence`."""
-        self.schedule(step.events, step.ratio)
-        if step.failed:
-            self.fail()
-        elif (num_rows := self.num_rows_due) is not None:
-            self.commit([token for token, _ in zip(cycle(step.tokens or (0,)), range(num_rows), strict=False)])
-
-
-@dataclass
-class Script:
-    """What was done in a run, so that it can be done again."""
-
-    config: ControlPlaneConfig
-    overlap: bool
-    steps: list[ScriptStep] = field(default_factory=list)
-
-    def play(self) -> Divergence | None:
-        """What it comes to."""
-        try:
-            player = Player(self.config, self.overlap)
-            for step in self.steps:
-                player.play(step)
-            player.pair.check()
-        except Divergence as error:
-            return error
-        return None
-
 
 def run(draw: Draw, num_steps: int) -> Pair:
-    """`num_steps` steps of one configuration. Raises `Divergence`, with the script that led to it."""
+    """`num_steps` steps of one configuration. Raises `Divergence`."""
     config = draw_config(draw)
-    script = Script(config, overlap=draw(0, 1) == 1)
-    try:
-        return _run(draw, num_steps, script)
-    except Divergence as error:
-        error.script = script
-        raise
-
-
-def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
-    player = Player(script.config, script.overlap)
-    limit = script.config.limits().max_seq_len
+    player = Player(config, overlap=draw(0, 1) == 1)
+    limit = config.limits().max_seq_len
     load = draw(1, 6)
     breaks = draw(0, 2) == 0
     drafts = draw(0, 1) == 1
@@ -360,10 +309,8 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
         if drafts and draw(0, 2):
             events += draw_drafts(draw, player.pair.ours.state.live)
         ratio = (102, 1024)[draw(0, 1)] if draw(0, 40) == 0 else None
-        script.steps.append(ScriptStep(tuple(events), ratio=ratio))
         player.schedule(events, ratio)
         if draw(0, 150) == 0:
-            script.steps[-1] = replace(script.steps[-1], failed=True)
             player.fail()
             continue
         if (num_rows := player.num_rows_due) is not None:
@@ -371,7 +318,6 @@ def _run(draw: Draw, num_steps: int, script: Script) -> Pair:
             tokens = [guessed.get(row, draw(0, 2)) for row in range(num_rows)]
             if breaks and draw(0, 8) == 0 and num_rows:  # a row, sampling or not
                 tokens[draw(0, num_rows - 1)] = NOT_FINITE
-            script.steps[-1] = replace(script.steps[-1], tokens=tuple(tokens))
             player.commit(tokens)
         if draw(0, 7) == 0:
             player.pair.check()

@@ -23,6 +23,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
+from tests.helpers.received import Received
 
 MAX_STEPS = 5000
 PAGE = 4
@@ -38,7 +39,7 @@ def config(**more: int) -> ControlPlaneConfig:
     return replace(plain, **{"max_pinned_pages": plain.num_pinnable_pages, **more})
 
 
-class PrefixLoop:
+class PrefixLoop(Received):
     """`said`: states of prefixes by id, in order."""
 
     def __init__(
@@ -66,12 +67,10 @@ class PrefixLoop:
             fallback=fallback,
             settings=LoopSettings(overlap=overlap, keeps_prefixes=keeps_prefixes),
         )
+        super().__init__()
         self.said: dict[int, list[str]] = {}
         self.refusals: dict[int, PrefixChanged] = {}
         self.cleared: list[int] = []
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-        self.cached: dict[int, int] = {}
         self._requests: dict[int, tuple[list[int], int]] = {}
         self._next_id = 0
 
@@ -85,22 +84,14 @@ class PrefixLoop:
                 case CacheCleared(num_pages):
                     self.cleared.append(num_pages)
                 case StepTokens():
-                    self._take_step(message)
+                    self.take_step(message)
                 case _:
                     raise AssertionError(f"not expected here: {message}")
 
-    def _take_step(self, message: StepTokens) -> None:
-        admitted = np.frombuffer(message.admitted_ids, np.int64).tolist()
-        self.cached |= dict(zip(admitted, np.frombuffer(message.cached_lens, np.int32).tolist(), strict=True))
-        ids = np.frombuffer(message.req_ids, np.int64).tolist()
-        assert all(i in self._requests for i in (*admitted, *ids)), "a row that nobody asked for"
-        tokens = np.frombuffer(message.tokens, np.int32).tolist()
-        for req_id, token, reason in zip(ids, tokens, np.frombuffer(message.reasons, np.int32).tolist(), strict=True):
-            assert req_id not in self.reasons, "something after the end"
-            if token >= 0:
-                self.tokens.setdefault(req_id, []).append(token)
-            if reason:
-                self.reasons[req_id] = FinishReason(reason)
+    def take_step(self, message: StepTokens) -> None:
+        told = np.frombuffer(message.admitted_ids + message.req_ids, np.int64).tolist()
+        assert all(i in self._requests for i in told), "a row that nobody asked for"
+        super().take_step(message)
 
     # --------------------------------------------------------------------------------------------------------- orders
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import make_rust_hotpath
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.rust_hotpath import make_rust_hotpath
 from minisgl.step import Arrival, Event, Events, FinishReason, StepBuffers, StepOutput, StepPlan
 
 Sampler = Callable[[int, int], int]

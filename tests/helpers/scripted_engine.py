@@ -34,9 +34,8 @@ from minisgl.message import (
     StepTokens,
     ToEngine,
     TokenLogprobs,
-    encode,
-    framed,
 )
+from minisgl.message.codec import encode, framed
 from minisgl.step import FinishReason
 from tests.helpers.peers import EnginePeer
 from tests.helpers.seconds import WAIT_S

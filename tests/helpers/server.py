@@ -24,6 +24,7 @@ import uvloop
 from minisgl._rust import Gateway
 from minisgl.config import EngineConfig, ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
+from minisgl.message import AbortRequest
 from minisgl.server.app import Application, build_app
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_config import encoded
@@ -61,10 +62,13 @@ __all__ = [
     "events",
     "failed_step",
     "frontend",
+    "hanging",
     "one_token",
     "post",
     "prompt_ids",
     "prompt_text",
+    "read_all",
+    "read_until",
 ]
 
 MODEL = "scripted"
@@ -143,6 +147,17 @@ class Frontend:
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_S)
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(self.address, WAIT_S)
+        connection.sendall(sent)
+        return connection
+
+    def send(self, path: str, body: object, *head: str) -> socket.socket:
+        """A connection with this POST on its way; closing it is leaving."""
+        content = json.dumps(body).encode()
+        lines = (f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}", *head, "", "")
+        return self.connect("\r\n".join(lines).encode() + content)
 
     def on_loop(self, work: Callable[[], T]) -> T:
         """Run `work` on the server's event loop."""
@@ -239,7 +254,34 @@ def frontend(**settings: Any) -> Iterator[Frontend]:
         server.stop()
 
 
+@contextlib.contextmanager
+def hanging(server: Frontend, marker: str, *head: str, **body: Any) -> Iterator[None]:
+    """A request that waits in the engine for its first step, for the length of a `with`."""
+    with server.send("/v1/completions", {"prompt": f"{marker} hang:", **body}, "content-type: application/json", *head):
+        request = server.engine.wait_for_request(marker)
+        yield
+    server.engine.wait_for_end(AbortRequest, {request.req_id})
+
+
 # ------------------------------------------------------------------------------------------------------ what is read
+
+
+def read_all(connection: socket.socket, *, or_reset: bool = False) -> bytes:
+    """Until the server closes; `or_reset`: it may have left bytes of ours unread."""
+    found = b""
+    with contextlib.suppress(*([ConnectionResetError] if or_reset else [])):
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+def read_until(connection: socket.socket, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found:
+        part = connection.recv(65536)
+        assert part, found
+        found += part
+    return found
 
 
 def events(text: str) -> list[Any]:

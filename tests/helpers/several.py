@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,14 @@ def registry(fleet: Fleet, *entries: Entry, room_for: float, **limits: Any) -> R
     return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start, fleet.fetch, needs)
 
 
+@contextlib.asynccontextmanager
+async def several(*entries: Entry, room_for: float, **limits: Any) -> AsyncIterator[tuple[Fleet, Registry]]:
+    fleet = Fleet()
+    found = registry(fleet, *entries, room_for=room_for, **limits)
+    yield fleet, found
+    await found.close()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -116,10 +125,10 @@ def echo(name: str, **more: object) -> dict[str, object]:
     return {"name": name, "model": "echo", "flags": "--engine echo --num-pages 500", "memory": "150MB", **more}
 
 
-def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False) -> str:
-    """The text of an echo engine. `to_the_end`: no token ends it."""
+def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False, **model: Any) -> str:
+    """The text of an echo engine. `to_the_end`: no token ends it. `model`: what else its model is made of."""
     ids = _echo().encode(prompt).tolist()
-    found = EchoModel(seed=seed).generate(ids, max_tokens, ignore_eos=to_the_end)
+    found = EchoModel(seed=seed, **model).generate(ids, max_tokens, ignore_eos=to_the_end)
     return _echo().decode([one for one in found if one < 256])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.layers import Experts
+from minisgl.layers.experts import Experts
 from minisgl.layers.products import MIN_BYTES, linear, pack, padded_rows
 
 

@@ -47,10 +47,8 @@ from minisgl.message import (
     UnloadAdapter,
     Watch,
     Watched,
-    encode,
-    framed,
-    stamped,
 )
+from minisgl.message.codec import encode, framed, stamped
 from minisgl.sampling_params import SamplingParams
 
 FOLDER = Path(__file__).with_name("golden")

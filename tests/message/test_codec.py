@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.message import (
+from minisgl.message import AbortRequest, Heartbeat
+from minisgl.message.codec import (
     MAX_FRAME_BYTES,
-    AbortRequest,
     Codec,
     FrameReader,
-    Heartbeat,
     MeasuredCodec,
     MessageError,
     decode_from_engine,

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.message import (
-    LENGTH_BYTES,
-    SCHEMA_VERSION,
-    FromEngine,
-    MessageError,
-    ToEngine,
-    decode_from_engine,
-    decode_to_engine,
-    sent_ns,
-)
+from minisgl.message import SCHEMA_VERSION, FromEngine, ToEngine
+from minisgl.message.codec import LENGTH_BYTES, MessageError, decode_from_engine, decode_to_engine, sent_ns
 from tests.message.golden_frames import FOLDER, FROM_ENGINE, STEP, TO_ENGINE, frames
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from minisgl import _rust
 from minisgl.message import (
     ID_LIMIT,
-    LENGTH_BYTES,
     SCHEMA_VERSION,
     AbortRequest,
     AddPrefix,
@@ -34,16 +33,18 @@ from minisgl.message import (
     ToEngine,
     TokenLogprobs,
     UnloadAdapter,
-    decode_to_engine,
-    encode,
-    framed,
 )
+from minisgl.message.codec import LENGTH_BYTES, decode_to_engine, encode, framed
 from minisgl.sampling_params import SamplingParams
 from tests.message.golden_frames import FROM_ENGINE, TO_ENGINE, int32, int64
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 COUNTS = st.integers(0, 2**63 - 1)
+# Rust needs no more of these, which a pool passes on as they came.
+READ_IN_PART = {"stats", "stats_every_field", "heartbeat", "loading_to_ready"} | {
+    *("prefix_changed", "adapter_changed", "cleared", "watched")
+}
 TOKENS = st.integers(0, 2**31 - 1)
 REQ_IDS = st.integers(0, ID_LIMIT - 1)
 TEXTS = st.text(max_size=50)
@@ -173,8 +174,8 @@ def test_what_a_pool_says_is_what_python_would_say(messages: list[FromEngine]) -
 def test_recorded_frames_are_passed_on_unchanged() -> None:
     for messages in TO_ENGINE.values():
         assert _rust.recode_to_engine(encode(messages)) == framed(encode(messages))
-    for name in ("progress", "ready", "ready_every_field", "step", "step_every_field", "engine_state", "failed"):
-        assert _rust.recode_from_engine(encode(FROM_ENGINE[name])) == framed(encode(FROM_ENGINE[name]))
+    for name in FROM_ENGINE.keys() - READ_IN_PART:
+        assert _rust.recode_from_engine(encode(FROM_ENGINE[name])) == framed(encode(FROM_ENGINE[name])), name
 
 
 @pytest.mark.parametrize(

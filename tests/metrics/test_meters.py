@@ -112,20 +112,16 @@ def test_prometheus_gets_the_same_durations_by_powers_of_two() -> None:
     assert empty.samples == []
 
 
-def test_a_blocked_event_loop_shows() -> None:
+async def test_a_blocked_event_loop_shows() -> None:
     meter = Meter("pause")
-
-    async def run() -> None:
-        lag = LoopLag(meter, lambda: True)
-        lag.start()
+    lag = LoopLag(meter, lambda: True)
+    lag.start()
+    await asyncio.sleep(0)
+    time.sleep(0.08)  # the pause that must be seen
+    while not meter.count:
         await asyncio.sleep(0)
-        time.sleep(0.08)  # the pause that must be seen
-        while not meter.count:
-            await asyncio.sleep(0)
-        lag.stop()
-        seen = meter.count
-        await asyncio.sleep(0.03)
-        assert meter.count == seen
-
-    asyncio.run(run())
+    lag.stop()
+    seen = meter.count
+    await asyncio.sleep(0.03)
+    assert meter.count == seen
     assert meter.reading().longest_s > 0.06

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,15 +20,8 @@ from minisgl.parsers.choice import (
 )
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
+from tests.helpers.text import tokenizer_named as tokenizer
 from tests.parsers.test_answer import KNOWN, THINK, F, joined
-
-
-@cache
-def tokenizer(name: str) -> Tokenizer:
-    data = os.environ.get("MINISGL_DATA")
-    if not data:
-        pytest.skip("needs MINISGL_DATA")
-    return Tokenizer.load(Path(data) / "tokenizers" / name)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,13 @@ import httpx
 import psutil
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.weights.sources import find_smollm2
+from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
 
-try:
-    find_smollm2()
-except ConfigError as error:
-    pytest.skip(str(error), allow_module_level=True)
+embedded_model()
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 QUESTION = {"role": "user", "content": "Name the capital of France."}

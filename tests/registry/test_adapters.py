@@ -3,7 +3,6 @@ model was unloaded."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from minisgl.server.errors import ApiError
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.several import Fleet, echo, entry, registry, states, use, write_models
+from tests.helpers.several import echo, entry, several, states, use, write_models
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPT = "The same words for all of them."
@@ -112,10 +111,8 @@ def test_one_whose_folder_is_gone_does_not_keep_its_model_away(
     until(lambda: any("adapter late is not known any more" in line for line in server.lines), "the log does not say so")
 
 
-def test_one_that_cannot_be_loaded_again_is_forgotten(tmp_path: Path) -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), room_for=1)
+async def test_one_that_cannot_be_loaded_again_is_forgotten(tmp_path: Path) -> None:
+    async with several(entry("a"), room_for=1) as (fleet, found):
         a = found.models["a"]
         found.name_adapter(a, "late")
         assert found.find_exactly("late") is a
@@ -131,6 +128,3 @@ def test_one_that_cannot_be_loaded_again_is_forgotten(tmp_path: Path) -> None:
         a.retry_at = 0.0
         await use(found, "a")
         assert fleet.configs["a"].engine.lora == () and states(found) == {"a": "loaded"}
-        await found.close()
-
-    asyncio.run(work())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
@@ -96,17 +95,11 @@ def test_lines_name_their_models_and_each_is_loaded_once(tmp_path: Path, fronten
 
 
 @pytest.mark.parametrize("name", ["1e999", "[[1]]", "null", '""'])
-def test_what_is_no_name_is_for_the_first_to_refuse(tmp_path: Path, name: str) -> None:
-    async def work() -> None:
-        found, config = (
-            registry(Fleet(), entry("a"), entry("b"), room_for=1),
-            ServerConfig(engine=EngineConfig(model="a")),
-        )
-        one = BatchesOfSeveral(found, KeyLimits((), found), config, Store.open(str(tmp_path)))
-        assert one._model(f'{{"model": {name}}}'.encode()).name == "a"
-        one.all.state.close()
-
-    asyncio.run(work())
+async def test_what_is_no_name_is_for_the_first_to_refuse(tmp_path: Path, name: str) -> None:
+    found, config = registry(Fleet(), *map(entry, "ab"), room_for=1), ServerConfig(engine=EngineConfig(model="a"))
+    one = BatchesOfSeveral(found, KeyLimits((), found), config, Store.open(str(tmp_path)))
+    assert one._model(f'{{"model": {name}}}'.encode()).name == "a"
+    one.all.state.close()
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvloop
 
 from minisgl.config import EngineConfig, ServerConfig
 from minisgl.registry import front as module
@@ -84,35 +83,25 @@ async def bench(*entries: Entry, room_for: float = 2, **limits: Any) -> AsyncIte
                 await asyncio.gather(server.stop(at_once=True), found.close())
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def all_of_it() -> None:
-        await work()
-
-    uvloop.run(all_of_it())
-
-
 @pytest.fixture
 def early_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMMENT_AFTER_S", 0.01)
 
 
 @pytest.mark.usefixtures("early_comments")
-def test_a_stream_hears_comments_while_its_model_loads() -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-            gate = one.fleet.hold["a"] = asyncio.Event()
-            body = {"model": "a", "prompt": "x", "stream": True}
-            async with one.http.stream("POST", "/v1/completions", json=body) as stream:
-                assert stream.status_code == 200 and stream.headers["content-type"].startswith("text/event-stream")
-                lines = stream.aiter_lines()
-                assert await anext(lines) == ": a is loading: reading"
-                gate.set()
-                rest = [line async for line in lines if line and not line.startswith(":")]
-            assert rest == ["data: {}", "data: [DONE]"]
-            whole = await one.post("/v1/completions", "a", stream=True)
-            assert whole.content == EVENTS  # nothing is said where nothing loads: it does not wait at all
-
-    run(work)
+async def test_a_stream_hears_comments_while_its_model_loads() -> None:
+    async with bench(entry("a")) as one:
+        gate = one.fleet.hold["a"] = asyncio.Event()
+        body = {"model": "a", "prompt": "x", "stream": True}
+        async with one.http.stream("POST", "/v1/completions", json=body) as stream:
+            assert stream.status_code == 200 and stream.headers["content-type"].startswith("text/event-stream")
+            lines = stream.aiter_lines()
+            assert await anext(lines) == ": a is loading: reading"
+            gate.set()
+            rest = [line async for line in lines if line and not line.startswith(":")]
+        assert rest == ["data: {}", "data: [DONE]"]
+        whole = await one.post("/v1/completions", "a", stream=True)
+        assert whole.content == EVENTS  # nothing is said where nothing loads: it does not wait at all
 
 
 @pytest.mark.usefixtures("early_comments")
@@ -124,147 +113,121 @@ def test_a_stream_hears_comments_while_its_model_loads() -> None:
         ("/v1/responses", 'data: {"type":"error","code":"CODE","message":"REASON","param":null,"sequence_number":0}'),
     ],
 )
-def test_a_load_that_fails_after_a_comment_is_an_event(path: str, last: str) -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-            gate = one.fleet.hold["a"] = asyncio.Event()
-            one.fleet.refuse["a"] = "it is no model"
-            async with one.http.stream("POST", path, json={"model": "a", "stream": True}) as stream:
-                lines = stream.aiter_lines()
-                assert (await anext(lines)).startswith(":")
-                gate.set()
-                rest = [line async for line in lines if line.startswith("data:")]
-            wanted = last.replace("REASON", "model: a: not loaded: it is no model").replace("CODE", "model_not_loaded")
-            assert rest[0] == wanted and rest[1:] == (["data: [DONE]"] if path == "/v1/completions" else [])
-            again = await one.post(path, "a", stream=True)
-            assert again.status_code == 503 and again.headers["retry-after"]
-
-    run(work)
+async def test_a_load_that_fails_after_a_comment_is_an_event(path: str, last: str) -> None:
+    async with bench(entry("a")) as one:
+        gate = one.fleet.hold["a"] = asyncio.Event()
+        one.fleet.refuse["a"] = "it is no model"
+        async with one.http.stream("POST", path, json={"model": "a", "stream": True}) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith(":")
+            gate.set()
+            rest = [line async for line in lines if line.startswith("data:")]
+        wanted = last.replace("REASON", "model: a: not loaded: it is no model").replace("CODE", "model_not_loaded")
+        assert rest[0] == wanted and rest[1:] == (["data: [DONE]"] if path == "/v1/completions" else [])
+        again = await one.post(path, "a", stream=True)
+        assert again.status_code == 503 and again.headers["retry-after"]
 
 
 @pytest.mark.usefixtures("early_comments")
-def test_what_the_server_refuses_after_a_comment_is_an_event() -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-            gate = one.fleet.hold["a"] = asyncio.Event()
-            one.reply = answer("400 Bad Request", b'{"error":{"message":"n: no","code":"invalid_value"}}')
-            body = {"model": "a", "prompt": "x", "stream": True}
-            async with one.http.stream("POST", "/v1/completions", json=body) as stream:
-                lines = stream.aiter_lines()
-                assert (await anext(lines)).startswith(":")
-                gate.set()
-                rest = [line async for line in lines if line.startswith("data:")]
-            assert json.loads(rest[0][6:])["error"]["message"] == "n: no" and rest[1] == "data: [DONE]"
-            plain = await one.post("/v1/completions", "a", stream=True)
-            assert plain.status_code == 400 and plain.json()["error"]["message"] == "n: no"
-
-    run(work)
+async def test_what_the_server_refuses_after_a_comment_is_an_event() -> None:
+    async with bench(entry("a")) as one:
+        gate = one.fleet.hold["a"] = asyncio.Event()
+        one.reply = answer("400 Bad Request", b'{"error":{"message":"n: no","code":"invalid_value"}}')
+        body = {"model": "a", "prompt": "x", "stream": True}
+        async with one.http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith(":")
+            gate.set()
+            rest = [line async for line in lines if line.startswith("data:")]
+        assert json.loads(rest[0][6:])["error"]["message"] == "n: no" and rest[1] == "data: [DONE]"
+        plain = await one.post("/v1/completions", "a", stream=True)
+        assert plain.status_code == 400 and plain.json()["error"]["message"] == "n: no"
 
 
-def test_who_waits_too_long_gets_503_and_who_comes_too_late_429() -> None:
-    async def work() -> None:
-        async with bench(entry("a"), load_timeout_s=0.05, max_queued_requests=1) as one:
-            one.fleet.hold["a"] = asyncio.Event()
-            first = asyncio.ensure_future(one.post("/v1/completions", "a"))
+async def test_who_waits_too_long_gets_503_and_who_comes_too_late_429() -> None:
+    async with bench(entry("a"), load_timeout_s=0.05, max_queued_requests=1) as one:
+        one.fleet.hold["a"] = asyncio.Event()
+        first = asyncio.ensure_future(one.post("/v1/completions", "a"))
+        await until(lambda: one.registry.num_waiting == 1)
+        second = await one.post("/v1/completions", "a")
+        assert second.status_code == 429 and second.headers["retry-after"]
+        late = await first
+        assert late.status_code == 503 and late.headers["retry-after"]
+        assert "not loaded within 0.05 s (--load-timeout): it is loading: reading" in late.json()["error"]["message"]
+        assert one.registry.num_waiting == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_waits_no_more() -> None:
+    async with bench(entry("a"), entry("b"), room_for=1) as one:
+        with one.registry.lease(one.registry.models["a"]) as lease:
+            await lease.ready
+            waits = asyncio.ensure_future(one.post("/v1/completions", "b"))
             await until(lambda: one.registry.num_waiting == 1)
-            second = await one.post("/v1/completions", "a")
-            assert second.status_code == 429 and second.headers["retry-after"]
-            late = await first
-            assert late.status_code == 503 and late.headers["retry-after"]
-            assert (
-                "not loaded within 0.05 s (--load-timeout): it is loading: reading" in late.json()["error"]["message"]
-            )
-            assert one.registry.num_waiting == 0
-
-    run(work)
+            waits.cancel()
+            await until(lambda: one.registry.num_waiting == 0)
+        assert states(one.registry) == {"a": "loaded", "b": "unloaded"}
 
 
-def test_a_client_that_leaves_while_it_waits_waits_no_more() -> None:
-    async def work() -> None:
-        async with bench(entry("a"), entry("b"), room_for=1) as one:
-            with one.registry.lease(one.registry.models["a"]) as lease:
+async def test_a_request_whose_server_said_nothing_is_sent_once_more() -> None:
+    async with bench(entry("a")) as one:
+
+        async def hang_up_once(request: bytes, writer: asyncio.StreamWriter) -> None:
+            if len(one.asked) > 1:
+                writer.write(one.reply)
+
+        one.handle = hang_up_once
+        found = await one.post("/v1/completions", "a", stream=True)
+        assert found.content == EVENTS and len(one.asked) == 2 and one.asked[0] == one.asked[1]
+
+        async def hang_up(request: bytes, writer: asyncio.StreamWriter) -> None:
+            pass
+
+        one.handle = hang_up
+        lost = await one.post("/v1/completions", "a", stream=True)
+        assert lost.status_code == 503 and lost.json()["error"]["code"] == "engine_unavailable"
+        assert len(one.asked) == 4
+
+
+async def test_an_answer_that_is_cut_is_cut_between_events_or_dropped() -> None:
+    async with bench(entry("a")) as one:
+        one.reply = answer("200 OK", b"data: 1\n\n", "text/event-stream", chunked=True)[:-5] + b"9\r\ndata"
+        cut = await one.post("/v1/completions", "a", stream=True)
+        first, error, done, end = cut.text.split("\n\n")
+        assert (first, done, end) == ("data: 1", "data: [DONE]", "")
+        assert json.loads(error[6:])["error"]["code"] == "engine_unavailable"
+        one.reply = answer("200 OK", b"{}" * 100)[:-50]
+        whole = await one.post("/v1/completions", "a")
+        assert whole.status_code == 503  # nothing of it was passed on
+
+
+async def test_a_path_and_a_body_are_passed_on_as_they_were() -> None:
+    async with bench(entry("a")) as one:
+        one.reply = answer("200 OK", b"{}")
+        body = b'{ "model":"a" ,\n "x": "\xc3\xa4" }'
+        headers = {"content-type": "application/json", "authorization": "Bearer k", "x-own": "1"}
+        path = "/v1/some%2Fthing?x=%20"
+        found = await one.http.post(f"{path}&model=b", content=body, headers=headers)  # that is for the front alone
+        assert found.json() == {}
+        head, _, sent = one.asked[0].partition(b"\r\n\r\n")
+        assert sent == body and head.startswith(f"POST {path} HTTP/1.1\r\n".encode())
+        assert b"\r\nauthorization: Bearer k" in head and b"\r\nx-own: 1" in head
+        assert head.count(b"x-request-id") == 1 and b"\r\nconnection: close" in head
+
+
+async def test_who_watches_a_model_does_not_keep_it() -> None:
+    async with bench(entry("a"), entry("b"), room_for=1) as one:
+        over = asyncio.Event()
+
+        async def watched(request: bytes, writer: asyncio.StreamWriter) -> None:
+            writer.write(one.reply.removesuffix(b"0\r\n\r\n"))
+            await over.wait()
+            writer.write(b"0\r\n\r\n")
+
+        one.handle = watched
+        async with one.http.stream("GET", "/stats/stream?model=a&steps=1") as stream:
+            assert await anext(stream.aiter_lines()) == "data: {}"
+            assert one.asked[0].startswith(b"GET /stats/stream?steps=1 HTTP/1.1")
+            with one.registry.lease(one.registry.models["b"]) as lease:
                 await lease.ready
-                waits = asyncio.ensure_future(one.post("/v1/completions", "b"))
-                await until(lambda: one.registry.num_waiting == 1)
-                waits.cancel()
-                await until(lambda: one.registry.num_waiting == 0)
-            assert states(one.registry) == {"a": "loaded", "b": "unloaded"}
-
-    run(work)
-
-
-def test_a_request_whose_server_said_nothing_is_sent_once_more() -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-
-            async def hang_up_once(request: bytes, writer: asyncio.StreamWriter) -> None:
-                if len(one.asked) > 1:
-                    writer.write(one.reply)
-
-            one.handle = hang_up_once
-            found = await one.post("/v1/completions", "a", stream=True)
-            assert found.content == EVENTS and len(one.asked) == 2 and one.asked[0] == one.asked[1]
-
-            async def hang_up(request: bytes, writer: asyncio.StreamWriter) -> None:
-                pass
-
-            one.handle = hang_up
-            lost = await one.post("/v1/completions", "a", stream=True)
-            assert lost.status_code == 503 and lost.json()["error"]["code"] == "engine_unavailable"
-            assert len(one.asked) == 4
-
-    run(work)
-
-
-def test_an_answer_that_is_cut_is_cut_between_events_or_dropped() -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-            one.reply = answer("200 OK", b"data: 1\n\n", "text/event-stream", chunked=True)[:-5] + b"9\r\ndata"
-            cut = await one.post("/v1/completions", "a", stream=True)
-            first, error, done, end = cut.text.split("\n\n")
-            assert (first, done, end) == ("data: 1", "data: [DONE]", "")
-            assert json.loads(error[6:])["error"]["code"] == "engine_unavailable"
-            one.reply = answer("200 OK", b"{}" * 100)[:-50]
-            whole = await one.post("/v1/completions", "a")
-            assert whole.status_code == 503  # nothing of it was passed on
-
-    run(work)
-
-
-def test_a_path_and_a_body_are_passed_on_as_they_were() -> None:
-    async def work() -> None:
-        async with bench(entry("a")) as one:
-            one.reply = answer("200 OK", b"{}")
-            body = b'{ "model":"a" ,\n "x": "\xc3\xa4" }'
-            headers = {"content-type": "application/json", "authorization": "Bearer k", "x-own": "1"}
-            path = "/v1/some%2Fthing?x=%20"
-            found = await one.http.post(f"{path}&model=b", content=body, headers=headers)  # that is for the front alone
-            assert found.json() == {}
-            head, _, sent = one.asked[0].partition(b"\r\n\r\n")
-            assert sent == body and head.startswith(f"POST {path} HTTP/1.1\r\n".encode())
-            assert b"\r\nauthorization: Bearer k" in head and b"\r\nx-own: 1" in head
-            assert head.count(b"x-request-id") == 1 and b"\r\nconnection: close" in head
-
-    run(work)
-
-
-def test_who_watches_a_model_does_not_keep_it() -> None:
-    async def work() -> None:
-        async with bench(entry("a"), entry("b"), room_for=1) as one:
-            over = asyncio.Event()
-
-            async def watched(request: bytes, writer: asyncio.StreamWriter) -> None:
-                writer.write(one.reply.removesuffix(b"0\r\n\r\n"))
-                await over.wait()
-                writer.write(b"0\r\n\r\n")
-
-            one.handle = watched
-            async with one.http.stream("GET", "/stats/stream?model=a&steps=1") as stream:
-                assert await anext(stream.aiter_lines()) == "data: {}"
-                assert one.asked[0].startswith(b"GET /stats/stream?steps=1 HTTP/1.1")
-                with one.registry.lease(one.registry.models["b"]) as lease:
-                    await lease.ready
-                assert states(one.registry) == {"a": "unloaded", "b": "loaded"}
-                over.set()
-
-    run(work)
+            assert states(one.registry) == {"a": "unloaded", "b": "loaded"}
+            over.set()

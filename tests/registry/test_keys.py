@@ -17,11 +17,11 @@ import pytest
 from minisgl.config import ApiKey
 from minisgl.registry.keys import ANSWERED, FRESH_S, KeyLimits
 from minisgl.registry.server import Child, ChildServer
-from minisgl.server import app
+from minisgl.server import routes
 from minisgl.server.errors import ApiError
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.several import Fleet, echo, entry, model, registry, write_models
+from tests.helpers.several import echo, entry, model, several, write_models
 
 PER_MINUTE = 3000
 KEYS = [
@@ -136,28 +136,24 @@ def test_as_many_requests_of_a_key_are_in_all_engines(server: ServerProcess) -> 
 def test_where_a_request_takes_a_place() -> None:
     """In whatever computes an answer."""
     light = {"/tokenize", "/detokenize", "/apply-template", "/abort_request", "/api/show"}
-    light |= {path for path in app.POSTS if path.endswith(("_tokens", "_adapter", "/prefixes"))}
-    assert set(app.POSTS) - light == ANSWERED
+    light |= {path for path in routes.POSTS if path.endswith(("_tokens", "_adapter", "/prefixes"))}
+    assert set(routes.POSTS) - light == ANSWERED
 
 
-def test_what_else_a_server_prints_is_no_reading() -> None:
-    async def work() -> None:
-        reader = asyncio.StreamReader(limit=100)
-        child = ChildServer(Child(os.posix_spawn("/bin/true", ["true"], {}), ""), asyncio.create_task(asyncio.sleep(0)))
-        for line in (b"[[0,0],[2,30]]\n", b"a library's news\n", b"{}\n", b"x" * 300 + b"\n"):
-            reader.feed_data(line)
-        reader.feed_eof()
-        await child._hear_uses(reader)
-        assert child.use == [(0, 0), (2, 30)]
-        await child.ended
-
-    asyncio.run(work())
+async def test_what_else_a_server_prints_is_no_reading() -> None:
+    reader = asyncio.StreamReader(limit=100)
+    child = ChildServer(Child(os.posix_spawn("/bin/true", ["true"], {}), ""), asyncio.create_task(asyncio.sleep(0)))
+    for line in (b"[[0,0],[2,30]]\n", b"a library's news\n", b"{}\n", b"x" * 300 + b"\n"):
+        reader.feed_data(line)
+    reader.feed_eof()
+    await child._hear_uses(reader)
+    assert child.use == [(0, 0), (2, 30)]
+    await child.ended
 
 
-def test_what_was_just_sent_waits_until_its_server_has_told_of_it() -> None:
-    async def work() -> None:
-        now = 100.0
-        found = registry(Fleet(), entry("a"), entry("b"), room_for=2)
+async def test_what_was_just_sent_waits_until_its_server_has_told_of_it() -> None:
+    now = 100.0
+    async with several(entry("a"), entry("b"), room_for=2) as (_, found):
         limits = KeyLimits([ApiKey(name="k", key="k", max_queued_requests=3)], found, lambda: now)
         a, b = model(found, "a"), model(found, "b")
         with found.lease(a) as lease:
@@ -181,6 +177,3 @@ def test_what_was_just_sent_waits_until_its_server_has_told_of_it() -> None:
                 assert limits.num_waiting(1) == 0
         await found.unload(a)
         assert found.used_by_gone[1] == 10
-        await found.close()
-
-    asyncio.run(work())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from minisgl.registry.entries import Entry
 from minisgl.registry.needs import Needs
 from tests.helpers.e2e import serving, until
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.several import MIB, NEED, Fleet, echo, entry, registry, use, write_models
+from tests.helpers.several import MIB, NEED, echo, entry, several, use, write_models
 
 
 @pytest.fixture
@@ -32,27 +31,20 @@ def of_file(path: Path, **settings: object) -> Entry:
     return replace(one, config=replace(one.config, engine=engine))
 
 
-def test_the_next_server_makes_room_for_what_this_one_saw(file: Path) -> None:
-    async def work() -> None:
-        fleet = Fleet()
+async def test_the_next_server_makes_room_for_what_this_one_saw(file: Path) -> None:
+    async with several(*map(entry, "ab"), room_for=2.5, needs=Needs(file)) as (fleet, first):
         fleet.used["a"] = NEED * 2
-        first = registry(fleet, entry("a"), entry("b"), room_for=2.5, needs=Needs(file))
         for name in "ab":
             await use(first, name)
             await first._measure(first.models[name])
-        given = fleet.configs["a"].engine.memory
-        await first.close()
-        again = Fleet()
+    given = fleet.configs["a"].engine.memory
+    async with several(*map(entry, "ab"), room_for=2.5, needs=Needs(file)) as (again, second):
         again.used["a"] = NEED
-        second = registry(again, entry("a"), entry("b"), room_for=2.5, needs=Needs(file))
         assert (second.models["a"].measured, second.models["b"].measured) == (NEED * 2, NEED)
         await use(second, "a")
         assert second.set_aside == NEED * 2
         assert again.configs["a"].engine.memory == given, "what is measured grows with what is given"
-        await second.close()
-        assert Needs(file).of(entry("a")) == NEED * 2, "less than was seen once is no news"
-
-    asyncio.run(work())
+    assert Needs(file).of(entry("a")) == NEED * 2, "less than was seen once is no news"
 
 
 def test_another_file_or_other_settings_are_another_model(file: Path, tmp_path: Path) -> None:

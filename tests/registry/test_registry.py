@@ -5,79 +5,51 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from minisgl.registry import registry as module
 from minisgl.registry.registry import Lease, Registry
 from minisgl.server.errors import ApiError
-from tests.helpers.several import MIB, NEED, Fleet, entry, registry, states, until, use
+from tests.helpers.several import MIB, NEED, entry, several, states, until, use
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
-
-
-def test_a_model_is_loaded_by_its_first_request_and_stays() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=2)
+async def test_a_model_is_loaded_by_its_first_request_and_stays() -> None:
+    async with several(entry("a"), entry("b"), room_for=2) as (fleet, found):
         assert states(found) == {"a": "unloaded", "b": "unloaded"}
         await use(found, "a")
         await use(found, "a")
         assert states(found) == {"a": "loaded", "b": "unloaded"} and fleet.started == ["a"]
-        await found.close()
-        assert fleet.servers["a"].stopped.is_set() and states(found)["a"] == "unloaded"
-
-    run(work())
+    assert fleet.servers["a"].stopped.is_set() and states(found)["a"] == "unloaded"
 
 
-def test_a_server_gets_the_memory_that_is_set_aside() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a", memory=1000 * MIB), room_for=20)
+async def test_a_server_gets_the_memory_that_is_set_aside() -> None:
+    async with several(entry("a", memory=1000 * MIB), room_for=20) as (fleet, found):
         await use(found, "a")
         given = fleet.configs["a"].engine.memory
         assert given is not None and 900 * MIB < given < 1000 * MIB
-        await found.close()
-
-    run(work())
 
 
-def test_all_who_ask_while_it_loads_share_one_server() -> None:
-    async def work() -> None:
-        fleet = Fleet()
+async def test_all_who_ask_while_it_loads_share_one_server() -> None:
+    async with several(entry("a"), room_for=1) as (fleet, found):
         fleet.hold["a"] = asyncio.Event()
-        found = registry(fleet, entry("a"), room_for=1)
         uses = [asyncio.ensure_future(use(found, "a")) for _ in range(5)]
         await until(lambda: states(found)["a"] == "loading" and found.num_waiting == 5)
         fleet.hold["a"].set()
         await asyncio.gather(*uses)
         assert fleet.started == ["a"] and found.num_waiting == 0
-        await found.close()
-
-    run(work())
 
 
-def test_the_least_recently_used_makes_room() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, *map(entry, "abc"), room_for=2)
+async def test_the_least_recently_used_makes_room() -> None:
+    async with several(*map(entry, "abc"), room_for=2) as (_, found):
         for name in "aba":
             await use(found, name)
         await use(found, "c")
         assert states(found) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
-        await found.close()
-
-    run(work())
 
 
-def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+async def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> None:
+    async with several(entry("a"), entry("b"), room_for=1) as (_, found):
         with found.lease(found.models["a"]) as lease:
             await lease.ready
             waits = asyncio.ensure_future(use(found, "b"))
@@ -86,18 +58,12 @@ def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> None:
             assert states(found) == {"a": "loaded", "b": "unloaded"} and found.place(found.models["b"]) == 0
         await waits
         assert states(found) == {"a": "unloaded", "b": "loaded"}
-        await found.close()
-
-    run(work())
 
 
-def test_a_model_that_is_always_asked_for_gives_way_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_is_always_asked_for_gives_way_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new requests wait behind the one that waits for its room, and those in flight end."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+    async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
         with found.lease(found.models["a"]) as first:
             await first.ready
             found.models["a"].load_s = 0.0
@@ -108,17 +74,11 @@ def test_a_model_that_is_always_asked_for_gives_way_after_a_time(monkeypatch: py
             assert not waits.done() and not late.done()
         await asyncio.gather(waits, late)
         assert fleet.started == ["a", "b", "a"]
-        await found.close()
-
-    run(work())
 
 
-def test_a_claim_whose_clients_have_left_is_none() -> None:
+async def test_a_claim_whose_clients_have_left_is_none() -> None:
     """And a model that was to give way for it serves again."""
-
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+    async with several(entry("a"), entry("b"), room_for=1) as (_, found):
         with found.lease(found.models["a"]) as first:
             await first.ready
             waits = asyncio.ensure_future(use(found, "b"))
@@ -127,15 +87,10 @@ def test_a_claim_whose_clients_have_left_is_none() -> None:
             await until(lambda: found.num_waiting == 0)
             await use(found, "a")
         assert states(found) == {"a": "loaded", "b": "unloaded"}
-        await found.close()
-
-    run(work())
 
 
-def test_pinned_models_stay_and_are_there_from_the_start() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a", pin=True), entry("b"), entry("c", memory=2 * NEED), room_for=2)
+async def test_pinned_models_stay_and_are_there_from_the_start() -> None:
+    async with several(entry("a", pin=True), entry("b"), entry("c", memory=2 * NEED), room_for=2) as (_, found):
         assert found.is_ready
         found.preload()
         assert not found.is_ready
@@ -146,15 +101,10 @@ def test_pinned_models_stay_and_are_there_from_the_start() -> None:
         with pytest.raises(ApiError) as error:
             found.lease(found.models["c"])
         assert error.value.status == 400 and "100 MiB are pinned" in str(error.value)
-        await found.close()
-
-    run(work())
 
 
-def test_an_idle_model_ends_after_its_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a", ttl_s=0.02), entry("b"), room_for=2)
+async def test_an_idle_model_ends_after_its_ttl(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with several(entry("a", ttl_s=0.02), entry("b"), room_for=2) as (_, found):
         await use(found, "b")
         with found.lease(found.models["a"]) as lease:
             await lease.ready
@@ -162,16 +112,11 @@ def test_an_idle_model_ends_after_its_ttl(monkeypatch: pytest.MonkeyPatch) -> No
             assert states(found)["a"] == "loaded"
         await until(lambda: states(found)["a"] == "unloaded")
         assert states(found)["b"] == "loaded"
-        await found.close()
-
-    run(work())
 
 
-def test_the_queue_is_bounded() -> None:
-    async def work() -> None:
-        fleet = Fleet()
+async def test_the_queue_is_bounded() -> None:
+    async with several(entry("a"), room_for=1, max_queued_requests=3) as (fleet, found):
         fleet.hold["a"] = asyncio.Event()
-        found = registry(fleet, entry("a"), room_for=1, max_queued_requests=3)
         uses = [asyncio.ensure_future(use(found, "a")) for _ in range(3)]
         await until(lambda: found.num_waiting == 3)
         with pytest.raises(ApiError) as error:
@@ -179,16 +124,11 @@ def test_the_queue_is_bounded() -> None:
         assert error.value.status == 429 and error.value.headers["retry-after"]
         fleet.hold["a"].set()
         await asyncio.gather(*uses)
-        await found.close()
-
-    run(work())
 
 
-def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> None:
-    async def work() -> None:
-        fleet = Fleet()
+async def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> None:
+    async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
         fleet.refuse["a"] = "the file ends early"
-        found = registry(fleet, entry("a"), entry("b"), room_for=1)
         for _ in range(2):
             with pytest.raises(ApiError) as error:
                 await use(found, "a")
@@ -200,47 +140,31 @@ def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> None:
         fleet.refuse.clear()
         await use(found, "a")
         assert states(found) == {"a": "loaded", "b": "unloaded"} and not found.models["a"].failure
-        await found.close()
-
-    run(work())
 
 
-def test_a_server_that_dies_is_started_again_by_the_next_request() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), room_for=1)
+async def test_a_server_that_dies_is_started_again_by_the_next_request() -> None:
+    async with several(entry("a"), room_for=1) as (fleet, found):
         await use(found, "a")
         fleet.servers["a"].ended.set_result(-9)
         await until(lambda: states(found)["a"] == "unloaded")
         await use(found, "a")
         assert fleet.started == ["a", "a"]
-        await found.close()
-
-    run(work())
 
 
-def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_go() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=2)
+async def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_go() -> None:
+    async with several(entry("a"), entry("b"), room_for=2) as (fleet, found):
         await use(found, "a")
         await use(found, "b")
         fleet.servers["b"].used = NEED + MIB
         await found._measure(found.models["b"])
         await until(lambda: states(found)["a"] == "unloaded")
         assert found.set_aside == NEED + MIB and found.models["b"].measured == NEED + MIB
-        await found.close()
-
-    run(work())
 
 
-def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, int | None] = {"a": 0, "b": None}
     monkeypatch.setattr(module.Entry, "need", lambda self: None if sizes[self.name] is None else NEED)
-
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b"), room_for=1)
+    async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
         await use(found, "a")
         fleet.refuse["b"] = "the hub does not know it"
         with pytest.raises(ApiError) as error:
@@ -254,15 +178,10 @@ def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pyt
         sizes["b"] = 0
         await waits
         assert fleet.started == ["a", "b"] and found.set_aside == NEED
-        await found.close()
-
-    run(work())
 
 
-def test_unload_refuses_what_is_used() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), room_for=1)
+async def test_unload_refuses_what_is_used() -> None:
+    async with several(entry("a"), room_for=1) as (_, found):
         with found.lease(found.models["a"]) as lease:
             await lease.ready
             with pytest.raises(ApiError) as error:
@@ -271,24 +190,16 @@ def test_unload_refuses_what_is_used() -> None:
         await found.unload(found.models["a"])
         await found.unload(found.models["a"])
         assert states(found)["a"] == "unloaded"
-        await found.close()
-
-    run(work())
 
 
-def test_the_end_refuses_those_who_wait_and_stops_what_loads() -> None:
-    async def work() -> None:
-        fleet = Fleet()
+async def test_the_end_refuses_those_who_wait_and_stops_what_loads() -> None:
+    async with several(entry("a"), room_for=1) as (fleet, found):
         fleet.hold["a"] = asyncio.Event()
-        found = registry(fleet, entry("a"), room_for=1)
         waits = asyncio.ensure_future(use(found, "a"))
         await until(lambda: states(found)["a"] == "loading")
-        await found.close()
-        with pytest.raises(ApiError):
-            await waits
-        assert states(found)["a"] == "unloaded" and not fleet.servers
-
-    run(work())
+    with pytest.raises(ApiError):
+        await waits
+    assert states(found)["a"] == "unloaded" and not fleet.servers
 
 
 def check(found: Registry, held: dict[str, int]) -> None:
@@ -298,7 +209,7 @@ def check(found: Registry, held: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+async def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Six models of different needs, of which two or three fit: each request gets its model, and no model is unloaded
     under one."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
@@ -319,21 +230,13 @@ def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int)
                     assert found.models[name].server is server
                 held[name] -= 1
 
-    async def work() -> None:
-        rng = random.Random(seed)
-        fleet = Fleet()
-        needs = [rng.randint(NEED // 2, NEED) for _ in range(6)]
-        for name, need in zip("abcdef", needs, strict=True):
-            fleet.used[name] = need
-        entries = [entry(name, memory=need) for name, need in zip("abcdef", needs, strict=True)]
-        found = registry(fleet, *entries, room_for=2.2)
-        held = dict.fromkeys("abcdef", 0)
+    rng = random.Random(seed)
+    needs, held = {name: rng.randint(NEED // 2, NEED) for name in "abcdef"}, dict.fromkeys("abcdef", 0)
+    async with several(*(entry(name, memory=need) for name, need in needs.items()), room_for=2.2) as (fleet, found):
+        fleet.used |= needs
         await asyncio.gather(*(client(found, random.Random(seed * 100 + i), held, 40 * times) for i in range(8)))
         assert found.num_waiting == 0 and sum(held.values()) == 0
         assert sum(found.num_unloads.values()) > 10
-        await found.close()
-
-    run(work())
 
 
 # ------------------------------------------------------------------------------------------------- lines of batches
@@ -347,10 +250,8 @@ async def line(found: Registry, name: str) -> Lease:
     return lease
 
 
-def test_a_line_has_its_model_loaded_where_there_is_room() -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b", memory=10 * NEED), entry("c"), room_for=1)
+async def test_a_line_has_its_model_loaded_where_there_is_room() -> None:
+    async with several(entry("a"), entry("b", memory=10 * NEED), entry("c"), room_for=1) as (fleet, found):
         fleet.refuse["c"] = "it is broken"
         with await line(found, "a") as lease:
             assert lease.ready.result() is fleet.servers["a"] and fleet.started == ["a"]
@@ -361,15 +262,10 @@ def test_a_line_has_its_model_loaded_where_there_is_room() -> None:
         with pytest.raises(ApiError, match="it is broken") as caught:
             await line(found, "c")
         assert caught.value.status == 503 and found.num_waiting == 0
-        await found.close()
-
-    run(work())
 
 
-def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, *map(entry, "abc"), room_for=1)
+async def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with several(*map(entry, "abc"), room_for=1) as (fleet, found):
 
         async def is_refused(name: str) -> None:
             for _ in range(20):
@@ -387,17 +283,11 @@ def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pytest.Mon
             await is_refused("c")  # lines do not push each other out
         (await line(found, "c")).__exit__(None, None, None)
         assert fleet.started == ["a", "b", "c"]
-        await found.close()
-
-    run(work())
 
 
-def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
-
-    async def work() -> None:
-        fleet = Fleet()
-        found = registry(fleet, entry("a"), entry("b", ttl_s=0.001), room_for=1)
+    async with several(entry("a"), entry("b", ttl_s=0.001), room_for=1) as (fleet, found):
         with await line(found, "a"):
             await use(found, "b")
             assert states(found) == {"a": "unloaded", "b": "loaded"} and fleet.servers["a"].stopped.is_set()
@@ -407,6 +297,3 @@ def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pyte
             found._turn()
             assert states(found)["b"] == "loaded"  # what answers a line is not idle
         assert found.models["a"].num_lines == found.models["b"].num_lines == 0
-        await found.close()
-
-    run(work())

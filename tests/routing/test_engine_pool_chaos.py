@@ -70,8 +70,8 @@ def admitted_ids(messages: Iterable[FromEngine]) -> list[int]:
     return [req_id for one in steps for req_id in np.frombuffer(one.admitted_ids, np.int64).tolist()]
 
 
-def disturb(pool: Pool, draw: random.Random, signum: int) -> None:
-    """One that is ready is lost, at some moment, and started again; another goes on."""
+def disturb(pool: Pool, draw: random.Random, signum: int) -> int:
+    """One that is ready is lost, at some moment, and started again; another goes on. Returns which."""
 
     def ready() -> list[int]:
         return [engine for engine, state in enumerate(pool.pool.readings()["states"]) if state == "ready"]
@@ -82,6 +82,7 @@ def disturb(pool: Pool, draw: random.Random, signum: int) -> None:
     pool.signal(engine, signum)
     until(lambda: engine not in ready(), "its loss is not noticed")
     pool.restart(engine)
+    return engine
 
 
 def chaos(seed: int, signals: Iterable[int]) -> None:
@@ -90,10 +91,9 @@ def chaos(seed: int, signals: Iterable[int]) -> None:
         callers = [Caller(pool.peer(f"caller {number}"), number, 22) for number in range(3)]
         for caller in callers:
             caller.start()
-        num_lost = 0
+        losses = [0, 0, 0]
         for signum in signals:
-            disturb(pool, draw, signum)
-            num_lost += 1
+            losses[disturb(pool, draw, signum)] += 1
         for caller in callers:
             caller.enough.set()
         for caller in callers:
@@ -101,7 +101,7 @@ def chaos(seed: int, signals: Iterable[int]) -> None:
             assert not caller.is_alive(), "requests do not end"
             caller.check()
         readings = pool.pool.readings()
-        assert sum(readings["num_losses_total"]) == num_lost
+        assert readings["num_losses_total"] == losses
         assert readings["num_live"] == readings["num_waiting"] == 0
         assert readings["num_moved_total"] > 0
 

@@ -31,10 +31,8 @@ from minisgl.message import (
     Shutdown,
     StepTokens,
     ToEngine,
-    decode_said,
-    encode,
-    framed,
 )
+from minisgl.message.codec import decode_said, encode, framed
 from minisgl.runner.several import EVERY_POOL
 from tests.helpers.e2e import until
 from tests.helpers.hub import add, streams

@@ -13,7 +13,7 @@ import pytest
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
-from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
+from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.drafting import (
     CHUNK,
     NUM_NEW,
@@ -33,6 +33,7 @@ from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import Draft
+from tests.helpers.received import Received
 
 PAGES = 600
 SMALL = ControlPlaneConfig(PAGES, 4, 8, CHUNK, 900, (EOS_ID,))
@@ -155,29 +156,21 @@ LARGE = ControlPlaneConfig(200, 4, 16, 64, 200, (EOS_ID,), max_draft_len=5)
 PROMPTS = {i: text(5 + 3 * (i % 6), seed=i) for i in range(120)}
 
 
-class Clients:
+class Clients(Received):
     """What requests got of a loop. Those with an odd id have a seed of their own: the small model never agrees."""
 
     def __init__(self, plane: ControlPlane, small: DraftModel | None, *, overlap: bool, pages: int = 200) -> None:
-        self.tokens: dict[int, list[int]] = {}
+        super().__init__()
         self.plane = plane
         self.engine = echo(LARGE)
         self.loop = StepLoop(
             plane,
             self.engine,
-            self._take,
+            self.take,
             LoopSettings(overlap=overlap),
             beside=Beside(guesses=small),
             fallback=lambda: make_control_plane("python", LARGE),
         )
-
-    def _take(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            assert isinstance(message, StepTokens)
-            ids = np.frombuffer(message.req_ids, np.int64).tolist()
-            for req_id, token in zip(ids, np.frombuffer(message.tokens, np.int32).tolist(), strict=True):
-                if token >= 0:
-                    self.tokens.setdefault(req_id, []).append(token)
 
     def run(self, ids: Sequence[int], *, aborted: Sequence[int] = (), max_tokens: int = 100) -> int:
         """Steps that it took."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from minisgl.message import (
     ID_LIMIT,
-    MAX_FRAME_BYTES,
     SCHEMA_VERSION,
     AbortRequest,
     AddRequest,
@@ -25,9 +24,8 @@ from minisgl.message import (
     Shutdown,
     StepTokens,
     TokenLogprobs,
-    encode,
-    framed,
 )
+from minisgl.message.codec import MAX_FRAME_BYTES, encode, framed
 from minisgl.runner import front_ends
 from minisgl.runner.front_ends import MAX_CONNECTIONS, owner, split, within
 from minisgl.sampling_params import BOUNDS, SamplingParams

@@ -11,14 +11,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.message import (
-    AddRequest,
-    Codec,
-    EngineFailed,
-    EngineReady,
-    Heartbeat,
-    LoadProgress,
-)
+from minisgl.message import AddRequest, EngineFailed, EngineReady, Heartbeat, LoadProgress
+from minisgl.message.codec import Codec
 from minisgl.message.heartbeat import Activity
 from minisgl.runner.front_ends import Connection, FrontEnds, ParentGone
 from tests.helpers.hub import add

@@ -16,42 +16,22 @@ from hypothesis import strategies as st
 
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE, EchoEngine, EchoModel
 from minisgl.grammar.compiler import Compiled, GrammarCompiler
-from minisgl.grammar.slots import GrammarSlots, Matcher, TokenMasks
-from minisgl.message import GRAMMAR_REFUSED, AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.grammar.slots import Matcher
+from minisgl.message import GRAMMAR_REFUSED, AbortRequest, AddRequest, FinishRequest, ToEngine
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.wrapped import make_faulty
-from minisgl.step import FinishReason, Int32Array
+from minisgl.step import FinishReason
 from tests.helpers.grammars import PERSON, PickyCompiler, PickyMatcher, compiler, matcher, of_regex, of_schema, text
+from tests.helpers.received import Received
 
 CONFIG = ControlPlaneConfig(52, 4, 8, 24, 200, (256,))
 NUM_REQUESTS = 40
 GRAMMARS = (of_schema(PERSON), of_regex("[a-c]{100,120}"), None, of_regex("(yes|no|perhaps){1,9}"))
 Request = tuple[int, list[int], SamplingParams]
-
-
-class Clients:
-    """What each request was sent."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-        self.errors: dict[int, str] = {}
-
-    def take(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            assert isinstance(message, StepTokens)
-            arrays = (message.req_ids, np.int64), (message.tokens, np.int32), (message.reasons, np.int32)
-            self.errors |= message.errors
-            for req_id, token, reason in zip(*(np.frombuffer(a, t).tolist() for a, t in arrays), strict=True):
-                assert req_id not in self.reasons, f"request {req_id} was told something after its end"
-                if token >= 0:
-                    self.tokens.setdefault(req_id, []).append(token)
-                if reason:
-                    self.reasons[req_id] = FinishReason(reason)
 
 
 def requests(seed: int, count: int = NUM_REQUESTS) -> list[Request]:
@@ -83,10 +63,10 @@ def drive(
     order: str = "",
     fail_steps: Sequence[int] = (),
     ends: bool = False,
-) -> tuple[Clients, StepLoop]:
+) -> tuple[Received, StepLoop]:
     made = engine()
     made.fail_steps.update(fail_steps)
-    clients = Clients()
+    clients = Received()
     inner = make_control_plane(plane, CONFIG)
     loop = StepLoop(
         make_faulty(inner, order) if order else inner,
@@ -117,7 +97,7 @@ def alone(request: Request, seed: int) -> list[int]:
     return EchoModel(seed=seed).generate(prompt, min(sampling.max_tokens or 0, 200 - len(prompt)), grammar=grammar)
 
 
-def check(clients: Clients, plan: list[Request], *, fails: bool = False) -> int:
+def check(clients: Received, plan: list[Request], *, fails: bool = False) -> int:
     """Each stream is that of the request alone, or the beginning of it if it was told to end; how many are objects."""
     assert set(clients.reasons) == set(range(len(plan)))
     assert fails or FinishReason.ERROR not in clients.reasons.values()
@@ -194,25 +174,6 @@ def test_whatever_happens_texts_are_those_of_requests_alone(
     check(clients, plan, fails=bool(fail_steps))
 
 
-def test_a_mask_that_is_one_step_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above would fail if a mask came before the token that it follows."""
-    masks, late = GrammarSlots.masks, dict[int, Int32Array]()
-
-    def stale(self: GrammarSlots, slots: Sequence[int]) -> TokenMasks | None:
-        if (found := masks(self, slots)) is None:
-            return None
-        bits = np.stack([late.get(slots[row], found.bits[i]) for i, row in enumerate(found.rows)])
-        late.update({slots[row]: found.bits[i] for i, row in enumerate(found.rows)})
-        return TokenMasks(found.rows, bits)
-
-    monkeypatch.setattr(GrammarSlots, "masks", stale)
-    plan = requests(1)
-    clients, _ = drive(plan, "python", overlap=True)
-    assert clients.errors
-    with pytest.raises(AssertionError):
-        check(clients, plan)
-
-
 def test_several_choices_of_one_prompt_have_matchers_of_their_own() -> None:
     """Those of `n`: same prompt and grammar, other seeds."""
     sampling = [SamplingParams(max_tokens=80, seed=i, grammar=GRAMMARS[0]) for i in range(8)]
@@ -223,7 +184,7 @@ def test_several_choices_of_one_prompt_have_matchers_of_their_own() -> None:
 
 
 def test_a_matcher_that_fails_ends_its_own_request_and_no_other() -> None:
-    clients = Clients()
+    clients = Received()
     made = EchoEngine(
         num_pages=60, page_size=4, max_rows=8, max_seq_len=200, context_len=200, vocab_size=300, worker_thread=False
     )
@@ -247,7 +208,7 @@ def test_a_matcher_that_fails_ends_its_own_request_and_no_other() -> None:
 @pytest.mark.parametrize("order", ["", "schedule:19:after", "commit:30:after"])
 def test_a_row_whose_mask_takes_long_waits_alone(plane: str, overlap: bool, order: str) -> None:
     """It leaves the scheduler until its mask is there; its text and those of all others are the same."""
-    rng, clients = random.Random(7), Clients()
+    rng, clients = random.Random(7), Received()
     made = EchoEngine(
         num_pages=60, page_size=4, max_rows=8, max_seq_len=200, context_len=200, vocab_size=300, worker_thread=False
     )
@@ -309,7 +270,7 @@ class _Slow:
 
 def test_requests_wait_outside_of_the_scheduler_until_they_are_compiled() -> None:
     slow: Any = _Slow()
-    clients, plane, made = Clients(), make_control_plane("rust_hotpath", CONFIG), engine()
+    clients, plane, made = Received(), make_control_plane("rust_hotpath", CONFIG), engine()
     loop = StepLoop(plane, made, clients.take, beside=Beside(compiler=slow))
     sampling = SamplingParams(max_tokens=40, seed=0, grammar=GRAMMARS[0])
     loop.step([add(i, [1, 2], sampling) for i in range(4)] + [add(4, [1, 2], SamplingParams(max_tokens=5, seed=4))])
@@ -328,7 +289,7 @@ def test_requests_wait_outside_of_the_scheduler_until_they_are_compiled() -> Non
 
 
 def test_an_engine_without_a_compiler_refuses_grammars() -> None:
-    clients, made = Clients(), engine()
+    clients, made = Received(), engine()
     loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take)
     loop.step([add(0, [1], SamplingParams(max_tokens=4, seed=0, grammar=GRAMMARS[1]))])
     assert clients.errors[0].startswith(GRAMMAR_REFUSED) and loop.idle
@@ -339,7 +300,7 @@ def test_a_request_of_a_lost_engine_goes_on_in_its_object() -> None:
     sampling = SamplingParams(max_tokens=60, seed=3, grammar=GRAMMARS[0])
     whole = alone((0, [9, 8, 7], sampling), 3)
     for cut in (1, 5, len(whole) - 1):
-        clients, made = Clients(), engine()
+        clients, made = Received(), engine()
         loop = StepLoop(
             make_control_plane("rust_hotpath", CONFIG), made, clients.take, beside=Beside(compiler=compiler())
         )
@@ -352,7 +313,7 @@ def test_a_request_of_a_lost_engine_goes_on_in_its_object() -> None:
 
 def test_waiting_for_a_grammar_does_not_turn() -> None:
     """For the loop in a caller's own thread: a step for the request, one when it is compiled."""
-    clients, made = Clients(), engine()
+    clients, made = Received(), engine()
     threaded = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,))
     loop = StepLoop(make_control_plane("python", CONFIG), made, clients.take, beside=Beside(compiler=threaded))
     loop.step([add(0, [1], SamplingParams(max_tokens=4, seed=0, grammar=GRAMMARS[1]))])

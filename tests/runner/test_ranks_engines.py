@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,9 @@ from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import Engine
 from minisgl.engine.echo import EchoEngine, EchoModel
 from minisgl.engine.loading import load_engine
-from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.message import AbortRequest, AddRequest, FromEngine, StepTokens
+from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane
-from minisgl.runner.intake import Beside
+from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.runner.ranks import decode, encode, make_buffers, pack, sizes_of, unpack
 from minisgl.sampling_params import SamplingParams
@@ -31,38 +31,11 @@ from tests.helpers.grammars import PERSON, matcher, of_regex, of_schema
 from tests.helpers.grammars import compiler as grammar_compiler
 from tests.helpers.models import assert_greedy, save, tiny_model
 from tests.helpers.ranks import ThreadRanks
+from tests.helpers.received import Received
 
 PLANE = ControlPlaneConfig(40, 4, 8, 24, 150, (256,))
 Tamper = Callable[[int, StepPlan, StepBuffers], None]
 Request = tuple[list[int], SamplingParams]
-
-
-class Clients:
-    """What each request got."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-        self.logprobs: dict[int, list[float]] = {}
-        self.prompt_logprobs: dict[int, list[float]] = {}
-        self.num_cached = 0
-
-    def take(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            assert isinstance(message, StepTokens)
-            self.num_cached += int(np.frombuffer(message.cached_lens, np.int32).sum())
-            ids = np.frombuffer(message.req_ids, np.int64).tolist()
-            tokens = np.frombuffer(message.tokens, np.int32).tolist()
-            for req_id, token, reason in zip(ids, tokens, np.frombuffer(message.reasons, np.int32), strict=True):
-                if token >= 0:
-                    self.tokens.setdefault(req_id, []).append(token)
-                if reason:
-                    assert req_id not in self.reasons
-                    self.reasons[req_id] = FinishReason(reason)
-            for one in message.logprobs:
-                self.logprobs.setdefault(ids[one.index], []).append(one.logprob)
-            for chunk in message.prompt_logprobs:
-                self.prompt_logprobs.setdefault(chunk.req_id, []).extend(chunk.logprobs)
 
 
 def drive(
@@ -71,15 +44,17 @@ def drive(
     requests: Sequence[Request],
     *,
     aborts: Sequence[int] = (),
-    compiler: GrammarCompiler | None = None,
-) -> tuple[Clients, StepLoop]:
+    compiler: Any = None,
+    overlap: bool = True,
+) -> tuple[Received, StepLoop]:
     """A few arrivals a step; those in `aborts` are aborted some steps later."""
-    clients = Clients()
+    clients = Received()
     loop = StepLoop(
         plane,
         engine,
         clients.take,
         fallback=lambda: make_control_plane("python", PLANE),
+        settings=LoopSettings(overlap=overlap),
         beside=Beside(compiler=compiler),
     )
     waiting = list(enumerate(requests))
@@ -137,7 +112,7 @@ def test_echo_texts_do_not_depend_on_the_ranks(
     clients, loop = drive(engine, control_plane(PLANE), requests, aborts=aborts)
     engine.close()
     assert not engine.errors
-    assert loop.control_plane.stats().num_retracted_total > 0 and clients.num_cached > 0
+    assert loop.control_plane.stats().num_retracted_total > 0 and sum(clients.cached.values()) > 0
     for i, request in enumerate(requests):
         got, whole = clients.tokens.get(i, []), expected(request)
         if clients.reasons[i] is FinishReason.ABORT:
@@ -307,7 +282,8 @@ def test_the_torch_engine_of_several_ranks_says_what_one_says(variant: str, size
         if params.logprobs is not None:
             assert_greedy(reference, prompt, many.tokens[i])
         if many.tokens[i] == one.tokens[i]:  # a tie may fall either way, and what follows differs
-            assert many.logprobs.get(i, []) == pytest.approx(one.logprobs.get(i, []), abs=1e-3)
+            ours, theirs = ([own for own, *_ in each.logprobs.get(i, [])] for each in (many, one))
+            assert ours == pytest.approx(theirs, abs=1e-3)
     assert sum(many.tokens[i] == one.tokens[i] for i in range(len(requests))) >= len(requests) - 1
     assert many.prompt_logprobs[2] == pytest.approx(one.prompt_logprobs[2], abs=1e-3)
 

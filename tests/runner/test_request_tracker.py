@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minisgl.engine.echo import EchoEngine, EchoModel
-from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, StepTokens, ToEngine
+from minisgl.message import AbortRequest, AddRequest, FinishRequest, ToEngine
 from minisgl.runner import request_tracker
 from minisgl.runner.intake import LoopSettings
 from minisgl.runner.loop import StepLoop
@@ -21,6 +21,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlane
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import FinishReason, step_output
+from tests.helpers.received import Received
 
 SAMPLING = SamplingParams(max_tokens=9, seed=1, stop_token_ids=(7,), min_tokens=2, ignore_eos=True)
 GOES_ON, ENDS = FinishReason.NONE, FinishReason.LENGTH
@@ -104,29 +105,6 @@ NUM_REQUESTS = 64
 LATER = 60  # steps
 
 
-class Clients:
-    """What each request was sent, by id."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-
-    def take(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            assert isinstance(message, StepTokens)
-            columns = (
-                np.frombuffer(message.req_ids, np.int64).tolist(),
-                np.frombuffer(message.tokens, np.int32).tolist(),
-                np.frombuffer(message.reasons, np.int32).tolist(),
-            )
-            for req_id, token, reason in zip(*columns, strict=True):
-                assert req_id not in self.reasons, f"request {req_id} was told something after its end"
-                if token >= 0:
-                    self.tokens.setdefault(req_id, []).append(token)
-                if reason:
-                    self.reasons[req_id] = FinishReason(reason)
-
-
 def requests(seed: int, again: bool = False) -> list[tuple[int, list[int], SamplingParams]]:
     """(step of arrival, prompt, sampling): shared prefixes, mixed lengths; more than fit at once. `again`: the second
     half is the first once more, so that the cache knows how its texts go on."""
@@ -158,13 +136,13 @@ def drive(
     fail_steps: Sequence[int] = (),
     config: ControlPlaneConfig = CONFIG,
     broken: int | None = None,
-) -> tuple[Clients, StepLoop]:
+) -> tuple[Received, StepLoop]:
     engine = EchoEngine(num_pages=96, page_size=4, max_rows=8, max_seq_len=200, context_len=200, worker_thread=False)
     engine.fail_steps.update(fail_steps)
     if broken is not None:
         engine.broken_adapters = {0: broken}
     plane = make_control_plane(primary, config) if isinstance(primary, str) else primary
-    clients = Clients()
+    clients = Received()
     loop = StepLoop(
         plane if order is None else make_faulty(plane, order),
         engine,
@@ -191,7 +169,7 @@ def drive(
     return clients, loop
 
 
-def check(clients: Clients, seed: int, failed: bool = False, again: bool = False) -> None:
+def check(clients: Received, seed: int, failed: bool = False, again: bool = False) -> None:
     """Each stream is that of the request alone, or the beginning of it if it was told to end."""
     assert set(clients.reasons) == set(range(NUM_REQUESTS))
     for req_id, (_, prompt, sampling) in enumerate(requests(seed, again)):

@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.backend import choose, make_control_plane
+from minisgl.scheduler.backend import ExtensionMissing, choose, make_control_plane
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.rust_hotpath import ExtensionMissing
 
 CONFIG = ControlPlaneConfig(16, 4, 4, 16, 64)
 

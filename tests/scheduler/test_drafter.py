@@ -1,4 +1,4 @@
-"""Guesses of the reference; Rust's have the same tests beside them, and `tests/parity` compares both."""
+"""Guesses of the reference; `tests/parity` compares those of Rust with them."""
 
 from __future__ import annotations
 

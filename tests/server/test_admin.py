@@ -203,16 +203,6 @@ def test_the_cache_is_emptied(server: Frontend, http: httpx.Client, threads: Thr
     check_error(http.put(PREFIXES), 405)
 
 
-def test_who_has_no_key_may_not(front_end: str) -> None:
-    with (
-        frontend(config=msgspec.structs.replace(CONFIG, api_key="k"), front_end=front_end) as server,
-        server.http() as http,
-    ):
-        for method, path in (("DELETE", CACHE), ("GET", PREFIXES), ("POST", PREFIXES), ("DELETE", PREFIXES + "/x")):
-            check_error(http.request(method, path), 401)
-        assert http.get(PREFIXES, headers={"authorization": "Bearer k"}).json() == {"object": "list", "data": []}
-
-
 def test_a_wait_ends_with_the_request_timeout(front_end: str) -> None:
     """The prefix stays; it is computed when there is time."""
     limits = Limits(request_timeout=0.2)
@@ -234,3 +224,13 @@ def test_an_engine_that_goes_answers_who_waits(front_end: str, threads: ThreadPo
         with server.http() as http:
             check_error(http.get(PREFIXES), 503)
             check_error(http.delete(CACHE), 503)
+
+
+def test_who_has_no_key_may_not(front_end: str) -> None:
+    with (
+        frontend(config=msgspec.structs.replace(CONFIG, api_key="k"), front_end=front_end) as server,
+        server.http() as http,
+    ):
+        for method, path in (("DELETE", CACHE), ("GET", PREFIXES), ("POST", PREFIXES), ("DELETE", PREFIXES + "/x")):
+            check_error(http.request(method, path), 401)
+        assert http.get(PREFIXES, headers={"authorization": "Bearer k"}).json() == {"object": "list", "data": []}

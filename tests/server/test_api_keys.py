@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.config import ApiKey
-from minisgl.message import AbortRequest
 from minisgl.metrics.keys import KeyReading
 from minisgl.server.api_keys import Bucket, KeyUse
 from minisgl.server.errors import ApiError
 from tests.helpers.gateway import PASSED_ON
-from tests.helpers.server import CONFIG, Frontend, chat_body, check_error, frontend
+from tests.helpers.server import CONFIG, Frontend, chat_body, check_error, frontend, hanging
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 KEYS = (
@@ -32,6 +28,7 @@ KEYS = (
     ApiKey(name="calm", key="sk-calm", max_priority=0),
     ApiKey(name="keeper", key="sk-keeper", cache=True),
 )
+QUEUE = "authorization: Bearer sk-queue"
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +47,6 @@ def ask(server: Frontend, key: str, prompt: str, path: str = TEXT, **more: Any) 
     body = chat_body(prompt) if path == CHAT else {"prompt": prompt}
     with server.http() as http:
         return http.post(path, json={**body, **more}, headers=bearer(key))
-
-
-@contextlib.contextmanager
-def hanging(server: Frontend, key: str, marker: str, **more: Any) -> Iterator[None]:
-    """A request that waits in the engine for its first step, for the length of a `with`."""
-    with socket.create_connection(server.address) as client:
-        data = json.dumps({"prompt": f"{marker} hang:", **more}).encode()
-        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        client.sendall(f"{head}authorization: Bearer {key}\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-        request = server.engine.wait_for_request(marker)
-        yield
-    server.engine.wait_for_end(AbortRequest, {request.req_id})
 
 
 # ---------------------------------------------------------------------------------------------------------- whose it is
@@ -101,12 +86,12 @@ def test_without_the_flag_the_file_alone_is_asked_for(front_end: str) -> None:
 def test_a_queue_of_its_own(server: Frontend, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Whichever side waits, and whichever is asked."""
     marker = f"queue{len(there)}{len(here)}"
-    with hanging(server, "sk-queue", f"a{marker} ", **there):
+    with hanging(server, f"a{marker} ", QUEUE, **there):
         server.wait_until(lambda: server.waiting[0] == 1)
         assert ask(server, "sk-queue", "say:ok", **here).status_code == 200
         error = check_error(ask(server, "sk-queue", "say:ok", n=2, **here), 429)
         assert error["code"] == "key_limit" and "API key queue: 1 requests of it wait" in error["message"]
-        with hanging(server, "sk-queue", f"b{marker} ", **there):
+        with hanging(server, f"b{marker} ", QUEUE, **there):
             server.wait_until(lambda: server.waiting[0] == 2)
             for path in (CHAT, TEXT, GENERATE):
                 answer = ask(server, "sk-queue", "full say:ok", path, **(here if path == TEXT else {}))
@@ -191,7 +176,7 @@ def test_what_a_key_uses_is_counted_by_its_name(
     assert after["prompt_tokens"] - before["plain"]["prompt_tokens"] == 2 * len("say:ok")
     assert after["generated_tokens"] - before["plain"]["generated_tokens"] == 4 * len("ok.")
     assert {name: of(name) for name in ("default", "queue")} == {name: before[name] for name in ("default", "queue")}
-    with hanging(server, "sk-queue", "c1 "), hanging(server, "sk-queue", "c2 "):
+    with hanging(server, "c1 ", QUEUE), hanging(server, "c2 ", QUEUE):
         server.wait_until(lambda: server.waiting[0] == 2)
         assert ask(server, "sk-queue", "say:ok").status_code == 429
     refused = of("queue")["refused"]["max_queued_requests"]

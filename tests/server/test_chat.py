@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from minisgl.message import FinishRequest
@@ -243,33 +241,6 @@ def test_an_error_in_a_stream_is_its_last_event(http: httpx.Client, server: Fron
         server.engine.send(failed_step(server.engine.wait_for_request("to fail").req_id, "went wrong"))
         *_, last, done = events("".join(f"{line}\n\n" for line in lines))
     assert last["error"]["message"] == "went wrong" and done == "[DONE]"
-
-
-def test_official_client(server: Frontend) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "say:Paris"}])
-        assert answer.choices[0].message.content == "Paris"
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        with pytest.raises(openai.NotFoundError) as not_found:
-            client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
-        assert not_found.value.code == "model_not_found"
-        with pytest.raises(openai.BadRequestError) as bad:
-            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], temperature=9)
-        assert bad.value.param == "temperature"
-
-
-def test_official_async_client_streams_many_at_once(server: Frontend) -> None:
-    async def one(client: openai.AsyncOpenAI, i: int) -> str:
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": f"say:number {i}"}], stream=True
-        )
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(one(client, i) for i in range(20)))
-
-    assert asyncio.run(run()) == [f"number {i}" for i in range(20)]
 
 
 def test_many_log_probabilities_are_formatted_off_the_event_loop(

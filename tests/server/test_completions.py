@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from tests.helpers.server import MODEL, Frontend, chat_body, check_error, events, post, prompt_ids
+from tests.helpers.server import MODEL, Frontend, chat_body, events, post, prompt_ids
 
 PATH = "/v1/completions"
 
@@ -137,15 +136,6 @@ def test_token_ids_are_sent_as_they_are(http: httpx.Client, server: Frontend) ->
     assert prompt_ids(server.engine.wait_for_request("as they are"))[-3:] == [257, 0, 256]
 
 
-def test_official_client(server: Frontend) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert client.completions.create(model=MODEL, prompt="say:Paris").choices[0].text == "Paris"
-        stream = client.completions.create(model=MODEL, prompt="say:Paris", stream=True)
-        assert "".join(chunk.choices[0].text for chunk in stream) == "Paris"
-        assert [model.id for model in client.models.list()] == [MODEL]
-        assert client.models.retrieve(MODEL).owned_by == "minisgl"
-
-
 # ---------------------------------------------------------------------------------------------------------- generate
 
 
@@ -171,34 +161,3 @@ def test_generate_streams_json_lines(http: httpx.Client) -> None:
 def test_generate_forgets_what_came_after_a_stop_string(http: httpx.Client) -> None:
     body = post(http, "/generate", prompt="burst:one two three", sampling_params={"stop": "two"})
     assert body["text"] == "one " and body["token_ids"] == ids("one two")
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
-def test_generate_limits(http: httpx.Client, name: str) -> None:
-    body = post(http, "/generate", prompt="say:Hello", sampling_params={name: 2})
-    assert body["text"] == "He" and body["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": "a", "input_ids": [1]}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": ["a"]}, "prompt"),
-        ({"input_ids": []}, "input_ids"),
-        ({"input_ids": [258]}, "input_ids"),
-        ({"input_ids": ["a"]}, "input_ids.0"),
-        ({"prompt": "a", "sampling_params": []}, "sampling_params"),
-        ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
-        ({"prompt": "a", "sampling_params": {"temperature": 5}}, "sampling_params.temperature"),
-        ({"prompt": "a", "sampling_params": {"max_new_tokens": -2}}, "sampling_params.max_new_tokens"),
-        ({"prompt": "a", "sampling_params": {"max_tokens": -2}}, "sampling_params.max_tokens"),
-        ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
-        ({"prompt": "a", "sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
-        ({"prompt": "a", "sampling_params": {"stop_token_ids": [258]}}, "sampling_params.stop_token_ids"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_generate_names_the_bad_field(http: httpx.Client, body: dict[str, Any], param: str, stream: bool) -> None:
-    assert check_error(http.post("/generate", json={**body, "stream": stream}), 400)["param"] == param

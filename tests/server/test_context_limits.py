@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import re
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,28 +17,15 @@ import pytest
 
 from minisgl.config import Limits, ServerConfig
 from minisgl.message import AbortRequest
-from minisgl.server.app import POSTS
-from minisgl.server.openapi import ROUTES
+from minisgl.server.routes import POSTS, ROUTES
 from minisgl.tokenizer import Tokenizer
-from tests.helpers.server import CONFIG, MODEL, WAIT_S, Frontend, chat_body, check_error, events, frontend
+from tests.helpers.server import CONFIG, MODEL, WAIT_S, chat_body, check_error, events, frontend, hanging, read_all
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def configured(**limits: Any) -> ServerConfig:
     return msgspec.structs.replace(CONFIG, limits=Limits(**limits))
-
-
-@contextlib.contextmanager
-def hanging(server: Frontend, marker: str, **body: Any) -> Iterator[None]:
-    """A request that waits in the engine for its first step, for the length of a `with`."""
-    with socket.create_connection(server.address) as client:
-        data = json.dumps({"prompt": f"{marker} hang:", **body}).encode()
-        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
-        client.sendall(head.encode() + data)
-        request = server.engine.wait_for_request(marker)
-        yield
-    server.engine.wait_for_end(AbortRequest, {request.req_id})
 
 
 # ------------------------------------------------------------------------------------------------------------- queue
@@ -100,19 +86,11 @@ def test_a_request_that_takes_too_long(front_end: str) -> None:
         assert http.post(TEXT, json={"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
 
 
-def receive_all(client: socket.socket) -> bytes:
-    client.settimeout(WAIT_S)
-    parts = []
-    while part := client.recv(65536):
-        parts.append(part)
-    return b"".join(parts)
-
-
 def test_a_body_that_does_not_come(front_end: str) -> None:
     with frontend(config=configured(slow_client_timeout=1.0), front_end=front_end) as server:
-        with socket.create_connection(server.address) as client:
-            client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{{".encode())
-            answer = receive_all(client)
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n"
+        with server.connect(head.encode() + b"{") as client:
+            answer = read_all(client)
         assert answer.startswith(b"HTTP/1.1 408 ") and b"body_timeout" in answer
     errors = {route.path: set(route.errors) for route in ROUTES if route.method == "post"}
     for path in POSTS:  # all of them read bodies under the same limits
@@ -122,10 +100,8 @@ def test_a_body_that_does_not_come(front_end: str) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])
 def test_a_head_that_does_not_come(front_end: str, sent: bytes) -> None:
     config = configured(slow_client_timeout=1.0)
-    with frontend(config=config, front_end=front_end) as server, socket.create_connection(server.address) as client:
-        client.sendall(sent)
-        with contextlib.suppress(ConnectionResetError):
-            assert receive_all(client) == b""
+    with frontend(config=config, front_end=front_end) as server, server.connect(sent) as client:
+        assert read_all(client, or_reset=True) == b""
 
 
 def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,8 +142,8 @@ def test_a_client_that_reads_no_answer(caplog: pytest.LogCaptureFixture) -> None
                     ": dropped: its client has read nothing" in record.getMessage() for record in caplog.records
                 )
             )
-            with contextlib.suppress(ConnectionResetError):
-                assert receive_all(client).count(b"HTTP/1.1 200") < 400
+            client.settimeout(WAIT_S)
+            assert read_all(client, or_reset=True).count(b"HTTP/1.1 200") < 400
         with server.http() as http:
             assert http.post(TEXT, json={"prompt": "say:ok"}).status_code == 200
 
@@ -191,10 +167,7 @@ def test_a_prompt_that_waits_for_the_tokenizer_counts_its_time(monkeypatch: pyte
         assert not server.engine.requests("slow")
     busy.clear()
     with frontend() as server, server.http() as http:
-        with socket.create_connection(server.address) as client:
-            client.sendall(
-                f'POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 18\r\n\r\n{{"prompt": "slow"}}'.encode()
-            )
+        with server.send(TEXT, {"prompt": "slow"}):
             server.wait_until(lambda: server.app.context.queue.num_requests == 1)
         server.wait_until(lambda: server.app.context.queue.num_requests == 0)
         busy.set()
@@ -273,34 +246,6 @@ def test_a_large_prompt_does_not_hold_up_the_others(
         assert check_error(large.result(), 400)["code"] == "context_length_exceeded"
 
 
-MANY = 200_000
-TOO_MANY: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (TEXT, {"prompt": [[5]] * MANY}, "prompt"),
-    (TEXT, {"prompt": [""] * MANY}, "prompt"),
-    (TEXT, {"prompt": [5] * MANY}, "prompt"),
-    (TEXT, {"prompt": "a", "stop": ["b"] * MANY}, "stop"),
-    (TEXT, {"prompt": "a", "stop_token_ids": [5] * MANY}, "stop_token_ids"),
-    (TEXT, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(MANY)}}, "logit_bias"),
-    (CHAT, {"messages": [{"role": "user", "content": "a"}] * 5000}, "messages"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 5000}]}, "messages.0.content"),
-    ("/detokenize", {"tokens": [5] * MANY}, "tokens"),
-)
-
-
-@pytest.mark.parametrize("case", range(len(TOO_MANY)))
-def test_counts_are_limited(http_: httpx.Client, case: int) -> None:
-    """Too many of anything is a short answer that names the field."""
-    path, body, field = TOO_MANY[case]
-    answer = http_.post(path, json=body)
-    assert check_error(answer, 400)["param"] == field and len(answer.content) < 400
-
-
-@pytest.fixture(scope="module")
-def http_() -> Iterator[httpx.Client]:
-    with frontend() as server, server.http() as http:
-        yield http
-
-
 # ----------------------------------------------------------------------------------------------- keys, ids, page rules
 
 
@@ -321,16 +266,20 @@ def test_the_api_key() -> None:
             assert client.completions.create(model=MODEL, prompt="say:yes").choices[0].text == "yes"
 
 
-def test_request_ids() -> None:
-    with frontend() as server, server.http() as http:
+def test_request_ids(front_end: str) -> None:
+    with frontend(front_end=front_end) as server, server.http() as http:
         assert http.get("/livez", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
         made = {http.get("/livez").headers["x-request-id"] for _ in range(5)}
         assert len(made) == 5 and all(one.startswith("req-") for one in made)
         for bad in ("a b", "x" * 129, 'q"', "\u00e9"):
             got = http.get("/livez", headers={"x-request-id": bad.encode("latin-1")}).headers["x-request-id"]
             assert got.startswith("req-")
-        for answer in (http.post(TEXT, json={}), http.post(TEXT, json={"prompt": "say:a", "stream": True})):
-            assert answer.headers["x-request-id"].startswith("req-")
+        answers = [
+            http.post(TEXT, json={}),
+            *(http.post(TEXT, json={"prompt": "say:a", "stream": True}) for _ in range(5)),
+        ]
+        made = {answer.headers["x-request-id"] for answer in answers}
+        assert len(made) == 6 and all(re.fullmatch("req-[0-9a-f]{24}", one) for one in made), made
 
 
 def test_access_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -375,3 +324,22 @@ def test_prompts_and_answers_are_logged_when_asked(caplog: pytest.LogCaptureFixt
         http.post(TEXT, json={"prompt": "secret say:hush"})
         server.wait_until(lambda: len(lines(caplog)) == 1)
     assert "secret" in lines(caplog)[0]["prompt"] and lines(caplog)[0]["output"] == "hush"
+
+
+MANY = 200_000
+PARTS = [{"type": "text", "text": "a"}] * 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (TEXT, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(MANY)}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "stop": ["b"] * MANY}, "stop"),
+        (CHAT, {"messages": [{"role": "user", "content": PARTS}]}, "messages.0.content"),
+    ],
+    ids=["logit_bias", "stop", "parts"],
+)
+def test_too_many_of_anything_are_a_short_answer(path: str, body: dict[str, Any], field: str) -> None:
+    with frontend() as server, server.http() as http:
+        answer = http.post(path, json=body)
+    assert check_error(answer, 400)["param"] == field and len(answer.content) < 400

@@ -14,9 +14,8 @@ import pytest
 
 from minisgl.message import AbortRequest
 from minisgl.step import FinishReason
-from tests.helpers.server import EOS, WAIT_S, Frontend, frontend, one_token
-from tests.server.test_context_limits import configured, hanging, lines
-from tests.server.test_http_disconnect import read_until, send
+from tests.helpers.server import EOS, WAIT_S, Frontend, frontend, hanging, one_token
+from tests.server.test_context_limits import configured, lines
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 PATHS = [RESPONSES, MESSAGES]
@@ -72,18 +71,6 @@ def test_a_request_that_takes_too_long(front_end: str, path: str) -> None:
         assert streamed.status_code == 200 and "--request-timeout" in json.dumps(last)
         assert last["type"] == ("response.failed" if path == RESPONSES else "error")
         server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests("late ")})
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves(server: Frontend, path: str, stream: bool) -> None:
-    marker = f"gone {path} {stream} hang:xyz"
-    with send(server, path, body_of(path, marker, stream=stream)) as connection:
-        request = server.engine.wait_for_request(marker)
-        if stream:
-            read_until(connection, b'z"')
-    server.engine.wait_for_end(AbortRequest, {request.req_id})
-    server.wait_until(lambda: server.num_live == 0)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from minisgl import _rust
 from minisgl.server.gateway import SOCKET, FrontEnd
 from tests.helpers.gateway import PassesOn
+from tests.helpers.server import WAIT_S, frontend
 
 
 @pytest.fixture
@@ -72,3 +76,21 @@ def test_a_gateway_that_cannot_start_says_why_and_python_serves(
         assert port.fileno() >= 0
     assert [record.getMessage() for record in caplog.records] == [f"the Python front end serves: no gateway: {why}"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_an_event_loop_that_stands_still_is_not_called_alive(path: str) -> None:
+    """The gateway could answer by itself; it asks the Python server, which cannot."""
+    go_on = threading.Event()
+    with frontend(front_end="rust") as server, server.http() as http:
+        server.on_loop(server.app.context.metrics.start)
+        try:
+            server._loop.call_soon_threadsafe(go_on.wait)
+            deadline = time.monotonic() + WAIT_S
+            with pytest.raises(httpx.ReadTimeout):
+                while time.monotonic() < deadline:
+                    assert http.get(path, timeout=0.5).status_code == 200
+        finally:
+            go_on.set()
+        assert http.get(path).json() == {"status": "ok"}
+        server.on_loop(server.app.context.metrics.stop)

@@ -11,32 +11,21 @@ from typing import Any
 import pytest
 
 from minisgl.server.http import MAX_HEAD_BYTES
-from tests.helpers.server import WAIT_S, Frontend
+from tests.helpers.server import Frontend, read_all, read_until
 
 GOOD = b'{"prompt": "say:on"}'
 
 
 @pytest.fixture
 def raw(server: Frontend) -> Iterator[socket.socket]:
-    with socket.create_connection(server.address, WAIT_S) as connection:
+    with server.connect() as connection:
         yield connection
     with server.http() as http:
         assert http.post("/v1/completions", content=GOOD).json()["choices"][0]["text"] == "on"
 
 
-def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes."""
-    found = b""
-    try:
-        while part := connection.recv(65536):
-            found += part
-    except ConnectionResetError:
-        pass  # it closed with bytes of ours unread
-    return found
-
-
 def read_error(connection: socket.socket) -> tuple[int, dict[str, Any]]:
-    head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    head, _, body = read_all(connection, or_reset=True).partition(b"\r\n\r\n")
     assert b"application/json" in head
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -79,14 +68,14 @@ def test_a_head_without_end_is_cut_off(raw: socket.socket, start: bytes) -> None
         pass  # refused already; what it answered may be lost with the reset
     else:
         raw.shutdown(socket.SHUT_WR)
-    answer = read_all(raw)
+    answer = read_all(raw, or_reset=True)
     assert answer == b"" or b" 431 " in answer.split(b"\r\n")[0]
 
 
 def test_a_large_head_below_the_limit_is_fine(raw: socket.socket) -> None:
     headers = [b"h%d: %s" % (i, b"v" * 1000) for i in range(40)]
     raw.sendall(request(GOOD, b"connection: close", b"content-length: %d" % len(GOOD), *headers))
-    assert read_all(raw).startswith(b"HTTP/1.1 200 ")
+    assert read_all(raw, or_reset=True).startswith(b"HTTP/1.1 200 ")
 
 
 def test_heads_of_many_requests_are_counted_apart(raw: socket.socket) -> None:
@@ -96,19 +85,14 @@ def test_heads_of_many_requests_are_counted_apart(raw: socket.socket) -> None:
         head = request(GOOD, b"content-length: %d" % len(GOOD), padding)
         raw.sendall(head[:20_000])
         raw.sendall(head[20_000:])
-        answer = b""
-        while b'"usage"' not in answer:
-            part = raw.recv(65536)
-            assert part, answer
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert read_until(raw, b'"usage"').startswith(b"HTTP/1.1 200 ")
 
 
 def test_pipelined_requests_are_answered_in_order(raw: socket.socket) -> None:
     bodies = [b'{"prompt": "say:%d"}' % i for i in range(5)]
     last = request(bodies[-1], b"content-length: %d" % len(bodies[-1]), b"connection: close")
     raw.sendall(b"".join(request(body) for body in bodies[:-1]) + last)
-    answers = read_all(raw).split(b"HTTP/1.1 200 OK")[1:]
+    answers = read_all(raw, or_reset=True).split(b"HTTP/1.1 200 OK")[1:]
     assert [json.loads(one.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for one in answers] == list("01234")
 
 
@@ -116,13 +100,12 @@ def test_a_body_byte_by_byte_is_fine(raw: socket.socket) -> None:
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for at in range(len(sent := request(GOOD, b"content-length: %d" % len(GOOD), b"connection: close"))):
         raw.sendall(sent[at : at + 1])
-    assert read_all(raw).startswith(b"HTTP/1.1 200 ")
+    assert read_all(raw, or_reset=True).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_leaves_in_its_body_reaches_no_engine(server: Frontend) -> None:
     before = len(server.engine.received)
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(request(GOOD, b"content-length: 1000"))
+    server.connect(request(GOOD, b"content-length: 1000")).close()
     with server.http() as http:
         http.post("/v1/completions", content=GOOD)
     assert len(server.engine.received) == before + 1
@@ -130,7 +113,20 @@ def test_a_client_that_leaves_in_its_body_reaches_no_engine(server: Frontend) ->
 
 def test_upgrades_are_ignored(raw: socket.socket) -> None:
     raw.sendall(request(GOOD, b"content-length: %d" % len(GOOD), b"connection: close, upgrade", b"upgrade: h2c"))
-    assert read_all(raw).split(b"\r\n")[0].split()[1] in (b"200", b"400")
+    assert read_all(raw, or_reset=True).split(b"\r\n")[0].split()[1] in (b"200", b"400")
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://evil.example/livez", 403),
+        (b"http://localhost@evil.example:80/livez", 403),
+        (b"http://localhost/livez", 200),
+    ],
+)
+def test_the_host_of_an_absolute_target_counts(raw: socket.socket, target: bytes, status: int) -> None:
+    raw.sendall(b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert read_all(raw).startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize("trailer", [b"x-request-id: from-trailer", b"host: evil.example", b"content-type: text/plain"])
@@ -142,7 +138,7 @@ def test_trailers_are_no_headers(raw: socket.socket, trailer: bytes, cut: bool) 
     raw.sendall(head if cut else head + body)
     if cut:
         raw.sendall(body)
-    answer = read_all(raw)
+    answer = read_all(raw, or_reset=True)
     assert answer.startswith(b"HTTP/1.1 200") and b"x-request-id: mine" in answer
 
 

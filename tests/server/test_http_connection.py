@@ -12,7 +12,8 @@ import pytest
 from minisgl.config import ConfigError, Limits
 from minisgl.message import AbortRequest
 from minisgl.server.http import Crowd
-from tests.helpers.server import CONFIG, WAIT_S, Frontend, events, failed_step, frontend, one_token
+from minisgl.step import FinishReason
+from tests.helpers.server import CONFIG, EOS, Frontend, events, failed_step, frontend, one_token, read_all, read_until
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -22,13 +23,6 @@ def request(prompt: str, *headers: str, version: str = "1.1", **body: object) ->
     content = json.dumps({"prompt": prompt, **body})
     lines = (f"POST {TEXT} HTTP/{version}", "host: localhost", f"content-length: {len(content)}", *headers, "", content)
     return "\r\n".join(lines).encode()
-
-
-def read_all(connection: socket.socket) -> bytes:
-    found = b""
-    while part := connection.recv(65536):
-        found += part
-    return found
 
 
 def read_some(connection: socket.socket, size: int) -> bytes:
@@ -49,7 +43,7 @@ def split(answer: bytes) -> tuple[str, str]:
 
 
 def exchange(server: Frontend, sent: bytes, *, half_close: bool = False) -> tuple[str, str]:
-    with socket.create_connection(server.address, WAIT_S) as connection:
+    with server.connect() as connection:
         if half_close:  # the end travels with the last bytes, so that no answer comes before it
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         connection.sendall(sent)
@@ -67,8 +61,7 @@ def test_idle_connections_stay_for_a_while(server: Frontend) -> None:
     config = msgspec.structs.replace(CONFIG, limits=Limits(keep_alive_timeout=1000))
     with frontend(config=config) as longer:
         for one, least in ((server, 70.0), (longer, 990.0)):
-            with socket.create_connection(one.address, WAIT_S) as connection:
-                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            with one.connect(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
                 assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
                 one.wait_until(lambda one=one: any(it.timeout_keep_alive_task for it in one.connections))  # type: ignore[misc]
                 (timer,) = (it.timeout_keep_alive_task for it in one.connections)
@@ -99,18 +92,15 @@ def test_http_1_0_gets_no_chunks(server: Frontend, stream: bool, asks: list[str]
 
 
 def test_a_stream_that_fails_in_http_1_0(server: Frontend) -> None:
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(request("fails hang:ab", version="1.0", stream=True))
-        found = b""
-        while b'b"' not in found:
-            found += connection.recv(65536)
+    with server.connect(request("fails hang:ab", version="1.0", stream=True)) as connection:
+        found = read_until(connection, b'b"')
         server.engine.send(failed_step(server.engine.wait_for_request("fails ").req_id, "went wrong"))
         *_, error, done = events(split(found + read_all(connection))[1])
     assert error["error"]["message"] == "went wrong" and done == "[DONE]"
 
 
 def test_http_1_0_stays_open_if_asked(server: Frontend) -> None:
-    with socket.create_connection(server.address, WAIT_S) as connection:
+    with server.connect() as connection:
         for _ in range(3):
             connection.sendall(request("say:a", "connection: Keep-Alive", version="1.0"))
             answer = b""
@@ -136,7 +126,15 @@ def test_http_1_0_needs_no_host(server: Frontend) -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_and_then_the_end_is_answered(server: Frontend, stream: bool, version: str) -> None:
-    head, body = exchange(server, request("say:words", version=version, stream=stream), half_close=True)
+    """The engine waits for the end: one that comes behind the first token is a client that leaves."""
+    marker = f"ends {version} {stream}"
+    with server.connect(request(f"{marker} hang:", version=version, stream=stream)) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        req_id = server.engine.wait_for_request(marker).req_id
+        for char in b"words":
+            server.engine.send(one_token(req_id, char))
+        server.engine.send(one_token(req_id, EOS, FinishReason.STOP))
+        head, body = split(read_all(connection))
     assert " 200 " in head and "connection: close" in head
     assert "".join(re.findall(r'"text":"(\w*)"', body)) == "words"
     assert not stream or "data: [DONE]" in body
@@ -150,8 +148,7 @@ def test_other_routes_are_answered_too(server: Frontend, path: str) -> None:
 
 def test_pipelined_requests_and_then_the_end(server: Frontend) -> None:
     sent = b"".join(request(f"say:{i}") for i in range(4))
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(sent)
+    with server.connect(sent) as connection:
         connection.shutdown(socket.SHUT_WR)
         answers = [one for one in read_all(connection).split(b"HTTP/1.1 ")[1:] if one.startswith(b"200 ")]
     assert [json.loads(split(one)[1])["choices"][0]["text"] for one in answers] == list("0123")
@@ -159,8 +156,7 @@ def test_pipelined_requests_and_then_the_end(server: Frontend) -> None:
 
 def test_who_waits_long_gets_interim_answers(server: Frontend) -> None:
     """That is how those who are gone are found out."""
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(request("patient hang:"))
+    with server.connect(request("patient hang:")) as connection:
         connection.shutdown(socket.SHUT_WR)
         waiting = server.engine.wait_for_request("patient ")
         assert read_some(connection, 3 * len(INTERIM)) == 3 * INTERIM
@@ -169,8 +165,7 @@ def test_who_waits_long_gets_interim_answers(server: Frontend) -> None:
 
 
 def test_who_closes_his_half_and_then_leaves(server: Frontend) -> None:
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(request("leaves hang:"))
+    with server.connect(request("leaves hang:")) as connection:
         connection.shutdown(socket.SHUT_WR)
         left = server.engine.wait_for_request("leaves ")
     server.engine.wait_for_end(AbortRequest, {left.req_id})
@@ -181,7 +176,7 @@ def test_who_closes_his_half_and_then_leaves(server: Frontend) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_right_after_the_request(server: Frontend, stream: bool, version: str) -> None:
     marker = f"at once {stream} {version} "
-    with socket.create_connection(server.address, WAIT_S) as connection:
+    with server.connect() as connection:
         server.wait_until(lambda: bool(server.connections) or server.gateway is not None)
         connection.sendall(request(marker + "hang:", version=version, stream=stream))
     server.wait_until(lambda: not server.connections and server.num_live == 0)
@@ -192,8 +187,7 @@ def test_who_leaves_right_after_the_request(server: Frontend, stream: bool, vers
 def test_who_leaves_with_the_first_token_and_before_any_other(server: Frontend, more: dict[str, object]) -> None:
     """The answer has begun, so that nothing more is asked; what was written has come back."""
     marker = f"first {more} "
-    with socket.create_connection(server.address, WAIT_S) as connection:
-        connection.sendall(request(marker + "hang:", stream=True, **more))
+    with server.connect(request(marker + "hang:", stream=True, **more)) as connection:
         connection.shutdown(socket.SHUT_WR)
         left = server.engine.wait_for_request(marker)
         read_some(connection, len(INTERIM))
@@ -219,18 +213,17 @@ def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch
     """One address has three quarters of them."""
     monkeypatch.setattr(Crowd, "MOST", 4)
     with frontend(front_end=front_end) as server:
-        open_ = [socket.create_connection(server.address, WAIT_S) for _ in range(3)]
+        open_ = [server.connect() for _ in range(3)]
         for one in open_:
             one.sendall(request("say:a"))
             assert one.recv(65536).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(server.address, WAIT_S) as refused:
+        with server.connect() as refused:
             head, body = split(read_all(refused))
         assert head.startswith("http/1.1 503") and json.loads(body)["error"]["code"] == "too_many_connections"
         open_.pop().close()
 
         def is_served() -> bool:
-            with socket.create_connection(server.address, WAIT_S) as one:
-                one.sendall(request("say:a", "connection: close"))
+            with server.connect(request("say:a", "connection: close")) as one:
                 return split(read_all(one))[0].startswith("http/1.1 200")
 
         while not is_served():  # the server has not seen yet that the other one has gone

@@ -13,43 +13,27 @@ from minisgl.frontend.output_processor import RequestState
 from minisgl.message import AbortRequest, FinishRequest
 from minisgl.server.generation import Generation
 from minisgl.server.request import HttpRequest
-from tests.helpers.server import WAIT_S, Frontend, chat_body, failed_step
+from tests.helpers.server import Frontend, chat_body, failed_step, read_until
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 def body_of(path: str, prompt: str, **more: object) -> dict[str, Any]:
-    return chat_body(prompt, **more) if path == CHAT else {"prompt": prompt, **more}
-
-
-def send(server: Frontend, path: str, body: dict[str, Any]) -> socket.socket:
-    content = json.dumps(body).encode()
-    connection = socket.create_connection(server.address, WAIT_S)
-    connection.sendall(
-        b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(content))
-    )
-    connection.sendall(content)
-    return connection
-
-
-def read_until(connection: socket.socket, found: bytes) -> bytes:
-    text = b""
-    while found not in text:
-        part = connection.recv(65536)
-        assert part, text
-        text += part
-    return text
+    if path in (CHAT, MESSAGES):
+        return chat_body(prompt, **({"max_tokens": 100} if path == MESSAGES else {}), **more)
+    return {"input" if path == RESPONSES else "prompt": prompt, **more}
 
 
 def check_nothing_lives(server: Frontend) -> None:
     server.wait_until(lambda: server.num_live == 0)
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("text", ["", "x"])  # gone before the first token, and after it
 def test_a_waiting_client_that_leaves(server: Frontend, path: str, text: str) -> None:
     marker = f"whole {path} hang:{text}"
-    with send(server, path, body_of(path, marker, max_tokens=100)):
+    with server.send(path, body_of(path, marker)):
         request = server.engine.wait_for_request(marker)
         if text:
             server.wait_until(lambda: server.num_live == 1)
@@ -57,11 +41,11 @@ def test_a_waiting_client_that_leaves(server: Frontend, path: str, text: str) ->
     check_nothing_lives(server)
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("text", ["", "xyz"])
 def test_a_streaming_client_that_leaves(server: Frontend, path: str, text: str) -> None:
     marker = f"stream {path} hang:{text}"
-    with send(server, path, body_of(path, marker, stream=True)) as connection:
+    with server.send(path, body_of(path, marker, stream=True)) as connection:
         request = server.engine.wait_for_request(marker)
         if text:
             read_until(connection, b"z")
@@ -70,7 +54,7 @@ def test_a_streaming_client_that_leaves(server: Frontend, path: str, text: str) 
 
 
 def test_a_reset_counts_as_leaving(server: Frontend) -> None:
-    connection = send(server, TEXT, body_of(TEXT, "reset hang:abc", stream=True))
+    connection = server.send(TEXT, body_of(TEXT, "reset hang:abc", stream=True))
     request = server.engine.wait_for_request("reset hang")
     read_until(connection, b'c"')
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # close with RST
@@ -82,14 +66,14 @@ def test_a_reset_counts_as_leaving(server: Frontend) -> None:
 def test_every_choice_of_every_prompt_is_aborted(server: Frontend, stream: bool) -> None:
     marker = f"many {stream}"
     prompts = [f"{marker} {i} hang:a" for i in range(3)]
-    with send(server, TEXT, {"prompt": prompts, "n": 4, "stream": stream}):
+    with server.send(TEXT, {"prompt": prompts, "n": 4, "stream": stream}):
         server.engine.wait_for(lambda _: len(server.engine.requests(marker)) == 12)
     server.engine.wait_for_end(AbortRequest, {one.req_id for one in server.engine.requests(marker)})
     check_nothing_lives(server)
 
 
 def test_only_what_still_runs_is_aborted(server: Frontend) -> None:
-    with send(server, TEXT, {"prompt": ["half say:a", "half hang:b", "half hang:cSTOP"], "stop": "STOP"}):
+    with server.send(TEXT, {"prompt": ["half say:a", "half hang:b", "half hang:cSTOP"], "stop": "STOP"}):
         ended, hangs, stopped = server.engine.wait_for(
             lambda _: found if len(found := server.engine.requests("half ")) == 3 else None
         )
@@ -104,7 +88,7 @@ def test_only_what_still_runs_is_aborted(server: Frontend) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_failed_choice_ends_the_others(server: Frontend, stream: bool) -> None:
     marker = f"fails {stream}"
-    with send(server, TEXT, {"prompt": [f"{marker} hang:a", f"{marker} hang:b"], "stream": stream}) as connection:
+    with server.send(TEXT, {"prompt": [f"{marker} hang:a", f"{marker} hang:b"], "stream": stream}) as connection:
         first, second = server.engine.wait_for(
             lambda _: found if len(found := server.engine.requests(marker)) == 2 else None
         )
@@ -147,7 +131,7 @@ def test_the_connection_survives_its_requests(server: Frontend) -> None:
 def test_a_client_that_leaves_with_another_request_behind_the_first(server: Frontend, stream: bool) -> None:
     """Pipelining: the first one is being answered, the second one waits for that."""
     marker = f"first {stream} hang:x"
-    with send(server, TEXT, body_of(TEXT, marker, max_tokens=100, stream=stream)) as connection:
+    with server.send(TEXT, body_of(TEXT, marker, max_tokens=100, stream=stream)) as connection:
         request = server.engine.wait_for_request(marker)
         if stream:
             read_until(connection, b'"x"')
@@ -166,7 +150,7 @@ def test_answers_need_no_garbage_collection(server: Frontend) -> None:
             for path in (CHAT, TEXT, GENERATE):
                 for stream in (False, True):
                     http.post(path, json=body_of(path, "say:abc", stream=stream))
-        with send(server, TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
+        with server.send(TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
             read_until(connection, b'c"')
         check_nothing_lives(server)
         kinds = (Generation, RequestState, HttpRequest)

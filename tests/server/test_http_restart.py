@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from minisgl.config import EngineConfig, ServerConfig
 from minisgl.server.health import Starting
@@ -41,24 +40,20 @@ async def ask(family: int, address: tuple[str, int] | str) -> bytes:
         return found.split(b"\r\n")[0]
 
 
-def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "minisgl")
     address, family = listener.getsockname(), listener.family
-
-    async def run() -> None:
-        server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
-        await server.start()
-        assert await ask(family, address) == b"HTTP/1.1 200 OK"
-        for _ in range(2):
-            served = server._server
-            served.should_exit = True  # as if it had ended by itself
-            while server._server is served:
-                await asyncio.sleep(0.01)
-            assert await ask(family, address) == b"HTTP/1.1 200 OK", "it waits in the listener's queue meanwhile"
-        await server.stop()
-        await server.stop()
-
-    uvloop.run(run())
+    server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
+    await server.start()
+    assert await ask(family, address) == b"HTTP/1.1 200 OK"
+    for _ in range(2):
+        served = server._server
+        served.should_exit = True  # as if it had ended by itself
+        while server._server is served:
+            await asyncio.sleep(0.01)
+        assert await ask(family, address) == b"HTTP/1.1 200 OK", "it waits in the listener's queue meanwhile"
+    await server.stop()
+    await server.stop()
     with socket.socket(family) as client, pytest.raises(OSError):
         client.connect(address)
     assert [record.getMessage() for record in caplog.records] == [
@@ -66,17 +61,13 @@ def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_stop_does_not_wait_for_the_next_beginning(
+async def test_stop_does_not_wait_for_the_next_beginning(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("minisgl.server.http.RESTART_S", 1e6)
-
-    async def run() -> None:
-        server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
-        await server.start()
-        server._server.should_exit = True
-        while "started again" not in caplog.text:
-            await asyncio.sleep(0.01)
-        await server.stop()
-
-    uvloop.run(run())
+    server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
+    await server.start()
+    server._server.should_exit = True
+    while "started again" not in caplog.text:
+        await asyncio.sleep(0.01)
+    await server.stop()

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from minisgl.config import EngineConfig
-from minisgl.server.openapi import ROUTES
+from minisgl.server.routes import ROUTES
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, chat_body, check_error, frontend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -4,8 +4,6 @@ both front ends, and the rule itself."""
 from __future__ import annotations
 
 import contextlib
-import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.config import AdaptiveMaxTokens, Limits
-from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.lengths import lengths
 from tests.helpers.gateway import PASSED_ON
-from tests.helpers.server import CONFIG, MAX_SEQ_LEN, Frontend, chat_body, frontend
+from tests.helpers.server import CONFIG, MAX_SEQ_LEN, Frontend, chat_body, frontend, hanging
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 MARGIN = 40
@@ -38,16 +35,9 @@ def in_flight(server: Frontend, *markers: str, passed_on: bool = False) -> Itera
     """As many requests in the engine, for the length of a `with`; `passed_on`: of the Python server in any case."""
     with contextlib.ExitStack() as stack:
         for marker in markers:
-            client = stack.enter_context(socket.create_connection(server.address))
-            more = PASSED_ON if passed_on else {}
-            data = json.dumps({"prompt": f"{marker} hang:", "max_tokens": 5, **more}).encode()
-            client.sendall(b"POST %b HTTP/1.1\r\nhost: localhost\r\n" % TEXT.encode())
-            client.sendall(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
-            server.engine.wait_for_request(marker)
+            stack.enter_context(hanging(server, marker, max_tokens=5, **(PASSED_ON if passed_on else {})))
         server.wait_until(lambda: server.num_live == len(markers))
         yield
-    ids = {server.engine.requests(marker)[0].req_id for marker in markers}
-    server.engine.wait_for_end(AbortRequest, ids)
     server.wait_until(lambda: server.num_live == 0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from minisgl.message import StepView, TreeView, Watch, Watched
 from minisgl.server import live
 from minisgl.server.live import Watcher
 from minisgl.step import FinishReason
-from tests.helpers.server import STATS, Frontend, check_error, frontend
+from tests.helpers.server import STATS, Frontend, check_error, frontend, read_until
 
 STEP = StepView(
     7, 1.5e12, (0.5, 2.0, 0.25, 1.0), [(3, False, 16, 32, 48), (2**40, True, 1, 0, 9)], [(3, 32)], [], 0, [], 1, 40, 0
@@ -106,18 +105,10 @@ def test_all_who_look_share_what_the_engine_tells(server: Frontend) -> None:
 
 def test_one_that_leaves_leaves_nothing(server: Frontend) -> None:
     for query in ("", "?steps=1"):
-        with socket.create_connection(server.address) as connection:
-            connection.sendall(b"GET /stats/stream%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % query.encode())
-            assert b"event: stats" in _until(connection, b"event: stats")
+        with server.connect(b"GET /stats/stream%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % query.encode()) as connection:
+            read_until(connection, b"event: stats")
             assert server.client.on_watched is not None
         server.wait_until(lambda: server.client.on_watched is None)
-
-
-def _until(connection: socket.socket, wanted: bytes) -> bytes:
-    found = b""
-    while wanted not in found and (data := connection.recv(65536)):
-        found += data
-    return found
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from minisgl.server import log
-
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    names = ("minisgl", "minisgl.access", "uvicorn")
-    before = {name: (logging.getLogger(name).level, list(logging.getLogger(name).handlers)) for name in names}
-    yield
-    for name, (level, handlers) in before.items():
-        logging.getLogger(name).setLevel(level)
-        logging.getLogger(name).handlers[:] = handlers
 
 
 @pytest.mark.parametrize(
@@ -29,7 +18,7 @@ def loggers() -> Iterator[None]:
         ("error", ["error"]),
     ],
 )
-def test_levels_of_a_server(loggers: None, capsys: pytest.CaptureFixture[str], level: str, shown: list[str]) -> None:
+def test_levels_of_a_server(capsys: pytest.CaptureFixture[str], level: str, shown: list[str]) -> None:
     log.set_up("text", access=True, level=level)
     log.narrate(["step"])
     log.say("line")
@@ -38,7 +27,7 @@ def test_levels_of_a_server(loggers: None, capsys: pytest.CaptureFixture[str], l
     assert capsys.readouterr().err.split() == shown
 
 
-def test_no_text_reaches_a_terminal_as_its_codes(loggers: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_text_reaches_a_terminal_as_its_codes(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_up("text", access=True)
     log.say("a\x1b]0;owned\x07 b\x9b2J, Grüße, 漢字\nnext\u202e")
     logging.getLogger("minisgl.access").info("request", extra={"fields": {"path": "/\x1b[2J", "key": "größer"}})

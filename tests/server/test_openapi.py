@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from minisgl.server import answers, bodies
 from minisgl.server.messages import body as messages_answers
 from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
-from minisgl.server.openapi import ROUTES
 from minisgl.server.responses import body as responses_answers
 from minisgl.server.responses.body import ResponsesRequest
+from minisgl.server.routes import ROUTES
 from tests.helpers.server import frontend
 
 CHAT = {"messages": [{"role": "user", "content": "say:ok"}]}

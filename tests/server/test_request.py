@@ -106,9 +106,7 @@ BEGUN = 2 * SMALL_BYTES
 
 
 def announce(server: Frontend, size: int, sent: bytes) -> socket.socket:
-    client = socket.create_connection(server.address, timeout=WAIT_S)
-    client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n".encode() + sent)
-    return client
+    return server.connect(f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n".encode() + sent)
 
 
 def test_large_bodies_wait_in_order_and_small_ones_do_not() -> None:
@@ -195,9 +193,8 @@ def test_a_body_of_unknown_length_takes_a_turn_when_it_is_large() -> None:
     head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     with frontend(config=config) as server, contextlib.ExitStack() as stack:
         turns = server.app.context.turns
-        client = stack.enter_context(socket.create_connection(server.address, timeout=WAIT_S))
         part = content[:-5]
-        client.sendall(head.encode() + f"{len(part):x}\r\n".encode() + part + b"\r\n")
+        client = stack.enter_context(server.connect(head.encode() + f"{len(part):x}\r\n".encode() + part + b"\r\n"))
         server.wait_until(lambda: turns.num_bytes == config.limits.max_body_bytes)
         client.sendall(b"5\r\n" + content[-5:] + b"\r\n0\r\n\r\n")
         assert client.recv(12) == b"HTTP/1.1 200"

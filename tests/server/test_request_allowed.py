@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from minisgl.sampling_params import ParamError
-from minisgl.server.app import POSTS
 from minisgl.server.errors import ApiError
 from minisgl.server.request import checked
+from minisgl.server.routes import POSTS
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, GENERATE, EMBED = "/v1/messages", "/generate", "/v1/embeddings"

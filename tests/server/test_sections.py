@@ -24,7 +24,7 @@ END = 7  # the token that ends what is thought
 def test_only_what_was_thought_is_counted(said: str, count: int, is_shown: bool) -> None:
     """Also once it was asked for, as an answer that comes whole does."""
     found = thinking("qwen3", "")
-    turn = Turn([], SamplingParams(), True, lambda: new_parser(None, found), thinks=True, think_end=END)
+    turn = Turn([], SamplingParams(), new_parser=lambda: new_parser(None, found), thinks=True, think_end=END)
     choice = turn.choice()
     choice.take(Delta(0, said, "stop"))
     if is_shown:

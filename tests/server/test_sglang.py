@@ -95,6 +95,13 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({}, "prompt"),
+        ({"prompt": "a", "input_ids": [1]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [258]}, "input_ids"),
+        ({"input_ids": ["a"]}, "input_ids.0"),
         ({"text": []}, "text"),
         ({"text": [1]}, "text.0"),
         ({"text": ["a", ""]}, "text"),
@@ -105,6 +112,11 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
         ({"text": ["x" * MAX_SEQ_LEN]}, "text"),
         ({"text": "a", "rid": 5}, "rid"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
+        ({"prompt": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
+        ({"prompt": "a", "sampling_params": {"max_new_tokens": -2}}, "sampling_params.max_new_tokens"),
+        ({"prompt": "a", "sampling_params": {"max_tokens": -2}}, "sampling_params.max_tokens"),
+        ({"prompt": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"prompt": "a", "sampling_params": {"stop_token_ids": [258]}}, "sampling_params.stop_token_ids"),
         ({"prompt": "a", "return_logprob": True}, "return_logprob"),
         ({"text": "a", "return_logprob": [True]}, "return_logprob"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
@@ -114,7 +126,8 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
     ],
 )
 def test_what_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
-    assert check_error(http.post("/generate", json=body), 400)["param"] == param
+    for stream in (False, True):
+        assert check_error(http.post("/generate", json={**body, "stream": stream}), 400)["param"] == param
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +18,8 @@ from minisgl.parsers.choice import answer_tools, new_parser, tool_format
 from minisgl.sampling_params import ParamError
 from minisgl.server import tools as server_tools
 from minisgl.server.tools import Tool, ToolUse, TurnGrammar, needs_grammar, tool_use
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.text import library as text_library
+from tests.helpers.text import tokenizer_named as tokenizer
 from tests.parsers.test_answer import THINK, TOOL_FORMATS
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -52,18 +50,8 @@ TEXTS: dict[str, Callable[..., str]] = {
 
 
 @cache
-def tokenizer(name: str) -> Tokenizer:
-    if name == "bytes":
-        return Tokenizer.echo()
-    data = os.environ.get("MINISGL_DATA")
-    if not data:
-        pytest.skip("needs MINISGL_DATA")
-    return Tokenizer.load(Path(data) / "tokenizers" / name)
-
-
-@cache
 def library(name: str) -> Any:
-    return LLTokenizer(text_library("echo" if name == "bytes" else name).to_str(), n_vocab=tokenizer(name).num_ids)
+    return LLTokenizer(text_library(name).to_str(), n_vocab=tokenizer(name).num_ids)
 
 
 def accepts(name: str, grammar: str, text: str) -> bool:
@@ -97,7 +85,7 @@ def calls(tools: str, text: str) -> list[tuple[str, Any]]:
     return list(zip(names, map(json.loads, arguments), strict=True))
 
 
-KINDS = [("bytes", tools) for tools in TOOL_FORMATS] + [("qwen3", "hermes"), ("mistral-v3", "mistral")]
+KINDS = [("echo", tools) for tools in TOOL_FORMATS] + [("qwen3", "hermes"), ("mistral-v3", "mistral")]
 
 
 @pytest.mark.parametrize(("name", "tools"), KINDS)
@@ -144,9 +132,9 @@ def test_what_is_thought_is_free(name: str, tools: str) -> None:
 
 def test_a_form_and_calls() -> None:
     source = GrammarSource("json_schema", CITY, "response_format")
-    found = grammar("bytes", "hermes", asked("auto"), source=source)
-    assert accepts("bytes", found, '{"city": "Rome"}') and accepts("bytes", found, TEXTS["hermes"](PARIS))
-    assert not accepts("bytes", found, "Hello")
+    found = grammar("echo", "hermes", asked("auto"), source=source)
+    assert accepts("echo", found, '{"city": "Rome"}') and accepts("echo", found, TEXTS["hermes"](PARIS))
+    assert not accepts("echo", found, "Hello")
 
 
 def test_only_what_binds_needs_one() -> None:
@@ -161,7 +149,7 @@ def test_what_is_wrong_with_a_tool_is_named() -> None:
         {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"format": "no-such"}}}}}
     )
     with pytest.raises(ParamError) as error:
-        grammar("bytes", "json", tool_use([*TOOLS, bad], "required", None))
+        grammar("echo", "json", tool_use([*TOOLS, bad], "required", None))
     assert error.value.field == "tools.2.function.parameters.properties.a.format"
 
 
@@ -177,16 +165,16 @@ def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(server_tools, "validate", counted)
     functions = [{"name": f"f{i}", "parameters": CITY} for i in range(256)]
     many = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
-    grammar("bytes", "json", tool_use(many, "required", None))
+    grammar("echo", "json", tool_use(many, "required", None))
     assert compiled == 2
     many[200].function.parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
     with pytest.raises(ParamError) as error:
-        grammar("bytes", "json", tool_use(many, "required", None))
+        grammar("echo", "json", tool_use(many, "required", None))
     assert error.value.field == "tools.200.function.parameters.properties.a.format" and compiled <= 2 + 1 + 8 + 1
     for tool in many:
         tool.function.parameters = {**CITY, "description": "x" * 2000}
     with pytest.raises(ParamError) as error:
-        grammar("bytes", "json", tool_use(many, "required", None))
+        grammar("echo", "json", tool_use(many, "required", None))
     assert error.value.field == "tools"
 
 
@@ -195,8 +183,8 @@ def test_arguments_are_those_that_are_named() -> None:
     schemas = ({"type": "object", "properties": {}}, {"type": "object"}, CITY)
     for schema, allowed in zip(schemas, (False, True, False), strict=True):
         tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
-        text = grammar("bytes", "json", tool_use([tool], "required", None))
-        assert accepts("bytes", text, '{"name": "f", "arguments": {"city": "x", "b": 1}}') is allowed
+        text = grammar("echo", "json", tool_use([tool], "required", None))
+        assert accepts("echo", text, '{"name": "f", "arguments": {"city": "x", "b": 1}}') is allowed
 
 
 OTHERS = [name for name in ToolFormat.names() if name not in TOOL_FORMATS]
@@ -211,32 +199,32 @@ def test_calls_in_the_form_of_a_model(tools: str) -> None:
 
     paris, now, bad = written("weather", '{"city": "Paris"}'), written("now", "{}"), written("weather", '{"town": "x"}')
     assert calls(tools, paris) == [("weather", {"city": "Paris"})] and calls(tools, now) == [("now", {})]
-    required, named = grammar("bytes", tools, asked("required")), grammar("bytes", tools, asked(NAMED))
-    free = grammar("bytes", tools, asked("auto"))
+    required, named = grammar("echo", tools, asked("required")), grammar("echo", tools, asked(NAMED))
+    free = grammar("echo", tools, asked("auto"))
     for text, by_required, by_named, by_free in (
         (paris, True, True, True),
         (now, True, False, True),
         (bad, False, False, False),
         (written("nobody", "{}"), False, False, False),
     ):
-        found = [accepts("bytes", one, text) for one in (required, named, free)]
+        found = [accepts("echo", one, text) for one in (required, named, free)]
         assert found == [by_required, by_named, by_free], text
-    assert not accepts("bytes", required, "Hello") and not accepts("bytes", required, f"{now}\n{now}")
+    assert not accepts("echo", required, "Hello") and not accepts("echo", required, f"{now}\n{now}")
     text = "<|channel|>final<|message|>Hello" if tools == "harmony" else "Hello {} [x]"
-    assert accepts("bytes", free, text)
+    assert accepts("echo", free, text)
     answer = "<|start|>assistant" * (tools == "harmony") + paris
     kind = Thinking.find("harmony" if tools == "harmony" else "qwen3", "")
     assert kind is not None
-    thinks = grammar("bytes", tools, asked("required"), kind)
-    assert accepts("bytes", thinks, f"{kind.begin}hm {{{kind.end}{answer}") and accepts("bytes", thinks, paris)
+    thinks = grammar("echo", tools, asked("required"), kind)
+    assert accepts("echo", thinks, f"{kind.begin}hm {{{kind.end}{answer}") and accepts("echo", thinks, paris)
 
 
 def test_a_model_too_small_for_its_marker_calls_in_a_block_of_code() -> None:
-    free = grammar("bytes", "hermes", asked("auto"))
+    free = grammar("echo", "hermes", asked("auto"))
     for text in (PARIS, f"```json\n{PARIS}\n```"):
-        assert accepts("bytes", free, text) and calls("hermes", text) == [("weather", {"city": "Paris"})]
-        assert not accepts("bytes", free, text.replace("city", "town"))
-    assert accepts("bytes", free, "```json\n[1]\n```")
+        assert accepts("echo", free, text) and calls("hermes", text) == [("weather", {"city": "Paris"})]
+        assert not accepts("echo", free, text.replace("city", "town"))
+    assert accepts("echo", free, "```json\n[1]\n```")
 
 
 def test_a_budget_of_thinking_holds() -> None:

@@ -12,7 +12,7 @@ from minisgl.frontend.output_processor import OutputProcessor, RequestState, Sub
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import ApiError
-from minisgl.server.waiting import Queue
+from minisgl.server.waiting import MAX_WAITING, Queue, Turns
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.gateway import Recording
 
@@ -40,28 +40,78 @@ def test_limits_count_what_waits_in_the_gateway() -> None:
     assert queue.num_in_flight() == 0 and gateway.num_readings == 0, "no more is read than is asked for"
 
 
-def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
+async def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
     gateway = Recording()
     processor = OutputProcessor()
+    queue = Queue(processor, LIMITS, KeyUse(()), gateway)
+    requests = [state(num_tokens) for num_tokens in (5, 7)]
+    for number, one in enumerate(requests):
+        processor.add(one, number)
+    queue.encodes(1)
+    await asyncio.sleep(0)
+    assert gateway.published == [(3, 12, 2)]
+    queue.encodes(-1)
+    queue.encodes(1)
+    await asyncio.sleep(0)
+    assert len(gateway.published) == 1, "what did not change is no news"
+    assert processor.remove(requests[0])
+    await asyncio.sleep(0)
+    assert gateway.published[1:] == [(2, 7, 1)]
+    processor.fail("gone")
+    queue.encodes(-1)
+    await asyncio.sleep(0)
+    assert gateway.published[-1] == (0, 0, 0)
 
-    async def run() -> None:
-        queue = Queue(processor, LIMITS, KeyUse(()), gateway)
-        requests = [state(num_tokens) for num_tokens in (5, 7)]
-        for number, one in enumerate(requests):
-            processor.add(one, number)
-        queue.encodes(1)
-        await asyncio.sleep(0)
-        assert gateway.published == [(3, 12, 2)]
-        queue.encodes(-1)
-        queue.encodes(1)
-        await asyncio.sleep(0)
-        assert len(gateway.published) == 1, "what did not change is no news"
-        assert processor.remove(requests[0])
-        await asyncio.sleep(0)
-        assert gateway.published[1:] == [(2, 7, 1)]
-        processor.fail("gone")
-        queue.encodes(-1)
-        await asyncio.sleep(0)
-        assert gateway.published[-1] == (0, 0, 0)
 
-    asyncio.run(run())
+async def test_owners_of_large_bodies_take_turns() -> None:
+    """Whoever has many of them keeps others waiting for one."""
+    turns, order = Turns(10, lambda _: None), list[int]()
+
+    async def one(owner: int) -> None:
+        held = await turns.take(10, owner)
+        order.append(owner)
+        await asyncio.sleep(0)
+        turns.give(held)
+
+    await asyncio.gather(*(one(owner) for owner in (1, 1, 1, 1, 2, 2, 3)))
+    assert order == [1, 1, 2, 3, 1, 2, 1]
+    assert (turns.num_waiting, turns.num_bytes) == (0, 0)
+
+
+async def crowded() -> tuple[Turns, int, list[asyncio.Task[int]]]:
+    """What owner 1 has in hand, and all of its turns that may wait."""
+    turns = Turns(1, lambda _: None)
+    held = await turns.take(1, 1)
+    many = [asyncio.create_task(turns.take(1, 1)) for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    return turns, held, many
+
+
+async def test_who_has_most_large_bodies_waiting_makes_room() -> None:
+    turns, held, many = await crowded()
+    other = asyncio.create_task(turns.take(1, 2))
+    await asyncio.wait([many[-1]])
+    error = many[-1].exception()
+    assert isinstance(error, ApiError) and error.status == 429
+    with pytest.raises(ApiError, match="256 large bodies wait"):
+        await turns.take(1, 1)
+    turns.give(held)
+    turns.give(await many[0])
+    assert await other == 1 and not many[1].done(), "it is the other owner's turn"
+    for task in many[1:-1]:
+        task.cancel()
+    await asyncio.gather(*many[1:-1], return_exceptions=True)
+    turns.give(1)
+    assert (turns.num_waiting, turns.num_bytes) == (0, 0)
+
+
+async def test_who_makes_room_and_leaves_in_the_same_moment_gives_nothing_back() -> None:
+    turns, held, many = await crowded()
+    other = asyncio.create_task(turns.take(1, 2))
+    await asyncio.sleep(0)
+    for task in (*many, other):  # the last of many has no room any more, and does not know it yet
+        task.cancel()
+    await asyncio.gather(*many, other, return_exceptions=True)
+    assert turns.num_bytes == held
+    turns.give(held)
+    assert (turns.num_waiting, turns.num_bytes) == (0, 0)

@@ -17,19 +17,14 @@ WHY = "engine 0: --model none: no such folder"
 
 @pytest.mark.parametrize("first", ["the process", "its connection"])
 @pytest.mark.parametrize(("words", "said"), [(WHY, WHY), ("", "engine")])
-def test_the_reason_of_an_engine_that_could_not_start(first: str, words: str, said: str) -> None:
-    async def run() -> None:
-        client: Any = SimpleNamespace(ready=asyncio.get_running_loop().create_future())
-        client.fail = lambda text: client.ready.set_exception(EngineGone(text))
-        if first == "its connection":
-            client.fail("engine 0: the connection ended")
-        process: Any = SimpleNamespace(
-            last_words=words, wait=lambda: asyncio.sleep(0 if first == "the process" else 60)
-        )
-        with pytest.raises(EngineGone, match=said):
-            await serving._until_ready(client, process, asyncio.Event())
-
-    asyncio.run(run())
+async def test_the_reason_of_an_engine_that_could_not_start(first: str, words: str, said: str) -> None:
+    client: Any = SimpleNamespace(ready=asyncio.get_running_loop().create_future())
+    client.fail = lambda text: client.ready.set_exception(EngineGone(text))
+    if first == "its connection":
+        client.fail("engine 0: the connection ended")
+    process: Any = SimpleNamespace(last_words=words, wait=lambda: asyncio.sleep(0 if first == "the process" else 60))
+    with pytest.raises(EngineGone, match=said):
+        await serving._until_ready(client, process, asyncio.Event())
 
 
 @pytest.mark.parametrize(("chats", "route"), [(True, "/v1/chat/completions"), (False, "/v1/completions")])

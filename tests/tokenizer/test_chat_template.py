@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from minisgl.config import ConfigError
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError, chat_template
+from minisgl.tokenizer.chat_template import Work
+from tests.helpers.meaning import embedded_model
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import reference_tokenizer, tokenizer_named
 
 CHATML = (
@@ -58,12 +60,7 @@ def reference(source: str, messages: list[dict[str, Any]], **kwargs: Any) -> str
 def smollm2_template() -> str:
     """Of the embedded model, from its file's metadata."""
     gguf = pytest.importorskip("gguf")
-    sources = pytest.importorskip("minisgl.weights.sources")
-    try:
-        file = sources.find_smollm2()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return str(gguf.GGUFReader(file).fields["tokenizer.chat_template"].contents())
+    return str(gguf.GGUFReader(embedded_model()).fields["tokenizer.chat_template"].contents())
 
 
 # ------------------------------------------------------------------------------------------------------ real templates
@@ -325,7 +322,14 @@ def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.Mon
 )
 def test_a_template_that_turns_without_end_is_stopped(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="too many turns"):
-        ChatTemplate(source, {}).render([USER], 20_000)
+        ChatTemplate(source, {}).render([USER], Work(20_000, WAIT_S))
+
+
+def test_a_template_whose_turns_take_long_is_stopped() -> None:
+    """Few of them: each sorts a hundred thousand values."""
+    source = "{% set all = range(99999) | list %}{% for i in range(99999) %}{% set x = all | sort %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="too long over them"):
+        ChatTemplate(source, {}).render([USER], Work(99_999, 0.05))
 
 
 def test_turns_change_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import models
 
 from minisgl.metrics.meters import Meter
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.chat_template import Work
 from minisgl.tokenizer.pool import TokenizePool
 from tests.helpers.server import WAIT_S, Frontend, chat_body, check_error
 
@@ -35,7 +37,7 @@ def pool(template: str = "") -> TokenizePool:
 
 
 @pytest.mark.parametrize(("turns", "rendered"), [(3, 1), (99_999, 2)])
-def test_a_template_of_many_turns_is_rendered_off_the_event_loop(turns: int, rendered: int) -> None:
+async def test_a_template_of_many_turns_is_rendered_off_the_event_loop(turns: int, rendered: int) -> None:
     """However short its conversation is."""
     lanes, threads = pool(f"{{% for i in range({turns}) %}}{{% endfor %}}a"), list[str]()
 
@@ -43,13 +45,24 @@ def test_a_template_of_many_turns_is_rendered_off_the_event_loop(turns: int, ren
         threads.append(threading.current_thread().name)
         return [{"role": "user", "content": "a"}]
 
-    async def run() -> None:
-        async with asyncio.timeout(WAIT_S):
-            found = await lanes.encode_chat(messages, 1, {}, here=True)
-            assert found.tolist() == [0]
-
-    asyncio.run(run())
+    async with asyncio.timeout(WAIT_S):
+        found = await lanes.encode_chat(messages, 1, {}, here=True)
+        assert found.tolist() == [0]
     assert threads == ["MainThread", "encode-short"][:rendered]
+
+
+async def test_a_template_of_long_turns_holds_up_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.tokenizer.pool.MAX_WORK", Work(99_999, 0.1))
+    lanes = pool("{% set all = range(99999) | list %}{% for i in range(3000) %}{% set x = all | sort %}{% endfor %}a")
+
+    def messages() -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "a"}]
+
+    before = time.thread_time()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(ValueError, match="too long over them"):
+            await lanes.encode_chat(messages, 1, {}, here=True)
+    assert time.thread_time() - before < 1, "of the event loop's thread"
 
 
 def panic() -> Any:
@@ -60,54 +73,44 @@ async def short(pool: TokenizePool, text: Callable[[], str]) -> list[int]:
     return (await pool.encode(text, 1, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 
 
-def test_a_text_that_has_no_ids_is_a_value_error_and_its_lane_goes_on() -> None:
-    async def run() -> None:
-        lanes = pool()
-        async with asyncio.timeout(WAIT_S):
-            found = await asyncio.gather(*(short(lanes, lambda t=t: t) for t in "xay"), return_exceptions=True)
-            assert found[1] == [0] and all("no ids" in str(found[i]) for i in (0, 2))
-            assert isinstance(found[0], ValueError)
-            assert await short(lanes, lambda: "a") == [0]
-
-    asyncio.run(run())
+async def test_a_text_that_has_no_ids_is_a_value_error_and_its_lane_goes_on() -> None:
+    lanes = pool()
+    async with asyncio.timeout(WAIT_S):
+        found = await asyncio.gather(*(short(lanes, lambda t=t: t) for t in "xay"), return_exceptions=True)
+        assert found[1] == [0] and all("no ids" in str(found[i]) for i in (0, 2))
+        assert isinstance(found[0], ValueError)
+        assert await short(lanes, lambda: "a") == [0]
 
 
-def test_a_panic_fails_its_request_and_the_lanes_go_on() -> None:
-    async def run() -> None:
-        lanes = pool()
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RuntimeError, match="_Panic: out of range"):
-                await lanes.run(panic)
-            with pytest.raises(RuntimeError, match="_Panic: out of range"):
-                await short(lanes, panic)
-            assert await lanes.run(lambda: 5) == 5
-            assert await short(lanes, lambda: "a") == [0]
-
-    asyncio.run(run())
+async def test_a_panic_fails_its_request_and_the_lanes_go_on() -> None:
+    lanes = pool()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(RuntimeError, match="_Panic: out of range"):
+            await lanes.run(panic)
+        with pytest.raises(RuntimeError, match="_Panic: out of range"):
+            await short(lanes, panic)
+        assert await lanes.run(lambda: 5) == 5
+        assert await short(lanes, lambda: "a") == [0]
 
 
-def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
+async def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
     """Another one may be given room for a large body then."""
-
-    async def run() -> None:
-        lanes, go = pool(), threading.Event()
-        async with asyncio.timeout(WAIT_S):
-            first = asyncio.create_task(lanes.run(go.wait))
-            text = _Text()
-            watched = weakref.ref(text)
-            second = asyncio.create_task(lanes.run(lambda text=text: None))
-            del text
-            await asyncio.sleep(0)
-            second.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await second
-            del second
-            await asyncio.sleep(0)
-            assert watched() is None
-            go.set()
-            assert await first
-
-    asyncio.run(run())
+    lanes, go = pool(), threading.Event()
+    async with asyncio.timeout(WAIT_S):
+        first = asyncio.create_task(lanes.run(go.wait))
+        text = _Text()
+        watched = weakref.ref(text)
+        second = asyncio.create_task(lanes.run(lambda text=text: None))
+        del text
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        del second
+        await asyncio.sleep(0)
+        assert watched() is None
+        go.set()
+        assert await first
 
 
 @pytest.mark.python_front_end

@@ -129,11 +129,6 @@ def test_special_tokens_as_transformers_reads_them(tmp_path: Path, listed: bool)
     assert ("bos_token" in ours) is not listed
 
 
-def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    write_model(tmp_path, tokenizer_config__json={"chat_template": "config"}, chat_template__jinja="file")
-    assert Tokenizer.load(tmp_path).apply_chat_template(USER) == "file"
-
-
 def test_the_template_file_of_older_processors_lies_between(tmp_path: Path) -> None:
     older = {"chat_template": "older {{ messages[0].content }}"}
     write_model(tmp_path, tokenizer_config__json={"chat_template": "config"}, chat_template__json=older)

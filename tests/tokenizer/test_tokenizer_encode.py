@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from minisgl import envs
 from minisgl._rust import TextTokenizer
 from minisgl.tokenizer import Tokenizer, TokenizerError, TooManyTokens
+from minisgl.tokenizer.echo import echo_json
 from minisgl.tokenizer.tokenizer import FILE
 from tests.helpers.text import REAL, TEXTS, data_folder, library, tokenizer_named
 
@@ -113,6 +115,27 @@ def test_a_next_turn_costs_its_new_part() -> None:
     after = ours.cache_stats()
     assert after["bytes_encoded"] - before["bytes_encoded"] <= len(turns[-1].encode())
     assert after["bytes_hit"] - before["bytes_hit"] >= len("".join(turns[:-1]).encode()) - 64 * 30
+
+
+def test_threads_share_a_tokenizer_and_its_cache() -> None:
+    ours, forgets = (TextTokenizer(text=echo_json(), cache_bytes=size) for size in (1 << 14, 0))
+    texts = [f"<|bos|>{i % 17}<|eos|>{i % 40}" for i in range(1200)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: bytes(ours.encode(text, False)), texts))
+    assert found == [bytes(forgets.encode(text, False)) for text in texts] and ours.cache_stats()["hits"] > 0
+    assert forgets.cache_stats()["bytes_held"] == 0
+
+
+def test_what_is_used_stays_in_a_cache_that_is_full() -> None:
+    ours = TextTokenizer(text=echo_json(), cache_bytes=1 << 14)
+    for number in range(2000):
+        ours.encode("<|bos|>kept<|eos|>", False)
+        ours.encode(f"<|bos|>passing {number}<|eos|>", False)
+        assert ours.cache_stats()["bytes_held"] <= 1 << 14
+    stats = ours.cache_stats()
+    assert (stats["hits"], stats["misses"], stats["bytes_hit"]) == (1999, 2001, 1999 * 4)
+    ours.encode("x" * (1 << 14), False)  # would take all of it
+    assert ours.cache_stats()["bytes_held"] == stats["bytes_held"]
 
 
 @pytest.mark.parametrize("name", NAMES)

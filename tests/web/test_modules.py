@@ -86,6 +86,27 @@ def test_what_takes_the_parser_long_is_plain_text(page: Tab, text: str, heavy: b
     assert found[0] is heavy and (not heavy or found[1] == len(text))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<div>\n```\n\n" + "_a" * 40_000,
+        "<!--\n```\n-->\n\n" + "_a" * 40_000,
+        "- a\n  ```\nb\n" + "_a" * 40_000,
+        ("*a_" * 1300 + "\n\n") * 60,
+    ],
+    ids=["html", "comment", "list", "many paragraphs"],
+)
+def test_marks_that_only_the_parser_sees_are_plain_text_too(page: Tab, text: str) -> None:
+    """Behind a fence that is none, or in more paragraphs than one."""
+    found = run(page, "markdown", "(e => [e.className, e.textContent.length])(m.rendered(given[0]))", text)
+    assert found == ["plain", len(text)]
+
+
+def test_a_code_that_nothing_closes_ends_with_its_block(page: Tab) -> None:
+    text = "Wrap it in <code> first.\n\nThen if x<y then z && w."
+    assert "Then if x<y then z && w." in run(page, "markdown", "m.rendered(given[0]).textContent", text)
+
+
 def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
     steps = [
         step(1, [[5, "prefill", 64, 32, 96], [6, "prefill", 8, 0, 8]]),

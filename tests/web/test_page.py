@@ -101,22 +101,18 @@ def test_a_connection_that_drops_is_said(chromium: Any) -> None:
 
 
 def test_an_engine_that_dies_is_said(chromium: Any) -> None:
-    running = ServerProcess(["--engine", "echo", "--model", "smollm2"])
-    try:
-        with tab(chromium, running.url) as one:
-            one.open()
-            engine = psutil.Process(running.process.pid).children(recursive=True)
-            for child in engine:
-                child.suspend()  # so that no answer is faster than its death
-            one.ask("Is there anybody?")
-            one.page.wait_for_selector(".answer[aria-busy]")
-            for child in engine:
-                child.kill()
-            one.answered()
-            assert one.page.inner_text(".answer .error")
-            one.check(*LOST)
-    finally:
-        running.kill()
+    with ServerProcess(["--engine", "echo", "--model", "smollm2"]) as running, tab(chromium, running.url) as one:
+        one.open()
+        engine = psutil.Process(running.process.pid).children(recursive=True)
+        for child in engine:
+            child.suspend()  # so that no answer is faster than its death
+        one.ask("Is there anybody?")
+        one.page.wait_for_selector(".answer[aria-busy]")
+        for child in engine:
+            child.kill()
+        one.answered()
+        assert one.page.inner_text(".answer .error")
+        one.check(*LOST)
 
 
 def test_a_long_answer_is_shown_whole_and_the_page_answers_meanwhile(chromium: Any, server: Frontend) -> None:

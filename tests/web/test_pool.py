@@ -23,12 +23,9 @@ STATE, RUNNING, FREE, RESTARTS = 1, 2, 4, 6  # columns
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     flags = ("--engine", "echo", "--dp", "2", "--num-pages", "512", "--routing", "round_robin", "--no-access-log")
-    running = ServerProcess(flags, {"MINISGL_STEP_DELAY_FILE": str(tmp_path / "step_ms")})
-    try:
+    with ServerProcess(flags, {"MINISGL_STEP_DELAY_FILE": str(tmp_path / "step_ms")}) as running:
         yield running
         assert running.stop() == 0, "\n".join(running.lines)
-    finally:
-        running.kill()
 
 
 @pytest.fixture

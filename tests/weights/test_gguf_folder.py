@@ -24,7 +24,7 @@ from minisgl.weights.gguf_config import READERS, Fields, config_of
 from minisgl.weights.gguf_folder import gguf_file, gguf_folder
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
-from tests.helpers.gguf import START, TOKENS, TOOL, write_gguf
+from tests.helpers.gguf import START, TOKENS, TOOL, Edit, write_gguf
 from tests.helpers.models import tiny_model
 from tests.helpers.seconds import WAIT_S
 
@@ -105,51 +105,14 @@ def test_nothing_heavy_is_imported_for_the_embedded_model(cache: Path) -> None:
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
 
 
-def _many_heads(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["llama.attention.head_count"]
-    writer.add_int32("llama.attention.head_count", -1)
+def _saying(key: str, value: Any) -> Edit:
+    """That key of the metadata has that value."""
 
+    def edit(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        {int: writer.add_int64, str: writer.add_string, list: writer.add_array}[type(value)](key, value)
 
-def _text_for_a_number(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["llama.block_count"]
-    writer.add_string("llama.block_count", "many")
-
-
-def _heads_by_layer(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["llama.attention.head_count"]
-    writer.add_head_count([4])
-
-
-def _too_many_layers(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["llama.block_count"]
-    writer.add_block_count(2**31)
-
-
-def _too_wide(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["llama.attention.key_length"]
-    writer.add_key_length(2**31)
-
-
-def _no_tokens(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["tokenizer.ggml.tokens"]
-
-
-def _odd_merge(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["tokenizer.ggml.merges"]
-    writer.add_token_merges(["zz yy"])
-
-
-def _one_part(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["tokenizer.ggml.merges"]
-    writer.add_token_merges(["zz"])
-
-
-def _far_bos(writer: GGUFWriter) -> None:
-    writer.add_bos_token_id(10_000)
-
-
-def _partly_rotated(writer: GGUFWriter) -> None:
-    writer.add_rope_dimension_count(8)
+    return edit
 
 
 def _other_factors(writer: GGUFWriter) -> None:
@@ -160,26 +123,25 @@ def _half_factors(writer: GGUFWriter) -> None:
     writer.add_tensor("rope_freqs.weight", np.ones(8, np.float16), raw_dtype=GGMLQuantizationType.F16)
 
 
-def _part(writer: GGUFWriter) -> None:
-    writer.add_uint16("split.count", 3)
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (_many_heads, "attention.head_count: -1: must be at least 1"),
-        (_text_for_a_number, "block_count: 'many' is not a number for all layers"),
-        (_heads_by_layer, r"attention.head_count: \[4\] is not a number for all layers"),
-        (_too_many_layers, "tensor blk.2147483647.attn_q.weight is missing"),
-        (_too_wide, r"tensor blk.0.attn_q.weight is \[64, 64\], not \[8589934592, 64\] as the metadata says"),
-        (_no_tokens, "the GGUF metadata lacks tokenizer.ggml.tokens"),
-        (_odd_merge, "tokenizer.ggml.merges: .*zz"),
-        (_one_part, "tokenizer.ggml.merges: 'zz' has no two parts"),
-        (_far_bos, "bos_token_id: 10000: there are 261 tokens"),
-        (_partly_rotated, "rope.dimension_count: 8 is not imported: only the 16 of a head"),
+        (_saying("llama.attention.head_count", -1), "attention.head_count: -1: must be at least 1"),
+        (_saying("llama.block_count", "many"), "block_count: 'many' is not a number for all layers"),
+        (_saying("llama.attention.head_count", [4]), r"attention.head_count: \[4\] is not a number for all layers"),
+        (_saying("llama.block_count", 2**31), "tensor blk.2147483647.attn_q.weight is missing"),
+        (
+            _saying("llama.attention.key_length", 2**31),
+            r"tensor blk.0.attn_q.weight is \[64, 64\], not \[8589934592, 64\] as the metadata says",
+        ),
+        (lambda writer: writer.kv_data[0].pop("tokenizer.ggml.tokens"), "metadata lacks tokenizer.ggml.tokens"),
+        (_saying("tokenizer.ggml.merges", ["zz yy"]), "tokenizer.ggml.merges: .*zz"),
+        (_saying("tokenizer.ggml.merges", ["zz"]), "tokenizer.ggml.merges: 'zz' has no two parts"),
+        (_saying("tokenizer.ggml.bos_token_id", 10_000), "bos_token_id: 10000: there are 261 tokens"),
+        (_saying("llama.rope.dimension_count", 8), "rope.dimension_count: 8 is not imported: only the 16 of a head"),
         (_other_factors, "rope_freqs.weight: these factors are not those of Llama 3.1"),
         (_half_factors, "tensor rope_freqs.weight: .* in F16 is not imported"),
-        (_part, r"part 0 \(from 0\) of 3: its name has to end in -00001-of-00003.gguf"),
+        (_saying("split.count", 3), r"part 0 \(from 0\) of 3: its name has to end in -00001-of-00003.gguf"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(edit: Any, message: str, tmp_path: Path, cache: Path) -> None:

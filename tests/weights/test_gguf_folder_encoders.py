@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from minisgl.weights.gguf_folder import gguf_folder
 from tests.helpers.clients import environment
 from tests.helpers.encoders import hidden_states, tiny_encoder
-from tests.helpers.engines import Collector, load
-from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, requantized
+from tests.helpers.engines import vectors
+from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, requantized, vectors_or_scores
 from tests.helpers.models import save
-from tests.helpers.seconds import WAIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -44,17 +40,6 @@ AS_NOMIC_WRITES_IT = {
     "layer_norm_epsilon": 1e-12,
 }
 LONG = {"max_position_embeddings": 512}
-_LLAMA_CPP = """
-import json, sys
-import xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.embedding, params.n_ctx, params.n_batch, params.n_ubatch = sys.argv[1], True, 512, 512, 512
-params.cpuparams.n_threads = 1
-server = xllamacpp.Server(params)
-texts = json.load(sys.stdin)
-found = [server.handle_embeddings({"input": text, "model": "any"}) for text in texts]
-print(json.dumps([one["data"][0]["embedding"] for one in found]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +73,7 @@ def as_minilm(folder: Path, minilm: Path) -> Path:
 def ours(file: Path) -> np.ndarray:
     """[texts, hidden], of length 1, through the own tokenizer of a file or folder."""
     tokenizer = Tokenizer.load(file if file.is_dir() else gguf_folder(file))
-    return unit(of_ids(file, [tokenizer.encode(text).tolist() for text in TEXTS]))
-
-
-def of_ids(file: Path, prompts: list[list[int]]) -> list[np.ndarray]:
-    engine, config = load("cpu", file, num_pages=200, num_threads=1)
-    assert engine.info.kind == "encoder"
-    collector = Collector(engine, config)
-    asked = SamplingParams(max_tokens=1, temperature=0, seed=0, embedding="mean")
-    collector.run({i: (prompt, asked) for i, prompt in enumerate(prompts)})
-    collector.close()
-    return [np.frombuffer(collector.embeddings[i], np.float32) for i in range(len(prompts))]
+    return unit(vectors(file, [(tokenizer.encode(text).tolist(), "mean") for text in TEXTS]))
 
 
 def unit(vectors: Any) -> np.ndarray:
@@ -119,18 +94,7 @@ def theirs(folder: Path) -> np.ndarray:
 
 
 def llama_cpp(file: Path) -> np.ndarray:
-    path = environment("llama-cpp", FILES)
-    done = subprocess.run(
-        [sys.executable, "-c", _LLAMA_CPP, str(file)],
-        env={"PYTHONPATH": str(path)},
-        input=json.dumps(TEXTS),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=4 * WAIT_S,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return unit(json.loads(done.stdout.splitlines()[-1]))
+    return unit(vectors_or_scores(file, input=TEXTS))
 
 
 def nearest(one: np.ndarray, other: np.ndarray) -> float:
@@ -155,7 +119,7 @@ def test_modern_bert(tmp_path: Path) -> None:
     file = converted(save(model, tmp_path), "f32")
     ids = list(range(6, 90))
     wanted = hidden_states(model, ids).mean(0).numpy()
-    assert nearest(unit([of_ids(file, [ids])[0]]), unit([wanted])) >= 0.99999
+    assert nearest(unit(vectors(file, [(ids, "mean")])), unit([wanted])) >= 0.99999
 
 
 def test_embedding_gemma(tmp_path: Path) -> None:
@@ -166,7 +130,7 @@ def test_embedding_gemma(tmp_path: Path) -> None:
     file = converted(save(model, tmp_path), "f32")
     ids = list(range(6, 90))
     wanted = hidden_states(model, ids).mean(0).numpy()
-    assert nearest(unit([of_ids(file, [ids])[0]]), unit([wanted])) >= 0.99999
+    assert nearest(unit(vectors(file, [(ids, "mean")])), unit([wanted])) >= 0.99999
 
 
 def test_nomic_bert(nomic: Path) -> None:

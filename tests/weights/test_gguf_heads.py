@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,71 +20,31 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from minisgl.config import ConfigError
 from minisgl.frontend.pairs import JUDGED, Pairs, judged, judging
 from minisgl.frontend.pooling import own_pooling
-from minisgl.sampling_params import SCORE, SamplingParams
+from minisgl.sampling_params import SCORE
 from minisgl.tokenizer import Tokenizer
 from minisgl.weights.gguf_config import Fields
 from minisgl.weights.gguf_folder import gguf_folder
 from minisgl.weights.gguf_heads import with_head
 from tests.helpers.clients import environment
 from tests.helpers.encoders import hidden_states, tiny_cross_encoder, tiny_encoder, with_dense
-from tests.helpers.engines import Collector, load
-from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer
+from tests.helpers.engines import vectors
+from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, vectors_or_scores
 from tests.helpers.models import reference_logits, save, tiny_model
-from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import data_folder, library
 
 QUERY = "where does the cat sleep"
 TEXTS = ["a cat sleeps on the sofa", "rates rose by two percent", "the dog runs, and the cat sleeps", "x"]
-_LLAMA_CPP = """
-import json, sys
-import xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.embedding, params.n_ctx, params.n_batch, params.n_ubatch = sys.argv[1], True, 512, 512, 512
-params.cpuparams.n_threads = 1
-asked = json.load(sys.stdin)
-if "query" in asked:
-    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
-    found = xllamacpp.Server(params).handle_rerank({**asked, "model": "any"})["results"]
-    print(json.dumps([one["relevance_score"] for one in sorted(found, key=lambda one: one["index"])]))
-else:
-    found = xllamacpp.Server(params).handle_embeddings({**asked, "model": "any"})["data"]
-    print(json.dumps([one["embedding"] for one in found]))
-"""
-
-
-def llama_cpp(file: Path, **asked: Any) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", _LLAMA_CPP, str(file)],
-        env={"PYTHONPATH": str(environment("llama-cpp", FILES))},
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=4 * WAIT_S,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def ranked(file: Path) -> list[float]:
     """llama.cpp's numbers of the head."""
-    found: list[float] = llama_cpp(file, query=QUERY, documents=TEXTS)
+    found: list[float] = vectors_or_scores(file, query=QUERY, documents=TEXTS)
     return found
 
 
 def embedded(file: Path) -> np.ndarray:
     """llama.cpp's vectors."""
-    return np.array(llama_cpp(file, input=TEXTS), np.float64)
-
-
-def scores(file: Path, prompts: list[list[int]], pooling: str = SCORE) -> list[np.ndarray]:
-    engine, config = load("cpu", file, num_pages=200, num_threads=1)
-    collector = Collector(engine, config)
-    asked = SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling)
-    collector.run({i: (prompt, asked) for i, prompt in enumerate(prompts)})
-    collector.close()
-    assert collector.errors == {}
-    return [np.frombuffer(collector.embeddings[i], np.float32) for i in range(len(prompts))]
+    return np.array(vectors_or_scores(file, input=TEXTS), np.float64)
 
 
 def put_unigrams(folder: Path) -> int:
@@ -152,7 +110,7 @@ def test_scores_of_a_converted_cross_encoder(name: str, tmp_path: Path) -> None:
         assert found.encode(text).tolist() == own.encode(text).tolist(), text
     pairs = [found.encode_pair(QUERY, text).tolist() for text in TEXTS]
     assert pairs == [own.encode_pair(QUERY, text).tolist() for text in TEXTS]
-    ours = [float(one[0]) for one in scores(file, pairs)]
+    ours = [float(one[0]) for one in vectors(file, [(one, SCORE) for one in pairs])]
     with torch.inference_mode():
         theirs = [float(model(torch.tensor([pair])).logits[0, 0]) for pair in pairs]
     assert ours == pytest.approx(theirs, abs=1e-4) and max(ours) - min(ours) > 0.1
@@ -192,7 +150,7 @@ def test_scores_of_a_bert(tmp_path: Path) -> None:
                 float(model(torch.tensor([pair]), token_type_ids=torch.tensor([types])).logits[0, 0])
                 for pair, types in zip(pairs, second, strict=True)
             ]
-        found[kinds] = [float(one[0]) for one in scores(file, pairs)]
+        found[kinds] = [float(one[0]) for one in vectors(file, [(one, SCORE) for one in pairs])]
         assert found[kinds] == pytest.approx(wanted, abs=1e-4) and max(wanted) - min(wanted) > 0.01
         if kinds == 1:
             assert found[kinds] == pytest.approx(ranked(file), abs=5e-3)  # whose GELU is by its tanh
@@ -206,9 +164,9 @@ def test_an_encoder_with_unigrams(tmp_path: Path) -> None:
     model = tiny_encoder("xlm-roberta-masked", vocab_size=size, pad_token_id=1, max_position_embeddings=600)
     file = converted(save(model.base_model, tmp_path), "f32", "default")
     prompts = [Tokenizer.load(gguf_folder(file)).encode(text).tolist() for text in TEXTS]
-    for prompt, ours in zip(prompts, scores(file, prompts, "mean"), strict=True):
+    for prompt, ours in zip(prompts, vectors(file, [(one, "mean") for one in prompts]), strict=True):
         theirs = hidden_states(model, prompt).mean(0)
-        torch.testing.assert_close(torch.from_numpy(ours.copy()), theirs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -220,7 +178,7 @@ def test_modern_berts_scores(tmp_path: Path) -> None:
     pairs = [Tokenizer.load(gguf_folder(file)).encode_pair(QUERY, text).tolist() for text in TEXTS]
     with torch.inference_mode():
         theirs = [float(model(torch.tensor([pair])).logits[0, 0]) for pair in pairs]
-    assert [float(one[0]) for one in scores(file, pairs)] == pytest.approx(theirs, abs=1e-4)
+    assert [float(one[0]) for one in vectors(file, [(one, SCORE) for one in pairs])] == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -241,7 +199,7 @@ def test_qwen3_rerankers_file(variant: str, tmp_path: Path) -> None:
     form = Pairs(ids(judging(None)), (), ids(JUDGED))
     texts = [judged(QUERY, text) for text in TEXTS]
     prompts = [form.prompt(*(np.array(ids(one), np.int32) for one in both)).tolist() for both in texts]
-    ours = [float(one[0]) for one in scores(file, prompts)]
+    ours = [float(one[0]) for one in vectors(file, [(one, SCORE) for one in prompts])]
     yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
     logits = [reference_logits(model, prompt)[-1] for prompt in prompts]
     assert ours == pytest.approx([float(one[yes] - one[no]) for one in logits], abs=1e-4)
@@ -263,13 +221,13 @@ def test_dense_layers_of_embedding_gemma(tmp_path: Path) -> None:
     file = converted(folder, "f32", "gpt-2", "--sentence-transformers-dense-modules")
     assert own_pooling(str(gguf_folder(file))).name == "mean"
     prompts = [Tokenizer.load(gguf_folder(file)).encode(text).tolist() for text in TEXTS]
-    ours = scores(file, prompts, "mean")
+    ours = vectors(file, [(one, "mean") for one in prompts])
     for prompt, found in zip(prompts, ours, strict=True):
         theirs = other @ (one @ hidden_states(model, prompt).mean(0))
-        torch.testing.assert_close(torch.from_numpy(found.copy()), theirs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(found, theirs, rtol=0, atol=1e-4)
     for found, vector in zip(ours, embedded(file), strict=True):
         # its keys, values and GELU are in half precision
-        assert float(found @ vector) >= 0.9999 * float(np.linalg.norm(found) * np.linalg.norm(vector))
+        assert float(found.numpy() @ vector) >= 0.9999 * float(found.norm() * np.linalg.norm(vector))
 
 
 def fields(architecture: str, **own: Any) -> Fields:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 from safetensors import safe_open
 
 from minisgl import envs
+from minisgl.bench.prompts import mt_bench
 from minisgl.models import load_config
 from minisgl.models.decoder import Decoder
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MARGIN, MAX_TOKENS, capital
-from tests.helpers.models import DenseSequence, assert_greedy, greedy, load
+from tests.helpers.models import DenseSequence, assert_greedy, greedy, load, reference_logits
 
 PROMPTS = (
     FRANCE,
@@ -114,15 +114,16 @@ def test_greedy_tokens_equal_transformers(text: str, ours: Decoder, reference: A
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_transformers_on_mt_bench(ours: Decoder, reference: Any, tokenizer: Tokenizer) -> None:
-    data = envs.data_dir()
-    if data is None:
+def test_logits_equal_transformers_on_mt_bench(ours: Decoder, reference: Any, tokenizer: Tokenizer) -> None:
+    if envs.data_dir() is None:
         pytest.skip(f"{envs.DATA} is not set")
-    lines = (data / "prompts" / "mt_bench_questions.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["turns"][0] for line in lines]
-    for text in texts[:: len(texts) // 20][:20]:
-        prompt = _chat(tokenizer, text)
-        assert_greedy(reference, prompt, greedy(ours, prompt, 64))
+    for text, _ in mt_bench()[::4]:
+        ids, sequence = _chat(tokenizer, text), DenseSequence(ours)
+        logits = [sequence.extend(ids)]
+        for _ in range(8):
+            ids.append(int(logits[-1][-1].argmax()))
+            logits.append(sequence.extend(ids[-1:]))
+        torch.testing.assert_close(torch.cat(logits), reference_logits(reference, ids), rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.slow
@@ -148,6 +149,6 @@ def test_long_context_logits_equal_transformers(ours: Decoder, reference: Any) -
     sequence = DenseSequence(ours)
     logits = torch.cat([sequence.extend(ids[at : at + 500])[-20:] for at in (0, 500, 1000)])
     with torch.inference_mode():
-        expected = reference(torch.tensor([ids]), use_cache=False).logits[0]
-    expected = torch.cat([expected[at + 480 : at + 500] for at in (0, 500, 1000)])
+        hidden = reference.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        expected = reference.lm_head(torch.cat([hidden[at + 480 : at + 500] for at in (0, 500, 1000)]))
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-4)

@@ -22,6 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from minisgl.bench.asked import asked
 from minisgl.bench.compare_report import TITLE, Compare, Running, result_of, shown, write
 from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, start
 from minisgl.bench.process_usage import Usage
@@ -132,28 +133,21 @@ def settings_of(args: argparse.Namespace) -> Compare:
         raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
     if taken := [name for name in urls if name in VARIANTS]:
         raise ConfigError(f"--url {taken[0]}: that variant is started here: take another name")
-    setup = Setup(
-        model=args.model,
-        dtype=args.dtype,
-        gguf=args.gguf,
+    setup = asked(
+        Setup,
+        args,
         threads=args.threads or os.cpu_count() or 1,
         max_sequences=max(args.concurrency),
         max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # words may have two tokens
         pythons=pythons,
-        llama_bin=args.llama_bin,
         urls=urls,
-        flags=tuple(args.flags),
     )
-    return Compare(
+    return asked(
+        Compare,
+        args,
         variants=(*(args.variants or VARIANTS), *urls),
         setup=setup,
         concurrency=tuple(dict.fromkeys(args.concurrency)),
-        input_len=args.input_len,
-        output_len=args.output_len,
-        prefill_len=args.prefill_len,
-        repeats=args.repeats,
-        agreement_prompts=args.agreement_prompts,
-        seed=args.seed,
     )
 
 

@@ -5,7 +5,6 @@ Invariants: no host name, no user, no path; asking loads nothing heavy (a GPU is
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -17,8 +16,10 @@ from typing import Any
 
 import psutil
 
+from minisgl.utils.installed import version_of
+
 PACKAGES = ("torch", "tokenizers", "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools")
-INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 def environment() -> dict[str, Any]:
@@ -31,7 +32,7 @@ def environment() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {_number(platform.release())} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
         "extension": _extension(),
         "gpus": _gpus(),
         "commit": _commit(),
@@ -69,13 +70,6 @@ def _number(release: str) -> str:
     """A kernel's number without what its builder appended."""
     found = re.match(r"[\d.]+", release)
     return found.group(0).rstrip(".") if found else ""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _extension() -> dict[str, Any] | None:

@@ -71,21 +71,14 @@ class Collector:
     """What the loop sends: kept as it comes, read after the run."""
 
     def __init__(self) -> None:
-        self.live = 0
         self.steps: list[StepTokens] = []
 
     def __call__(self, messages: Sequence[FromEngine]) -> None:
-        for message in messages:
-            if isinstance(message, StepTokens):
-                self.steps.append(message)
-                self.live -= int(np.count_nonzero(np.frombuffer(message.reasons, np.int32)))
+        self.steps += [message for message in messages if isinstance(message, StepTokens)]
 
     def drive(self, loop: StepLoop, requests: Sequence[ToEngine]) -> None:
         self.steps.clear()
-        self.live = len(requests)
         loop.step(requests)
-        while self.live:
-            loop.step([])
         while not loop.idle:
             loop.step([])
 

@@ -2,7 +2,7 @@
 groups of bars with intervals (variants beside each other).
 
 Every function writes one picture (PNG or SVG, as its name says) and returns the Markdown that shows it, for a section
-of `report.write_report` in the same folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown
+of a `Report` in the same folder. Without matplotlib (the extra `bench`) nothing is written and the Markdown
 says so: a missing plot never costs a measurement.
 
 No display is needed, and no global state of matplotlib is touched.
@@ -34,13 +34,11 @@ TEXT_AS_TEXT: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "minisgl
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line: `y[i]` at `x[i]`; with `low` and `high` of the same length, a band around it."""
+    """A named line: `y[i]` at `x[i]`."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
 
 
 def line_plot(
@@ -57,9 +55,7 @@ def line_plot(
 
     def draw(axes: Axes) -> None:
         for i, one in enumerate(series):
-            (line,) = axes.plot(one.x, one.y, marker=MARKERS[i % len(MARKERS)], markersize=4, label=one.name)
-            if one.low is not None and one.high is not None:
-                axes.fill_between(one.x, one.low, one.high, color=line.get_color(), alpha=0.15, linewidth=0)
+            axes.plot(one.x, one.y, marker=MARKERS[i % len(MARKERS)], markersize=4, label=one.name)
         _label(axes, x_label, y_label)
         _scale(axes, log_x=log_x, log_y=log_y)
 

@@ -50,27 +50,14 @@ class Report:
         """Write both files; `raw` gets the environment and the command. Returns the report's path."""
         record = {"title": self._title, "command": self._command, "environment": self.environment, **raw}
         write_json(self.folder / RAW, record)
-        return write_report(self.folder, self._title, self._sections, self.environment, command=self._command)
-
-
-def write_report(
-    folder: Path,
-    title: str,
-    sections: Sequence[tuple[str, str]],
-    record: Mapping[str, Any] | None = None,
-    *,
-    command: str = "",
-) -> Path:
-    """`README.md` in `folder`: title, the command that made it, (heading, Markdown) sections, the environment."""
-    parts = [f"# {title}"]
-    if command:
-        parts.append(f"```sh\n{command}\n```")
-    parts += [f"## {heading}\n\n{text}" for heading, text in sections]
-    parts.append(f"## Environment\n\n{environment_lines(record or environment())}")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "README.md"
-    _replace(path, "\n\n".join(parts))
-    return path
+        parts = [f"# {self._title}"]
+        if self._command:
+            parts.append(f"```sh\n{self._command}\n```")
+        parts += [f"## {heading}\n\n{text}" for heading, text in self._sections]
+        parts.append(f"## Environment\n\n{environment_lines(self.environment)}")
+        path = self.folder / "README.md"
+        _replace(path, "\n\n".join(parts))
+        return path
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

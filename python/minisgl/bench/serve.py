@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl import envs
+from minisgl.bench.asked import asked
 from minisgl.bench.report import public_command
 from minisgl.bench.serve_metrics import Slo
 from minisgl.bench.serve_run import run_serve
@@ -17,7 +18,6 @@ from minisgl.bench.workloads import WORKLOADS, WorkloadSettings
 from minisgl.config import ConfigError
 
 DEFAULT_CONCURRENCY = [1, 16, 64]
-DEFAULT_REQUESTS = 256
 EPILOG = """examples:
   minisgl bench serve -- --model Qwen/Qwen3-0.6B                   a server of its own, with these flags
   minisgl bench serve --base-url http://127.0.0.1:8000             any OpenAI-compatible server
@@ -60,8 +60,10 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="closed loop, by number of clients")
     load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests a second")
     load.add_argument("--trace-arrivals", action="store_true", help="open loop with the arrivals of a trace workload")
-    load.add_argument("--num-requests", type=int, help="per point (default: 256)")
-    load.add_argument("--duration", type=float, metavar="S", help="closed loop: send for so long instead")
+    load.add_argument("--num-requests", type=int, default=256, help="per point (default: 256)")
+    load.add_argument(
+        "--duration", type=float, default=math.inf, metavar="S", help="closed loop: send for so long instead"
+    )
     load.add_argument("--warmup-requests", type=int, help="sent before each point and not counted (default: a quarter)")
     load.add_argument("--repeat", type=int, default=1, help="how often each point is measured (default: 1)")
     load.add_argument("--no-keep-alive", action="store_true", help="a new connection for each request")
@@ -102,41 +104,24 @@ def settings_of(args: argparse.Namespace) -> Serve:
     if args.trace is not None and args.workload is not None:
         raise ConfigError(f"--trace {args.trace}: is the workload: leave out --workload {args.workload}")
     by_trace = args.trace_arrivals or (args.trace is not None and not args.rate and not args.concurrency)
-    workload = WorkloadSettings(
-        num_requests=DEFAULT_REQUESTS if args.num_requests is None else args.num_requests,
-        input_len=_range(args.input_len),
-        output_len=_range(args.output_len),
-        seed=args.seed,
-        num_prefixes=args.num_prefixes,
-        prefix_len=args.prefix_len,
-        turns=args.turns,
-        time_scale=args.time_scale,
-    )
-    return Serve(
-        base_url=args.base_url,
+    return asked(
+        Serve,
+        args,
         model=args.served_model,
         api_key=args.api_key or envs.api_key(),
-        flags=tuple(args.flags),
-        endpoint=args.endpoint,
         extra=_extra(args.extra_body),
         workload=args.trace or args.workload or "random",
-        workload_settings=workload,
+        workload_settings=asked(WorkloadSettings, args, run=0),
         concurrency=tuple(args.concurrency or (() if args.rate or by_trace else DEFAULT_CONCURRENCY)),
         rates=tuple(args.rate or ()),
         trace_arrivals=by_trace,
-        duration_s=math.inf if args.duration is None else args.duration,
-        warmup_requests=args.warmup_requests,
-        repeat=args.repeat,
+        duration_s=args.duration,
         keep_alive=not args.no_keep_alive,
         timeout_s=args.timeout,
         ramp_s=args.ramp,
         threads=args.client_threads,
         slo=Slo(args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms),
     )
-
-
-def _range(given: list[int] | None) -> tuple[int, int] | None:
-    return None if given is None else (given[0], given[1])
 
 
 def _extra(text: str | None) -> dict[str, Any]:

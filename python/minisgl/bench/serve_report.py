@@ -6,7 +6,7 @@ With repeats, a point's figure is the median of its repeats, whose figures are a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,25 +21,24 @@ from minisgl.bench.serve_metrics import latencies, tokens_of
 from minisgl.bench.serve_settings import Measurement, Serve
 from minisgl.bench.stats import SUMMARY
 
-HEAD = (
-    "load",
-    "ok",
-    "failed",
-    "most in flight",
-    "most queued",
-    "output tok/s",
-    "TTFT p50 ms",
-    "TTFT p99 ms",
-    "TPOT p50 ms",
-    "ITL p99 ms",
-    "longest pause ms",
-    "E2E p99 ms",
-    "server CPU us/token",
-    "HTTP CPU us/token",
-    "RSS MiB",
-    "client CPU us/token",
-)
-
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "load": lambda point: point["load"],
+    "ok": lambda point: point["succeeded"],
+    "failed": lambda point: point["failed"],
+    "most in flight": lambda point: point["max_in_flight"],
+    "most queued": lambda point: point["max_queued"],
+    "output tok/s": lambda point: point["output_tok_s"],
+    "TTFT p50 ms": lambda point: point["ttft_ms"]["p50"],
+    "TTFT p99 ms": lambda point: point["ttft_ms"]["p99"],
+    "TPOT p50 ms": lambda point: point["tpot_ms"]["p50"],
+    "ITL p99 ms": lambda point: point["itl_ms"]["p99"],
+    "longest pause ms": lambda point: point["longest_pause_ms"],
+    "E2E p99 ms": lambda point: point["e2e_ms"]["p99"],
+    "server CPU us/token": lambda point: _of_server(point, "cpu_us_per_token", "all"),
+    "HTTP CPU us/token": lambda point: _of_server(point, "cpu_us_per_token", "http"),
+    "RSS MiB": lambda point: _of_server(point, "rss_mib", "all"),
+    "client CPU us/token": lambda point: point["client"]["cpu_us_per_token"],
+}
 LATENCIES_HEAD = ("load", "latency", *SUMMARY)
 LATENCIES = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"), ("E2E ms", "e2e_ms"))
 LENGTHS_HEAD = (
@@ -109,7 +108,7 @@ def _merged(key: str, values: Sequence[Any]) -> Any:
 
 
 def summary_table(result: Mapping[str, Any]) -> str:
-    return table(HEAD, [_row(point) for point in result["points"]])
+    return table(list(COLUMNS), [[of(point) for of in COLUMNS.values()] for point in result["points"]])
 
 
 def latency_table(result: Mapping[str, Any]) -> str:
@@ -122,26 +121,8 @@ def latency_table(result: Mapping[str, Any]) -> str:
     return table(LATENCIES_HEAD, rows)
 
 
-def _row(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    cpu = (point["server"] or {}).get("cpu_us_per_token") or {}
-    return (
-        point["load"],
-        point["succeeded"],
-        point["failed"],
-        point["max_in_flight"],
-        point["max_queued"],
-        point["output_tok_s"],
-        point["ttft_ms"]["p50"],
-        point["ttft_ms"]["p99"],
-        point["tpot_ms"]["p50"],
-        point["itl_ms"]["p99"],
-        point["longest_pause_ms"],
-        point["e2e_ms"]["p99"],
-        cpu.get("all"),
-        cpu.get("http"),
-        (point["server"] or {}).get("rss_mib", {}).get("all"),
-        point["client"]["cpu_us_per_token"],
-    )
+def _of_server(point: Mapping[str, Any], what: str, role: str) -> float | None:
+    return ((point["server"] or {}).get(what) or {}).get(role)
 
 
 def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Measurement]) -> None:

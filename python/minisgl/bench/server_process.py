@@ -1,7 +1,7 @@
 """A server under measurement: `minisgl serve --managed` as a child process, its CPU time and memory by process.
 
     with ServerProcess(Launch(flags=("--engine", "echo"))) as server:
-        ... server.url, server.model, server.cpu_seconds(), server.rss_bytes()
+        ... server.url, server.model, server.processes()
     server.left_behind  # what it did not clean up: normally nothing
 
 Invariants: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
@@ -142,13 +142,6 @@ class ServerProcess:
                     found[role if role not in found else f"{role}-{i}"] = child
         self._seen.update((process.pid, process) for process in found.values())
         return found
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """User and system time by role, since the start of each."""
-        return {role: sum(process.cpu_times()[:2]) for role, process in self.processes().items()}
-
-    def rss_bytes(self) -> dict[str, int]:
-        return {role: int(process.memory_info().rss) for role, process in self.processes().items()}
 
     def stop(self) -> int:
         """SIGTERM, and wait; the exit code. Fills `stop_s` and `left_behind`; kills what does not end."""

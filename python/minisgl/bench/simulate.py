@@ -226,36 +226,23 @@ def _balance(run: VirtualRun) -> float:
     return max(computed) * len(computed) / max(1, sum(computed))
 
 
+COLUMNS = {
+    "policy": "policy",
+    "completed": "completed",
+    "refused": "refused",
+    "output tok/s": "output_tok_s",
+    "hit rate": "hit_rate",
+    "balance": "balance",
+    "busy": "device_busy",
+    "rows": "mean_rows",
+    "within SLO": "within_slo",
+    "fairness": "fairness",
+}
+
+
 def _table(result: dict[str, Any]) -> str:
-    head = (
-        "load" if result["capacity_req_s"] else "time scale",
-        "policy",
-        "completed",
-        "refused",
-        "output tok/s",
-        "hit rate",
-        "balance",
-        "busy",
-        "rows",
-        "within SLO",
-        "fairness",
-    )
-    rows = [
-        (
-            run["load"] or run["time_scale"],
-            run["policy"],
-            run["completed"],
-            run["refused"],
-            run["output_tok_s"],
-            run["hit_rate"],
-            run["balance"],
-            run["device_busy"],
-            run["mean_rows"],
-            run["within_slo"],
-            run["fairness"],
-        )
-        for run in result["runs"]
-    ]
+    head = ("load" if result["capacity_req_s"] else "time scale", *COLUMNS)
+    rows = [(run["load"] or run["time_scale"], *(run[key] for key in COLUMNS.values())) for run in result["runs"]]
     return table(head, rows)
 
 

@@ -14,6 +14,7 @@ Invariants: the same file and seed give the same requests; arrivals ascend and b
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -71,16 +72,11 @@ def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
     number, first = next(numbered, (1, ""))
     first = first.removeprefix("\ufeff")  # as spreadsheets write it
     if first.lstrip().startswith("{"):
-        yield from _json_lines(_chain(number, first, numbered))
+        yield from _json_lines(itertools.chain([(number, first)], numbered))
     elif first.strip().startswith("["):
         raise BadLine(number, f"a JSON list is no trace: {KNOWN}")
     elif first:
         yield from _azure(number, _cells(number, first), numbered)
-
-
-def _chain(number: int, first: str, rest: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield number, first
-    yield from rest
 
 
 # ---------------------------------------------------------------------------------------------------------- JSON lines

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minisgl.bench.traces import TraceRequest
-from minisgl.bench.virtual_run import Floats, Records, VirtualEngine, VirtualRun, build_virtual, request_message
+from minisgl.bench.virtual_run import Floats, VirtualEngine, VirtualRun, build_virtual, request_message
 from minisgl.config import EngineConfig
 from minisgl.engine.sim import VirtualClock
 from minisgl.message import AddRequest
@@ -36,13 +36,13 @@ class VirtualFleet:
         host_s: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._records = Records(num_requests)
+        self._run = VirtualRun.of(num_requests)
         sim, clock = build_virtual(config)
         self._vocab_size = sim.info.vocab_size
-        self._engines = [VirtualEngine(config, sim, clock, self._records, host_s)]
+        self._engines = [VirtualEngine(config, sim, clock, self._run, host_s)]
         for _ in range(num_engines - 1):
             clock = VirtualClock()
-            self._engines.append(VirtualEngine(config, sim.another(clock), clock, self._records, host_s))
+            self._engines.append(VirtualEngine(config, sim.another(clock), clock, self._run, host_s))
         size, pages = sim.info.page_size, sim.info.num_pages
         self._router = make_router(RouterConfig(policy, num_engines, page_size=size, seed=seed))
         for engine in range(num_engines):
@@ -78,13 +78,13 @@ class VirtualFleet:
             self._place(moment)
         for engine in self._engines:
             engine.drain()
-        return self._records.run(trace, arrivals_s, self._engines)
+        return self._run.ended(trace, arrivals_s, self._engines)
 
     def _hear_of_ends(self, moment: float) -> int:
         count = 0
         while self._ends and self._ends[0][0] <= moment:
             _, req_id = heapq.heappop(self._ends)
-            self._router.remove(req_id, int(self._records.counts[req_id]))
+            self._router.remove(req_id, int(self._run.num_tokens[req_id]))
             count += 1
         return count
 

@@ -44,59 +44,39 @@ class EngineTotals:
         return self.stats.num_prompt_tokens_total - self.stats.num_cached_tokens_total + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class VirtualRun:
-    """Arrays by request, times in virtual seconds since the first arrival; NaN where there was none."""
+    """Arrays by request, written while the run goes on; times in virtual seconds since the first arrival, NaN where
+    there was none. The rest is known when it has `ended`."""
 
-    arrival_s: Floats
     first_token_s: Floats
     last_token_s: Floats
     longest_gap_s: Floats  # between two tokens; 0: it has one alone
     num_tokens: Int64Array  # generated
-    num_prompt: Int64Array
     refused: npt.NDArray[np.bool_]
-    end_s: float
-    engines: tuple[EngineTotals, ...]
+    arrival_s: Floats = field(init=False)
+    num_prompt: Int64Array = field(init=False)
+    end_s: float = field(init=False)
+    engines: tuple[EngineTotals, ...] = field(init=False)
 
+    @classmethod
+    def of(cls, num: int) -> VirtualRun:
+        """Before it begins, of so many requests."""
+        first, last = np.full((2, num), np.nan)
+        return cls(first, last, np.zeros(num), np.zeros(num, np.int64), np.zeros(num, np.bool_))
 
-@dataclass(slots=True, eq=False)
-class Records:
-    """What is known of requests by number, written while a run goes on."""
-
-    num_requests: int
-    first: Floats = field(init=False)
-    last: Floats = field(init=False)
-    gap: Floats = field(init=False)
-    counts: Int64Array = field(init=False)
-    refused: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.first = np.full(self.num_requests, np.nan)
-        self.last = np.full(self.num_requests, np.nan)
-        self.gap = np.zeros(self.num_requests)
-        self.counts = np.zeros(self.num_requests, np.int64)
-        self.refused = np.zeros(self.num_requests, np.bool_)
-
-    def run(self, trace: Sequence[TraceRequest], arrivals_s: Floats, engines: Sequence[VirtualEngine]) -> VirtualRun:
-        """What came of it all."""
-        return VirtualRun(
-            arrival_s=arrivals_s,
-            first_token_s=self.first,
-            last_token_s=self.last,
-            longest_gap_s=self.gap,
-            num_tokens=self.counts,
-            num_prompt=np.array([one.input_len for one in trace], np.int64),
-            refused=self.refused,
-            end_s=max(engine.clock.now() for engine in engines),
-            engines=tuple(engine.totals() for engine in engines),
-        )
+    def ended(self, trace: Sequence[TraceRequest], arrivals_s: Floats, engines: Sequence[VirtualEngine]) -> VirtualRun:
+        self.arrival_s, self.num_prompt = arrivals_s, np.array([one.input_len for one in trace], np.int64)
+        self.end_s = max(engine.clock.now() for engine in engines)
+        self.engines = tuple(engine.totals() for engine in engines)
+        return self
 
 
 class VirtualEngine:
     """A step loop with a simulated engine and a clock of its own. `host_s`: what the loop itself takes for each step,
     in virtual time."""
 
-    def __init__(self, config: EngineConfig, sim: SimEngine, clock: VirtualClock, records: Records, host_s: float):
+    def __init__(self, config: EngineConfig, sim: SimEngine, clock: VirtualClock, run: VirtualRun, host_s: float):
         self.clock = clock
         self._sim = sim
         self._host_s = host_s
@@ -109,7 +89,7 @@ class VirtualEngine:
             settings=LoopSettings(overlap=config.overlap),
             timing=Timing(step_time=step_time),
         )
-        self._records = records
+        self._run = run
         self._num_requests = 0
         self._num_tokens = 0
         self.num_live = 0
@@ -138,7 +118,7 @@ class VirtualEngine:
         )
 
     def _take(self, messages: Sequence[FromEngine]) -> None:
-        now, records = self.clock.now(), self._records
+        now, run = self.clock.now(), self._run
         for message in messages:
             if not isinstance(message, StepTokens) or not message.req_ids:
                 continue
@@ -146,12 +126,14 @@ class VirtualEngine:
             reasons = np.frombuffer(message.reasons, np.int32)
             self.ended.extend(ids[reasons != FinishReason.NONE].tolist())
             self.num_live -= int(np.count_nonzero(reasons))
-            records.refused[ids[reasons == FinishReason.ERROR]] = True
+            run.refused[ids[reasons == FinishReason.ERROR]] = True
             ids = ids[np.frombuffer(message.tokens, np.int32) >= 0]
-            records.first[ids[records.counts[ids] == 0]] = now
-            records.gap[ids] = np.fmax(records.gap[ids], now - records.last[ids])  # NaN before the first
-            records.last[ids] = now
-            records.counts[ids] += 1
+            run.first_token_s[ids[run.num_tokens[ids] == 0]] = now
+            run.longest_gap_s[ids] = np.fmax(
+                run.longest_gap_s[ids], now - run.last_token_s[ids]
+            )  # NaN before the first
+            run.last_token_s[ids] = now
+            run.num_tokens[ids] += 1
             self._num_tokens += len(ids)
 
 
@@ -176,11 +158,11 @@ class VirtualServer:
         host_s: float = 0.0,
         around: Callable[[SimEngine], SimEngine] = lambda sim: sim,
     ) -> None:
-        self._records = Records(num_requests)
+        self._run = VirtualRun.of(num_requests)
         sim, clock = build_virtual(config)
         sim = around(sim)
         self._vocab_size = sim.info.vocab_size
-        self._engine = VirtualEngine(config, sim, clock, self._records, host_s)
+        self._engine = VirtualEngine(config, sim, clock, self._run, host_s)
 
     def run(
         self, trace: Sequence[TraceRequest], arrivals_s: Floats, seed: int, concurrency: int | None = None
@@ -201,4 +183,4 @@ class VirtualServer:
             at = max(at, due)
             engine.step(messages)
         engine.drain()
-        return self._records.run(trace, arrivals_s, [engine])
+        return self._run.ended(trace, arrivals_s, [engine])

@@ -13,6 +13,7 @@ was sent are reported beside them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -163,10 +164,7 @@ def _random(name: str, settings: WorkloadSettings) -> Workload:
 
 
 def _keys(settings: WorkloadSettings) -> Iterator[Key]:
-    i = 0
-    while True:
-        yield (settings.seed, settings.run, i)
-        i += 1
+    return ((settings.seed, settings.run, i) for i in itertools.count())
 
 
 def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:

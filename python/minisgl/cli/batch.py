@@ -10,18 +10,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from minisgl.cli.flags import Commands, Formatter
+from minisgl.cli.flags import Commands, command
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "batch",
+        run,
         help="answer a file of requests, without a server",
         epilog="Further flags are those of minisgl serve, such as --model. The same command goes on after a stop.",
-        formatter_class=Formatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
     parser.add_argument("input", metavar="IN.jsonl", help="a request a line: {custom_id, method, url, body}")
     parser.add_argument("-o", "--output", metavar="OUT.jsonl", required=True, help="an answer a line, in this order")
     return parser

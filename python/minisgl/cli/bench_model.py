@@ -10,20 +10,22 @@ import msgspec
 from minisgl.bench.model import VARIANTS, BenchModel, llama_folders, points_of, run_model
 from minisgl.bench.random_models import SHAPES, TYPES, random_model
 from minisgl.bench.report import public_command
-from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
+from minisgl.cli.flags import ENGINE, Commands, add_settings, command, engine_config
 from minisgl.config import ConfigError
+
+RANDOM_TYPE = "q4_k_m"
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "model",
+        run,
         help="speed of a model without a server, beside the machine's limits",
         description="Prompts (pp) and answers (tg) of a model on this machine without a server, as llama-bench names "
         "them, with the share of what memory and multiplying allow at most.",
-        formatter_class=Formatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run, command="bench")
+    parser.set_defaults(command="bench")
     job = parser.add_argument_group("what is measured")
     job.add_argument(
         "--prompt", type=int, default=512, metavar="N", help="tokens of the prompt, 0: none (default: 512)"
@@ -47,7 +49,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     job.add_argument(
         "--model-config", choices=tuple(SHAPES), help="random weights in the shape of this model, instead of --model"
     )
-    job.add_argument("--type", choices=TYPES, default="q4_k_m", help="of random weights (default: q4_k_m)")
+    job.add_argument("--type", choices=TYPES, help=f"of random weights (default: {RANDOM_TYPE})")
     job.add_argument("--layers", type=int, metavar="N", help="of random weights, at most")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
     add_settings(parser, ENGINE)
@@ -61,8 +63,13 @@ def run(args: argparse.Namespace) -> int:
     points = points_of(args.prompt, args.generate, args.depth, args.batch)
     engine, beside = engine_config(args), llama_folders(args.beside)
     if args.model_config is not None:
-        model = random_model(args.model_config, args.type, args.layers)
-        engine = msgspec.structs.replace(engine, model=str(model))
+        model = random_model(args.model_config, args.type or RANDOM_TYPE, args.layers)
+        # Its weights are random as they lie: an engine that made up its own would have them in another type.
+        engine = msgspec.structs.replace(engine, model=str(model), load_format="auto")
+    else:
+        for flag, value in (("--type", args.type), ("--layers", args.layers)):
+            if value is not None:
+                raise ConfigError(f"{flag} {value}: only with --model-config")
     settings = BenchModel(
         engine=engine, variants=tuple(args.variants), points=points, repeats=args.repeats, beside=beside
     )

@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from minisgl.bench.asked import asked
 from minisgl.bench.offline import SIZES, Offline, run_offline
 from minisgl.bench.report import public_command
-from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
+from minisgl.cli.flags import ENGINE, Commands, add_settings, command, engine_config
 from minisgl.scheduler.backend import BACKENDS
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "offline",
+        run,
         help="throughput of the step loop without a server",
         description="Throughput of the step loop in one process: all sequences are there at the start. Both control "
         "planes in turns, each run in a process of its own; text and sockets are not part of it.",
-        formatter_class=Formatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run, command="bench")
+    parser.set_defaults(command="bench")
     job = parser.add_argument_group("workload")
     job.add_argument(
         "--size",
@@ -48,14 +49,11 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = Offline(
+    settings = asked(
+        Offline,
+        args,
         engine=engine_config(args),
-        size=args.size,
-        num_sequences=args.num_sequences,
-        input_len=None if args.input_len is None else tuple(args.input_len),
-        output_len=None if args.output_len is None else tuple(args.output_len),
         seed=args.workload_seed,
         control_planes=tuple(args.control_planes or ([args.cpu_backend] if args.cpu_backend else BACKENDS)),
-        repeats=args.repeats,
     )
     return run_offline(settings, args.out, command=public_command(args.arguments))

@@ -6,25 +6,26 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from minisgl.bench.asked import asked
 from minisgl.bench.report import public_command
 from minisgl.bench.simulate import Simulation, run_simulation
 from minisgl.bench.traces import NAMES
-from minisgl.cli.flags import ENGINE, Commands, Formatter, add_settings, engine_config
+from minisgl.cli.flags import ENGINE, Commands, add_settings, command, engine_config
 from minisgl.routing.api import POLICIES
 from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.utils import spellings
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "simulate",
+        run,
         help="a trace on simulated hardware, in virtual time",
         description="A production trace through the server's step loop and scheduler, with step times of a "
         "simulated device and a clock that is only counted: an hour in seconds. Same flags and seed, same result.",
-        formatter_class=Formatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run, command="bench")
+    parser.set_defaults(command="bench")
     job = parser.add_argument_group("workload")
     job.add_argument(
         "--trace",
@@ -71,11 +72,10 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = Simulation(
+    settings = asked(
+        Simulation,
+        args,
         engine=engine_config(args),
-        trace=args.trace,
-        lengths=None if args.lengths is None else (args.lengths[0], args.lengths[1]),
-        concurrency=args.concurrency,
         max_requests=args.requests,
         time_scales=tuple(args.time_scale),
         loads=tuple(args.load),
@@ -84,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
         slo_ttft_s=args.slo_ttft_ms / 1e3,
         slo_tpot_s=args.slo_tpot_ms / 1e3,
         num_engines=args.dp,
-        routing=args.routing,
         policies=get_args(SchedulePolicy) if args.compare_policies else (),
     )
     return run_simulation(settings, args.out, command=public_command(args.arguments))

@@ -8,10 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from minisgl.cli import request_body
-from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config, loaded
 from minisgl.cli.models import size
 from minisgl.config import ConfigError
 from minisgl.utils import prefix_file, spellings
@@ -99,18 +97,9 @@ def _import(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     body = _read(args.prefix)
     config = engine_config(args)
-    from minisgl.supervisor.start import check_files
-
-    check_files(config)
-    from minisgl.llm import LLM  # imports torch
-
-    settings = msgspec.structs.asdict(config)
-    settings |= msgspec.structs.asdict(settings.pop("debug"))
-    with tempfile.TemporaryDirectory() as folder:
-        settings["cache_dir"] = config.cache_dir or folder
-        with LLM(settings.pop("model"), **settings) as llm:
-            ids = request_body.ids_of(llm, body, args.prefix, is_prefix=True)
-            num_tokens = llm.export_prefix(ids, Path(args.file).expanduser())
+    with tempfile.TemporaryDirectory() as folder, loaded(config, cache_dir=config.cache_dir or folder) as llm:
+        ids = request_body.ids_of(llm, body, args.prefix, is_prefix=True)
+        num_tokens = llm.export_prefix(ids, Path(args.file).expanduser())
     print(f"{args.file}: a prefix of {num_tokens} tokens, {size(Path(args.file).expanduser().stat().st_size)}")
     return 0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from minisgl import envs
 from minisgl.cli import aliases
-from minisgl.cli.flags import Commands, Formatter, notices, say
+from minisgl.cli.flags import Commands, command, notices, say
 from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
@@ -23,16 +23,15 @@ SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "chat",
+        run,
         help="talk to a model in this terminal",
         usage="minisgl chat [MODEL] [flags]",
         description="Talk to a model in this terminal: to a running server with --base-url, else to one of its own, "
         "which takes every flag of `minisgl serve` and ends with the chat.",
-        formatter_class=Formatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
     server = parser.add_argument_group("server")
     server.add_argument("--base-url", metavar="URL", help="a running server (default: start one on a free port)")
     server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")

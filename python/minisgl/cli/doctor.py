@@ -6,8 +6,8 @@ Invariants: it never fails because something is missing: that is what it is for.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
-from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing
+from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing, version_of
 
 PACKAGES = (
     "tokenizers",
@@ -61,23 +61,14 @@ class Finding:
     detail: str
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _packages() -> list[Finding]:
     found = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
     for name in PACKAGES:
-        version = _version(name)
+        version = version_of(name)
         found.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
-    for name, imported in OF_EXTRAS.items():
-        how = f"not installed (optional): {how_to_get(EXTRA_OF[imported])}"
-        found.append(Finding("packages", name, None, _version(name) or how))
-    for name in OPTIONAL_PACKAGES:
-        found.append(Finding("packages", name, None, _version(name) or "not installed (optional)"))
+    optional = {name: f": {how_to_get(EXTRA_OF[imported])}" for name, imported in OF_EXTRAS.items()}
+    for name, how in (optional | dict.fromkeys(OPTIONAL_PACKAGES, "")).items():
+        found.append(Finding("packages", name, None, version_of(name) or f"not installed (optional){how}"))
     return found
 
 
@@ -143,20 +134,27 @@ def _cuda_device(index: int) -> Finding:
     return Finding("devices", f"cuda:{index}", True, detail)
 
 
+class _NotHere(Exception):
+    """What is asked for cannot be had on this machine, and need not be."""
+
+
+def _need_torch(extra: str) -> None:
+    if absent := missing(*TORCH_ENGINE):
+        raise _NotHere(f"{absent[0]} is not installed: {how_to_get(extra)}")
+
+
 def _try(section: str, name: str, probe: Callable[[], str]) -> Finding:
     try:
         return Finding(section, name, True, probe())
+    except _NotHere as reason:
+        return Finding(section, name, None, str(reason))
     except (ImportError, ValueError, RuntimeError, OSError) as error:
         return Finding(section, name, False, f"{type(error).__name__}: {error}")
 
 
 def _backends() -> list[Finding]:
-    def torch_engine() -> Finding:
-        if absent := missing(*TORCH_ENGINE):
-            return Finding("engines", "torch", None, f"{absent[0]} is not installed: {how_to_get('torch')}")
-        return _try("engines", "torch", import_torch_engine)
-
-    def import_torch_engine() -> str:
+    def torch_engine() -> str:
+        _need_torch("torch")
         importlib.import_module("minisgl.engine.torch_engine")
         return "CPU; attention by torch SDPA"
 
@@ -167,24 +165,18 @@ def _backends() -> list[Finding]:
         with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))
             settings = EngineConfig(model=folder, load_format="dummy", num_pages=1, max_running_requests=1)
-            engine = load_cpu_engine(settings, lambda text, done=0, total=0: None)
-            try:
+            with contextlib.closing(load_cpu_engine(settings, lambda *_: None)) as engine:
                 return f"{engine.info.details}; --activations int8 is faster and rounds"
-            finally:
-                engine.close()
 
-    def cuda_engine() -> Finding:
+    def cuda_engine() -> str:
         """Without a device it can be imported, but does not serve."""
-        if absent := missing(*TORCH_ENGINE):
-            return Finding("engines", "cuda", None, f"{absent[0]} is not installed: {how_to_get('cuda')}")
-        try:
-            import torch
+        _need_torch("cuda")
+        import torch
 
-            importlib.import_module("minisgl.engine.cuda_loading")
-        except ImportError as error:
-            return Finding("engines", "cuda", False, f"{type(error).__name__}: {error}")
-        usable = torch.cuda.is_available()
-        return Finding("engines", "cuda", usable or None, "see devices" if usable else "imports; no device to run on")
+        importlib.import_module("minisgl.engine.cuda_loading")
+        if not torch.cuda.is_available():
+            raise _NotHere("imports; no device to run on")
+        return "see devices"
 
     def echo_engine() -> str:
         importlib.import_module("minisgl.engine.echo")
@@ -216,8 +208,8 @@ def _backends() -> list[Finding]:
 
     return [
         _try("engines", "cpu", cpu_engine),
-        torch_engine(),
-        cuda_engine(),
+        _try("engines", "torch", torch_engine),
+        _try("engines", "cuda", cuda_engine),
         _try("engines", "echo", echo_engine),
         _try("control planes", "python", control_plane("python")),
         _try("control planes", "rust_hotpath", control_plane("rust_hotpath")),
@@ -241,15 +233,11 @@ def _environment() -> list[Finding]:
     ]
 
 
-def examine() -> list[Finding]:
-    return [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
-
-
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="one JSON array")
     args = parser.parse_args(argv)
-    findings = examine()
+    findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:

@@ -1,7 +1,8 @@
 """The settings of the commands that load an engine: one table, and from flags to `EngineConfig`.
 
 Invariants: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
-the field it sets, and its default is the field's; what `--help` does not show can be given as a flag and in `--config`.
+the field it sets, and its kind and its default are the field's; what `--help` does not show can be given as a flag and
+in `--config`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeAlias, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from minisgl import envs
 from minisgl.cli import aliases
@@ -23,13 +27,12 @@ from minisgl.config import (
     DebugConfig,
     EngineConfig,
     Limits,
-    LogLevel,
-    ModelImpl,
-    Routing,
     ServerConfig,
 )
-from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.utils import spellings
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM
 
 T = TypeVar("T")
 TP_HELP = "processes that share each layer (tensor parallelism)"
@@ -62,13 +65,18 @@ class Setting:
     def dest(self) -> str:
         return str(self.how.get("dest") or self.flags[0].removeprefix("--").replace("-", "_"))
 
-    def add_to(self, group: argparse._ArgumentGroup, shown: bool) -> None:
-        how = {"default": _DEFAULTS.get(self.dest), **self.how}
+    def add_to(self, group: argparse._ActionsContainer, shown: bool, **default: Any) -> None:
+        how = {**default, **_of_field(_FIELDS.get(self.dest)), **self.how}
         group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
 
 
-def setting(*flags: str, help: str, shown: bool = True, **how: Any) -> Setting:
-    return Setting(flags, help, how, shown)
+def setting(*flags: str, help: str, **how: Any) -> Setting:
+    return Setting(flags, help, how, shown=True)
+
+
+def hidden(*flags: str, help: str, **how: Any) -> Setting:
+    """One that `--help` does not show."""
+    return Setting(flags, help, how, shown=False)
 
 
 def _defaults(*structs: type[Any]) -> dict[str, Any]:
@@ -80,7 +88,20 @@ def _defaults(*structs: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
 
 
-_DEFAULTS = _defaults(ServerConfig, Limits, DebugConfig, EngineConfig)
+_STRUCTS = (ServerConfig, Limits, DebugConfig, EngineConfig)
+_DEFAULTS = _defaults(*_STRUCTS)
+_FIELDS = {name: kind for struct in _STRUCTS for name, kind in get_type_hints(struct).items()}
+
+
+def _of_field(kind: Any) -> dict[str, Any]:
+    """What argparse is told by the type of a field: that it is a switch, a number, or one of some words."""
+    if get_origin(kind) in (Union, UnionType):
+        *others, kind = (one for one in get_args(kind) if one is not NoneType)
+        if others:
+            return {}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    return {"action": "store_true"} if kind is bool else {"type": kind} if kind in (int, float) else {}
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
@@ -156,29 +177,21 @@ MODEL = (
     ),
     setting(
         "--engine",
-        choices=("auto", "cpu", "torch", "echo", "sim"),
         help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
         "sim: no model, simulated step times",
     ),
     setting(
         "--model-impl",
-        choices=get_args(ModelImpl),
         help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
         "the package transformers, on the torch engine; auto: native ones where they are known",
     ),
-    setting(
+    hidden(
         "--sim-profile",
-        shown=False,
         metavar="NAME|FILE",
         help="step times of --engine sim: null (none), slow-motion, qwen3-0.6b-h200, qwen3-8b-h200, "
         "qwen3-32b-tp4-h200, or a file",
     ),
-    setting(
-        "--model-source",
-        shown=False,
-        choices=("auto", "huggingface", "modelscope"),
-        help="hub of a model's name; auto: Hugging Face, unless the name is an address",
-    ),
+    hidden("--model-source", help="hub of a model's name; auto: Hugging Face, unless the name is an address"),
     setting("--revision", help="branch, tag or commit on the hub (default: its main branch)"),
     setting(
         "--tokenizer",
@@ -186,27 +199,23 @@ MODEL = (
         metavar="FOLDER|ID",
         help="the tokenizer of another folder, GGUF file or hub id (default: the model's own)",
     ),
-    setting("--load-format", choices=("auto", "dummy"), help="dummy: seeded random weights"),
-    setting(
+    setting("--load-format", help="dummy: seeded random weights"),
+    hidden(
         "--generation-config",
-        shown=False,
-        choices=("auto", "none"),
         help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
     ),
     setting("--chat-template", metavar="FILE", help="a jinja file, or the template as text (default: the tokenizer's)"),
     setting(
         "--dtype",
         type=spellings.dtype,
-        choices=("auto", "float32", "bfloat16", "float16"),
         help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     ),
     setting("--device", help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)"),
-    setting("--seed", "--random-seed", shown=False, type=int, help="of dummy weights"),
+    hidden("--seed", "--random-seed", help="of dummy weights"),
     setting(
         "--max-seq-len",
         "--max-model-len",
         "--context-length",
-        type=int,
         help="limit of prompt + generated tokens (default: the model's context); rope_type dynamic: up to factor "
         "times that, all texts with the frequencies of this length",
     ),
@@ -214,23 +223,20 @@ MODEL = (
 CPU = (
     setting(
         "--activations",
-        choices=("exact", "bf16", "int8"),
         help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX"
         "; int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
     ),
     setting(
         "--kv-dtype",
         type=spellings.kv_dtype,
-        choices=("f16", "f32", "q8", "q4"),
         help="of the KV cache; q8: 8 bits in blocks of 32; q4: 4 bits of turned heads, which lose much in small models",
     ),
     setting(
         "--quantization",
         type=spellings.quantization,
-        choices=("q8", "q4"),
         help="of weights that are not quantised, when they are loaded (default: as they are)",
     ),
-    setting("--num-threads", type=int, help="compute threads, of torch, too (default: one a core)"),
+    setting("--num-threads", help="compute threads, of torch, too (default: one a core)"),
 )
 CUDA = (
     setting(
@@ -240,28 +246,22 @@ CUDA = (
         help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest that is there, with its "
         "reason in the log",
     ),
-    setting(
+    hidden(
         "--cuda-graph-max-bs",
-        shown=False,
-        type=int,
         metavar="N",
         help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
     ),
-    setting("--torch-compile", shown=False, action="store_true", help="compile the forwards outside of graphs"),
+    hidden("--torch-compile", help="compile the forwards outside of graphs"),
 )
 CACHE = (
     setting(
-        "--page-size",
-        type=int,
-        default=None,
-        help="tokens per page (default: 16, with --attention-backend flash_attention 256)",
+        "--page-size", default=None, help="tokens per page (default: 16, with --attention-backend flash_attention 256)"
     ),
-    setting("--num-pages", type=int, help="pages of the KV pool (default: from --memory-ratio)"),
+    setting("--num-pages", help="pages of the KV pool (default: from --memory-ratio)"),
     setting(
         "--memory-ratio",
         "--mem-fraction",
         "--mem-fraction-static",
-        type=float,
         help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
     ),
     setting(
@@ -277,24 +277,16 @@ CACHE = (
         choices=("radix", "lru", "lfu", "naive"),
         help="prefix cache and its eviction order (radix is lru); naive: none",
     ),
-    setting(
+    hidden(
         "--cache-token-budget",
-        shown=False,
-        type=int,
         metavar="N",
         help="tokens that the cache keeps while no request uses them, pinned ones not counted (default: what fits)",
     ),
-    setting(
-        "--cache-max-prompt",
-        shown=False,
-        type=int,
-        metavar="N",
-        help="prompts of more tokens are not kept after their end (default: all are)",
+    hidden(
+        "--cache-max-prompt", metavar="N", help="prompts of more tokens are not kept after their end (default: all are)"
     ),
-    setting(
+    hidden(
         "--max-pinned-ratio",
-        shown=False,
-        type=float,
         metavar="R",
         help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
     ),
@@ -304,16 +296,14 @@ CACHE = (
         help="a folder that keeps pages of the KV pool: what was computed once is read from there, by whatever serves "
         "the same model next; who can read it can read the prompts (default: none)",
     ),
-    setting(
+    hidden(
         "--cache-size",
-        shown=False,
         type=checked(spellings.size),
         metavar="SIZE",
         help="what --cache-dir may hold, such as 500MiB: what was not used for longest goes (default: 20GiB)",
     ),
-    setting(
+    hidden(
         "--weights-cache",
-        shown=False,
         type=checked(spellings.size),
         metavar="SIZE",
         help="what the CPU engine may keep of packed weights in MINISGL_CACHE, such as 20GiB: a model's next start "
@@ -343,37 +333,29 @@ CACHE = (
 STEPS = (
     setting(
         "--max-running-requests",
-        type=int,
         help="requests computed at once; the others wait (default: 64, on a CUDA device 256; of bench offline: all)",
     ),
     setting(
         "--max-prefill-length",
         "--chunked-prefill-size",
-        type=int,
         help="tokens that one step computes at most; longer prompts are cut into chunks (default: 2048, on a CUDA "
         "device 8192)",
     ),
-    setting(
+    hidden(
         "--max-step-ms",
-        shown=False,
-        type=int,
         metavar="MS",
         help="about how long a step takes while answers are written: it computes fewer tokens of prompts than "
         "--max-prefill-length, as measured; 0: any time (default: 250 on a CPU, 0 on other devices)",
     ),
-    setting(
+    hidden(
         "--checkpoint-interval",
-        type=int,
         metavar="TOKENS",
-        shown=False,
         help="of a model whose layers have states: a text saves its state as often, for others to begin with "
         "(default: 256)",
     ),
-    setting(
+    hidden(
         "--state-memory",
-        type=int,
         metavar="BYTES",
-        shown=False,
         help="of such a model on the CPU engine: memory for saved states (default: an eighth of the KV pool's)",
     ),
     setting(
@@ -384,7 +366,6 @@ STEPS = (
     ),
     setting(
         "--schedule-policy",
-        choices=get_args(SchedulePolicy),
         help="which waiting request starts next: the first that came, that with the longest cached prefix (lpm), that "
         "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones, with srpf 1023 short ones "
         "(default: fcfs)",
@@ -395,33 +376,29 @@ STEPS = (
         default=None,
         help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
     ),
-    setting(
+    hidden(
         "--disable-overlap-schedule",
-        shown=False,
         action="store_true",
         default=False,
         help="schedule a step only after the one before it",
     ),
-    setting(
+    hidden(
         "--record-trace",
-        shown=False,
         metavar="FILE",
         help="write every call of the scheduler, for minisgl replay (default: none)",
     ),
-    setting(
+    hidden(
         "--profile-steps",
-        shown=False,
-        type=int,
         metavar="N",
         help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
     ),
-    setting("--tp", "--tp-size", "--tensor-parallel-size", type=int, help=TP_HELP),
+    setting("--tp", "--tp-size", "--tensor-parallel-size", help=TP_HELP),
 )
 ENGINE = {"model": MODEL, "CPU engine": CPU, "CUDA": CUDA, "KV cache": CACHE, "scheduling": STEPS}
 """The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
 HTTP = (
     setting("--host", help="address to listen on; 0.0.0.0: every interface"),
-    setting("--port", type=int, help="0: any free port"),
+    setting("--port", help="0: any free port"),
     setting(
         "--frontend",
         choices=("rust", "python"),
@@ -430,35 +407,27 @@ HTTP = (
         "(default: MINISGL_FRONTEND, else rust if the extension loads)",
     ),
     setting("--served-model-name", help="the name clients ask for (default: --model; of a file or folder its name)"),
-    setting(
-        "--any-model-name",
-        shown=False,
-        action="store_true",
-        help="requests may ask for any name; answers say the served one",
-    ),
+    hidden("--any-model-name", help="requests may ask for any name; answers say the served one"),
     setting("--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"),
     setting(
         "--api-key-file",
         metavar="FILE",
         help="YAML file of several API keys, each with a name, a share of the engines and limits (default: none)",
     ),
-    setting(
+    hidden(
         "--lora-folder",
-        shown=False,
         metavar="DIR",
         help="adapters below this folder may be loaded over HTTP; by keys with `lora` (default: none may)",
     ),
-    setting("--max-loras", shown=False, type=int, help="adapters at once, those of --lora among them"),
-    setting(
+    hidden("--max-loras", help="adapters at once, those of --lora among them"),
+    hidden(
         "--state-dir",
-        shown=False,
         metavar="DIR",
         help="a folder for uploaded files and batches (/v1/files, /v1/batches), which go on after a restart; who can "
         "read it can read the prompts (default: none, and no batches)",
     ),
-    setting(
+    hidden(
         "--state-quota",
-        shown=False,
         type=checked(spellings.size),
         metavar="SIZE",
         help="what the files of one API key may take of --state-dir, such as 500MiB (default: 4GiB)",
@@ -491,10 +460,8 @@ HTTP = (
         help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
         "of its chat template; none: it is content",
     ),
-    setting(
+    hidden(
         "--resumable",
-        shown=False,
-        action="store_true",
         help="for a server that only a router reaches: streams tell it what another server needs to go on with them, "
         "and the Python front end answers",
     ),
@@ -512,20 +479,16 @@ SEVERAL = (
     setting(
         "--routing",
         type=spellings.routing,
-        choices=get_args(Routing),
         help="which engine gets a request; cache_aware: whose prefix cache has the most of its prompt, unless it is "
         "much busier than others; short: rr, fsfs (least_load)",
     ),
     setting(
         "--max-inflight",
-        type=int,
         metavar="N",
         help="requests that all engines together have at once; others wait (default: any number)",
     ),
-    setting(
+    hidden(
         "--max-inflight-per-engine",
-        shown=False,
-        type=int,
         metavar="N",
         help="requests that one engine has at once; others wait (default: any number; with --api-key-file twice "
         "--max-running-requests)",
@@ -541,9 +504,8 @@ MODELS = (
     setting(
         "--models-dir", metavar="DIR", help="all GGUF files and model folders in it, by their names (default: none)"
     ),
-    setting(
+    hidden(
         "--load-timeout",
-        shown=False,
         type=float,
         default=300.0,
         metavar="S",
@@ -551,94 +513,67 @@ MODELS = (
     ),
 )
 LIMITS = (
-    setting("--max-queued-requests", type=int, help="answers that may wait for their first step; beyond it 429"),
-    setting(
-        "--max-queued-tokens",
-        shown=False,
-        type=int,
-        help="prompt tokens that may wait for their first step; beyond it 429",
+    setting("--max-queued-requests", help="answers that may wait for their first step; beyond it 429"),
+    hidden("--max-queued-tokens", help="prompt tokens that may wait for their first step; beyond it 429"),
+    setting("--max-body-bytes", help="beyond it 413"),
+    hidden(
+        "--max-encoding-bytes", help="of large bodies that are read, parsed and encoded at once; others wait, in order"
     ),
-    setting("--max-body-bytes", type=int, help="beyond it 413"),
-    setting(
-        "--max-encoding-bytes",
-        shown=False,
-        type=int,
-        help="of large bodies that are read, parsed and encoded at once; others wait, in order",
-    ),
-    setting("--request-timeout", type=float, help="seconds for one request; then 504 (default: none)"),
+    setting("--request-timeout", help="seconds for one request; then 504 (default: none)"),
     setting(
         "--slow-client-timeout",
-        type=float,
         help="seconds that a client may take to read what is sent of its stream, or to send its request",
     ),
-    setting(
-        "--keep-alive-timeout",
-        shown=False,
-        type=int,
-        help="whole seconds that a connection without a request stays open",
-    ),
-    setting(
+    hidden("--keep-alive-timeout", help="whole seconds that a connection without a request stays open"),
+    hidden(
         "--step-timeout",
-        shown=False,
-        type=float,
         help="seconds that one forward may take before /livez says no; a rank of --tp that hangs for longer ends the "
         "server",
     ),
-    setting("--drain-timeout", type=float, help="seconds that open requests have to end after SIGTERM"),
-    setting(
+    setting("--drain-timeout", help="seconds that open requests have to end after SIGTERM"),
+    hidden(
         "--adaptive-max-tokens",
-        shown=False,
         type=checked(adaptive_max_tokens),
         metavar="THRESHOLD:FACTOR",
         help="while more than THRESHOLD answers are in flight, the length of an answer whose request names none is "
         "FACTOR of what it is else, such as 64:0.5 (default: never)",
     ),
-    setting(
+    hidden(
         "--context-margin",
-        shown=False,
-        type=int,
         metavar="N",
         help="tokens of the context that an answer leaves free if its request names no length",
     ),
-    setting(
+    hidden(
         "--demo-load",
-        shown=False,
-        action="store_true",
         help="let the server send itself a small load until it ends (chats, shared prefixes, long prompts, bursts), to "
         "watch what it does",
     ),
 )
-LOG_LEVEL = setting(
-    "--log-level",
-    choices=get_args(LogLevel),
-    help="what to tell, and worse; debug: what each step computes and sends",
-)
+LOG_LEVEL = setting("--log-level", help="what to tell, and worse; debug: what each step computes and sends")
 LOGS = (
     LOG_LEVEL,
-    setting("--log-format", choices=("text", "json"), help="json: an object a line"),
+    setting("--log-format", help="json: an object a line"),
     setting("--access-log", action=argparse.BooleanOptionalAction, help="a line for each request"),
-    setting(
-        "--access-log-probes",
-        shown=False,
-        action="store_true",
-        help="a line for each /health, /livez, /readyz and /metrics, too",
-    ),
-    setting(
-        "--metrics-aliases",
-        shown=False,
-        choices=("none", "vllm"),
-        help="vllm: /metrics also has the names that dashboards for vLLM ask for",
-    ),
-    setting("--log-prompts", action="store_true", help="prompts and answers in the access lines"),
-    setting(
+    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz and /metrics, too"),
+    hidden("--metrics-aliases", help="vllm: /metrics also has the names that dashboards for vLLM ask for"),
+    setting("--log-prompts", help="prompts and answers in the access lines"),
+    hidden(
         "--receipt-key",
-        shown=False,
         metavar="FILE",
         help="private key (Ed25519, PEM) that signs the receipts of answers (default: they are not signed)",
     ),
 )
 SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
 """The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
+
+
+def command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any
+) -> argparse.ArgumentParser:
+    """The parser of a command; its help shows defaults, and no flag has a short form."""
+    parser = commands.add_parser(name, formatter_class=Formatter, allow_abbrev=False, **how)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_settings(
@@ -648,7 +583,7 @@ def add_settings(
     for title, settings in groups.items():
         group = parser.add_argument_group(title)
         for one in settings:
-            one.add_to(group, one.shown or one.dest in show)
+            one.add_to(group, one.shown or one.dest in show, default=_DEFAULTS.get(one.dest))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -681,3 +616,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["echo_fail_steps"] = tuple(sorted(envs.echo_fail_steps()))
     fields["echo_states"] = envs.echo_states()
     return EngineConfig.of(fields)
+
+
+def loaded(config: EngineConfig, **changes: Any) -> LLM:
+    """The model of a command that needs no server. Raises `ConfigError`."""
+    from minisgl.supervisor.start import check_files
+
+    check_files(config)
+    from minisgl.llm import LLM  # imports torch
+
+    settings = {**msgspec.structs.asdict(config), **msgspec.structs.asdict(config.debug), **changes}
+    del settings["debug"]
+    return LLM(**settings)

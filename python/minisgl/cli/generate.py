@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from minisgl.cli import aliases
-from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config, say
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, add_settings, command, engine_config, loaded, say
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
@@ -17,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        "generate", help="one answer, without a server", formatter_class=Formatter, allow_abbrev=False
-    )
-    parser.set_defaults(run=run)
+    parser = command(commands, "generate", run, help="one answer, without a server")
     parser.add_argument("prompt", help="one user message, or with --raw the text to go on with")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--raw", action="store_true", help="complete the text as it is, without the chat template")
@@ -48,15 +43,9 @@ def run(args: argparse.Namespace) -> int:
         args.prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: is not text in UTF-8: byte {error.start} cannot be read") from error
-    from minisgl.supervisor.start import check_files
-
-    check_files(config)
-    from minisgl.llm import LLM  # imports torch
     from minisgl.tokenizer import ChatTemplateError
 
-    settings = msgspec.structs.asdict(config)
-    settings |= msgspec.structs.asdict(settings.pop("debug"))
-    with LLM(settings.pop("model"), **settings) as llm:
+    with loaded(config) as llm:
         try:
             if not args.raw and not llm.tokenizer.template_source():
                 say(["this model has no chat template: the text is completed, as with --raw"], "generate")

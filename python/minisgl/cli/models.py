@@ -23,7 +23,7 @@ def add_parsers(commands: Commands) -> None:
     )
     for one in MODEL:
         if one.flags[0] in _WANTED:
-            pull.add_argument(*one.flags, help=one.help, **one.how)
+            one.add_to(pull, shown=True)
     listing = commands.add_parser("list", help="models of hubs that are here", allow_abbrev=False, description=_LIST)
     listing.set_defaults(run=_list)
     remove = commands.add_parser("rm", help="remove models that list shows", allow_abbrev=False, description=_RM)

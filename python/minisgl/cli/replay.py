@@ -10,17 +10,11 @@ import argparse
 from pathlib import Path
 
 from minisgl import envs
-from minisgl.cli.flags import Commands, Formatter, say
+from minisgl.cli.flags import Commands, command, say
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        "replay",
-        help="drive schedulers with a recorded trace and compare them",
-        formatter_class=Formatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run)
+    parser = command(commands, "replay", run, help="drive schedulers with a recorded trace and compare them")
     parser.add_argument("trace", nargs="?", type=Path, help="a file that `minisgl serve --record-trace` wrote")
     parser.add_argument(
         "--backend",

@@ -13,8 +13,7 @@ from statistics import median
 
 from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.backend import BACKENDS, make_control_plane
-from minisgl.scheduler.rust_hotpath import ExtensionMissing
+from minisgl.scheduler.backend import BACKENDS, ExtensionMissing, make_control_plane
 from minisgl.scheduler.shadow import summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from minisgl.cli.flags import Commands, Formatter
+from minisgl.cli.flags import Commands, command
 
 
 def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "verify",
+        _run,
         help="whether an answer is what its receipt says",
-        formatter_class=Formatter,
-        allow_abbrev=False,
         description="Compute the answer of a receipt once more: alone, with nothing cached. Exit code 0: it is the "
         "same, bit for bit; 1: it is not, and what differs; 2: something is missing or wrong.",
     )
@@ -27,7 +27,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--index", type=int, default=0, metavar="N", help="which choice of an answer")
     parser.add_argument("--signer", metavar="KEY", help="it must be signed by this public key (base64)")
     parser.add_argument("--model", required=True, help="the model that answered: a folder, a GGUF file, an id, smollm2")
-    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:

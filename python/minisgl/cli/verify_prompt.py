@@ -17,6 +17,7 @@ from minisgl.cli import request_body
 from minisgl.config import ConfigError
 from minisgl.server.bodies import ChatRequest, CompletionRequest
 from minisgl.server.errors import ApiError
+from minisgl.server.fields import present
 from minisgl.server.messages.body import MessagesRequest
 from minisgl.server.messages.endpoint import to_chat as chat_of_messages
 from minisgl.server.ollama.body import OllamaChatRequest, OllamaGenerateRequest
@@ -109,5 +110,5 @@ def _ollama_generate(llm: LLM, body: dict[str, Any]) -> list[int]:
 
 
 def _ollama(llm: LLM, asked: OllamaChatRequest | OllamaGenerateRequest) -> list[int]:
-    given = {name: value for name, value in conversation_of(Parsing(llm.tokenizer), asked).items() if value is not None}
-    return request_body.chat_ids(llm, checked(given, ChatRequest))
+    fields = conversation_of(Parsing(llm.tokenizer), asked)
+    return request_body.chat_ids(llm, checked(present(fields), ChatRequest))

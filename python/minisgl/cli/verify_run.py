@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from minisgl import receipt
+from minisgl.cli.flags import loaded
 from minisgl.cli.verify_answer import Said, differences
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.receipt import Numerics, Receipt, Tokens
@@ -51,11 +52,7 @@ def run(args: argparse.Namespace) -> int:
         differ.append(f"another adapter: {adapter or 'none'}, in the receipt {found.model.adapter or 'none'}")
     if differ:
         return _say(differ)
-    from minisgl.llm import LLM
-
-    settings = msgspec.structs.asdict(config)
-    settings |= msgspec.structs.asdict(settings.pop("debug"))
-    with LLM(settings.pop("model"), **settings) as llm:
+    with loaded(config) as llm:
         return _say(_computed(llm, found, said, args))
 
 

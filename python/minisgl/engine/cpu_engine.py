@@ -353,12 +353,13 @@ def _folder_of(file: Path, own_tokenizer: bool) -> Path:
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
     """As rust/minisgl-cpu/src/load.rs reads it."""
     dummy = config.load_format == "dummy"
+    dummy_kind = "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
     return {
         "model": _model(model, context_len),
         "names": _names(model),
         "weights": None if dummy else str(weights),
         "seed": config.seed,
-        "dummy_kind": _dummy_kind(model) if dummy else None,
+        "dummy_kind": dummy_kind if dummy else None,
         "eos_ids": model.eos_ids,
         "num_threads": config.num_threads,
         "isa": envs.cpu_isa(),
@@ -371,10 +372,6 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
         "num_checkpoints": 0,
         "timed": False,
     }
-
-
-def _dummy_kind(model: ModelConfig) -> str:
-    return "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
 
 
 def _model(model: ModelConfig, context_len: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from minisgl.utils import prefix_file
 from minisgl.utils.installed import own_version
 from minisgl.utils.progress import Report
 
-NUMERICS = 2
+NUMERICS = 3
 """Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30

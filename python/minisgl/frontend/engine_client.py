@@ -30,19 +30,16 @@ from minisgl.message import (
     AdapterChanged,
     AddRequest,
     CacheCleared,
-    Codec,
     EngineFailed,
     EngineReady,
     EngineSays,
     EngineState,
     EngineStats,
     FinishRequest,
-    FrameReader,
     FromEngine,
     Heartbeat,
     Hello,
     LoadProgress,
-    MessageError,
     Narration,
     PrefixChanged,
     Shutdown,
@@ -50,9 +47,8 @@ from minisgl.message import (
     ToEngine,
     Watch,
     Watched,
-    decode_said,
-    framed,
 )
+from minisgl.message.codec import Codec, FrameReader, MessageError, decode_said, framed
 from minisgl.message.heartbeat import TIMES, Watchdog
 from minisgl.metrics.engines import READY, EngineView, EngineViews
 from minisgl.metrics.meters import Meter
@@ -454,55 +450,37 @@ class ProcessClient(EngineClient):
                 self._take(message)
         return True
 
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: FromEngine, engine: int = ENGINE, name: str = "") -> None:
+        """`name`: of the engine, for people, where there are several."""
         match message:
             case StepTokens():
                 self.processor.process(message)
             case EngineStats():
-                self._views.say(0, message)
+                self._views.say(engine, message)
             case Heartbeat():
                 self.watchdog.hear(ENGINE, message)
             case LoadProgress(text, done, total):
-                self.on_progress(text, done, total)
+                self.on_progress(name + text, done, total)
             case EngineReady():
                 if self.ready is not None and not self.ready.done():
                     self.ready.set_result(message)
                     self.watchdog.expect()
                     self._views.ready()
             case Narration(lines):
-                self.on_narration(lines)
-            case EngineState(engine, state, reason):
-                self._views.change(engine, state, reason)
+                self.on_narration([name + line for line in lines])
+            case EngineState(number, state, reason):
+                self._views.change(number, state, reason)
                 if state != READY:
-                    self.adapters.lost(engine)
-                    self.prefixes.lost(engine)
-                self.on_engine_state(engine, state)
-            case EngineSays(engine, messages):
+                    self.adapters.lost(number)
+                    self.prefixes.lost(number)
+                self.on_engine_state(number, state)
+            case EngineSays(number, messages):
                 for said in decode_said(messages):
-                    self._take_of(engine, said)
+                    self._take(said, number, f"engine {number}: " if len(self.engines) > 1 else "")
             case PrefixChanged() | CacheCleared() | AdapterChanged():
-                self.on_kept(ENGINE, message)
-            case Watched():
-                self._take_watched(ENGINE, message)
+                self.on_kept(engine, message)
+            case Watched() if self.on_watched is not None:
+                self.on_watched(engine, message)
             case EngineFailed(text):
                 self.fail(text)
                 self.lost.set()
-
-    def _take_of(self, engine: int, message: FromEngine) -> None:
-        """What the pool passes on from one engine."""
-        name = f"engine {engine}: " if len(self.engines) > 1 else ""
-        match message:
-            case EngineStats():
-                self._views.say(engine, message)
-            case LoadProgress(text, done, total):
-                self.on_progress(name + text, done, total)
-            case Narration(lines):
-                self.on_narration([name + line for line in lines])
-            case PrefixChanged() | CacheCleared() | AdapterChanged():
-                self.on_kept(engine, message)
-            case Watched():
-                self._take_watched(engine, message)
-
-    def _take_watched(self, engine: int, message: Watched) -> None:
-        if self.on_watched is not None:
-            self.on_watched(engine, message)

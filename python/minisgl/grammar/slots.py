@@ -90,10 +90,6 @@ class GrammarSlots:
         """Whether any slot has one."""
         return bool(self._matchers)
 
-    def any_of(self, slots: Sequence[int]) -> bool:
-        """Whether one of them has a grammar."""
-        return bool(self._matchers) and not self._matchers.keys().isdisjoint(slots)
-
     def masks(self, slots: Sequence[int]) -> TokenMasks | None:
         """What the rows in `slots` may sample next; None if no row has a grammar. Any id for rows that are late."""
         if not self._matchers:

@@ -4,23 +4,3 @@ A layer that merges several tensors of a checkpoint (q, k and v; gate and up) sa
 parameter each of them fills, and by `shards` which part of each it holds if a rank of several holds one only. That is
 all that a loader must know.
 """
-
-from minisgl.kernels.ops import route
-from minisgl.layers.adapters import AdapterRows
-from minisgl.layers.embedding import Embedding
-from minisgl.layers.experts import Experts
-from minisgl.layers.linear import Linear, RowLinear
-from minisgl.layers.norm import RMSNorm
-from minisgl.layers.rotary import Rotary, Rotation
-
-__all__ = [
-    "AdapterRows",
-    "Embedding",
-    "Experts",
-    "Linear",
-    "RMSNorm",
-    "Rotary",
-    "Rotation",
-    "RowLinear",
-    "route",
-]

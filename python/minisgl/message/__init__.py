@@ -1,113 +1,378 @@
-"""Typed messages between the HTTP process and the engine process."""
+"""Typed messages between the HTTP process and the engine process. Token ids and request ids travel as packed
+little-endian arrays, never as lists.
 
-from minisgl.message.codec import (
-    LENGTH_BYTES,
-    MAX_FRAME_BYTES,
-    Codec,
-    FrameReader,
-    MeasuredCodec,
-    MessageError,
-    decode_from_engine,
-    decode_said,
-    decode_to_engine,
-    encode,
-    framed,
-    sent_ns,
-    stamped,
-)
-from minisgl.message.types import (
-    GRAMMAR_REFUSED,
-    ID_BITS,
-    ID_LIMIT,
-    SCHEMA_VERSION,
-    WATCH_S,
-    AbortRequest,
-    AdapterChanged,
-    AddPrefix,
-    AddRequest,
-    CacheCleared,
-    ClearCache,
-    Embedding,
-    EngineFailed,
-    EngineReady,
-    EngineSays,
-    EngineState,
-    EngineStats,
-    FinishRequest,
-    FromEngine,
-    Heartbeat,
-    Hello,
-    LoadAdapter,
-    LoadProgress,
-    MeterReading,
-    Narration,
-    PrefixChanged,
-    PrefixState,
-    PromptLogprobs,
-    RankUsage,
-    RemovePrefix,
-    Shutdown,
-    StepTokens,
-    StepView,
-    ToEngine,
-    TokenLogprobs,
-    TreeView,
-    UnloadAdapter,
-    Watch,
-    Watched,
+Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl.sampling_params import SamplingParams
+
+SCHEMA_VERSION = 15
+ID_BITS = 40  # of a front end's request ids; the engine process uses those above
+ID_LIMIT = 1 << ID_BITS
+WATCH_S = 3.0  # how long one `Watch` lasts
+GRAMMAR_REFUSED = "grammar: "  # so begins the error of a request whose grammar the engine process could not compile
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
+    """The first message of a connection: who speaks, for the log."""
+
+    name: str
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
+    """`req_id` is the front end's own: from 0 to below `ID_LIMIT`, above all before it on its connection. `tokens` are
+    int32 bytes of the prompt, and of the `num_generated` tokens that another engine generated for it before that one
+    was lost. `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key`: number of the caller's API
+    key in the key file, 0: none; for whoever deals requests out to engines. `background`: it gets
+    only what nobody else could (`step.Arrival`)."""
+
+    req_id: int
+    tokens: bytes
+    sampling: SamplingParams
+    priority: int = 0
+    num_generated: int = 0
+    key: int = 0
+    background: bool = False
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):
+    req_id: int
+
+
+class FinishRequest(msgspec.Struct, tag="finish", frozen=True, array_like=True):
+    """A stop string was found in the text of the request."""
+
+    req_id: int
+
+
+class AddPrefix(msgspec.Struct, tag="add_prefix", frozen=True, array_like=True):
+    """Compute these tokens (int32 bytes) when nobody waits, and keep them in the prefix cache: with `pin` until
+    `RemovePrefix`, else as long as others are kept. `prefix_id` is the sender's, and of the engine, not of the
+    connection. Answered by `PrefixChanged`."""
+
+    prefix_id: int
+    tokens: bytes
+    pin: bool = False
+
+
+class RemovePrefix(msgspec.Struct, tag="remove_prefix", frozen=True, array_like=True):
+    """Forget it; its pages may be evicted from now on."""
+
+    prefix_id: int
+
+
+class ClearCache(msgspec.Struct, tag="clear_cache", frozen=True, array_like=True):
+    """Empty the prefix cache, but for what live requests and pins hold. Answered by `CacheCleared`."""
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True, array_like=True):
+    """Read the adapter in the folder `path`: from then on requests may name its number, `SamplingParams.adapter`. It is
+    the sender's, above 0, of the engine, and never used again; those that name it before it is read wait. `name`: for
+    people. Answered by `AdapterChanged`."""
+
+    adapter: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True, array_like=True):
+    """No request will name it any more; those that do end as if nothing had happened. Answered by `AdapterChanged`."""
+
+    adapter: int
+
+
+class Watch(msgspec.Struct, tag="watch", frozen=True, array_like=True):
+    """Somebody looks: with `steps`, tell for the next `WATCH_S` what each step does; with `tree`, tell once what the
+    prefix cache holds. Said again while somebody looks; nobody says that nobody does any more. Answered by `Watched`
+    to all front ends."""
+
+    steps: bool
+    tree: bool
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, array_like=True):
+    """Abort what lives, close the engine, exit with 0."""
+
+
+ToEngine = (
+    Hello
+    | AddRequest
+    | AbortRequest
+    | FinishRequest
+    | AddPrefix
+    | RemovePrefix
+    | ClearCache
+    | LoadAdapter
+    | UnloadAdapter
+    | Watch
+    | Shutdown
 )
 
-__all__ = [
-    "GRAMMAR_REFUSED",
-    "ID_BITS",
-    "ID_LIMIT",
-    "WATCH_S",
-    "Watched",
-    "Watch",
-    "TreeView",
-    "StepView",
-    "LENGTH_BYTES",
-    "MAX_FRAME_BYTES",
-    "SCHEMA_VERSION",
-    "AbortRequest",
-    "AdapterChanged",
-    "AddPrefix",
-    "AddRequest",
-    "CacheCleared",
-    "ClearCache",
-    "Codec",
-    "Embedding",
-    "EngineFailed",
-    "EngineReady",
-    "EngineSays",
-    "EngineState",
-    "EngineStats",
-    "FinishRequest",
-    "FrameReader",
-    "FromEngine",
-    "Heartbeat",
-    "Hello",
-    "LoadAdapter",
-    "LoadProgress",
-    "MeasuredCodec",
-    "MessageError",
-    "MeterReading",
-    "Narration",
-    "PrefixChanged",
-    "PrefixState",
-    "PromptLogprobs",
-    "RankUsage",
-    "RemovePrefix",
-    "Shutdown",
-    "StepTokens",
-    "ToEngine",
-    "TokenLogprobs",
-    "UnloadAdapter",
-    "decode_from_engine",
-    "decode_said",
-    "decode_to_engine",
-    "encode",
-    "framed",
-    "sent_ns",
-    "stamped",
-]
+
+class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
+    """What the engine process is doing before it is ready: a line, or with `total` how far the step `text` is."""
+
+    text: str
+    done: int = 0
+    total: int = 0
+
+
+class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
+    """Weights are loaded and the engine is warm. The fields are those of `engine.api.EngineInfo`."""
+
+    engine: str
+    model_dir: str | None
+    vocab_size: int
+    max_seq_len: int  # prompt + generated tokens of one request: min(context, pool)
+    eos_ids: tuple[int, ...]
+    num_pages: int
+    page_size: int
+    device: str
+    dtype: str
+    cpu_backend: str
+    cpu_backend_fallback: str = ""  # why it is not the one that was asked for
+    simulated: str = ""
+    engine_details: str = ""
+    kind: str = "decoder"  # else "encoder", "cross_encoder" or "judge": it gives no text
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.kind in ("cross_encoder", "judge")
+
+
+class MeterReading(msgspec.Struct, frozen=True, array_like=True):
+    """How often something happened, and how long it took: altogether, at most since the start, at most in the last 10
+    to 20 seconds. `spread`: how many by bucket of metrics.meters, where that is counted."""
+
+    count: int
+    total_s: float
+    longest_s: float
+    recent_s: float
+    spread: dict[int, int] = {}
+
+
+class RankUsage(msgspec.Struct, frozen=True, array_like=True):
+    """What the process of a tensor-parallel rank above 0 said of itself last; it does so every half second."""
+
+    rank: int
+    cpu_s: float
+    resident_bytes: int
+
+
+class PrefixState(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a prefix of `AddPrefix`, and how many requests found it in the cache."""
+
+    prefix_id: int
+    num_tokens: int
+    is_ready: bool
+    is_pinned: bool
+    num_hits: int = 0
+
+
+class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
+    """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
+
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_free_pages: int
+    num_evictable_pages: int
+    num_protected_pages: int
+    num_held_pages: int
+    num_retracted_total: int
+    num_prompt_tokens_total: int
+    num_cached_tokens_total: int
+    num_steps_total: int
+    cpu_backend: str = ""  # the one that serves now
+    num_control_plane_calls_total: int = 0
+    num_failovers_total: int = 0
+    failover_reason: str = ""
+    num_rows_total: int = 0  # of all steps, and their tokens
+    num_step_tokens_total: int = 0
+    batch_rows: int = 0  # of the last step
+    cpu_s: float = 0.0  # of the engine process
+    resident_bytes: int = 0
+    meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
+    ranks: tuple[RankUsage, ...] = ()
+    num_pinned_pages: int = 0  # of the protected ones
+    num_inserted_pages_total: int = 0  # into the prefix cache
+    num_evicted_pages_total: int = 0
+    num_hits_total: int = 0  # requests that found some of their prompt in the cache, at their first admission
+    num_misses_total: int = 0
+    prefixes: tuple[PrefixState, ...] = ()
+    num_drafted_total: int = 0  # tokens that were guessed and computed
+    num_accepted_total: int = 0  # of them, those that were right
+    num_checkpoints: int = 0  # slots in use for states of a model that has some; the totals are those of the scheduler
+    num_saved_total: int = 0
+    num_cut_short_total: int = 0
+    num_computed_again_total: int = 0
+    store_bytes: int = 0  # of the folder with pages; the totals are those of `StoreCounts`
+    num_store_written_total: int = 0
+    num_store_loaded_total: int = 0
+    num_store_dropped_total: int = 0
+    num_store_failed_total: int = 0
+    num_store_damaged_total: int = 0
+    num_store_written_states_total: int = 0
+    num_store_loaded_states_total: int = 0
+
+
+class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
+    """Every half second: the loop of a process is idle, working, or waiting for the forward of `step`, and for how
+    long. A tensor-parallel rank also says what it has used."""
+
+    phase: str
+    age_s: float
+    step: int = -1
+    cpu_s: float = 0.0
+    resident_bytes: int = 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    index: int  # into StepTokens
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of the prompt tokens from position `first` on; may come again after a retraction."""
+
+    req_id: int
+    first: int
+    logprobs: tuple[float, ...]
+    top_ids: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+
+
+class Embedding(msgspec.Struct, frozen=True, array_like=True):
+    """The embedding of the prompt of a request that asked for nothing else."""
+
+    req_id: int
+    numbers: bytes  # float32
+
+
+class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
+    """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
+
+    `admitted_ids` (int64 bytes) and `cached_lens` (int32 bytes) name the requests admitted for the first time since the
+    last message and how many of their prompt tokens were in the cache. `errors` explains reasons of ERROR.
+    """
+
+    step: int
+    req_ids: bytes  # int64
+    tokens: bytes  # int32
+    reasons: bytes  # int32
+    admitted_ids: bytes = b""
+    cached_lens: bytes = b""
+    errors: dict[int, str] = {}
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    embeddings: tuple[Embedding, ...] = ()
+
+
+class Narration(msgspec.Struct, tag="narration", frozen=True, array_like=True):
+    """Lines about a step for the log, at level debug."""
+
+    lines: tuple[str, ...]
+
+
+class PrefixChanged(msgspec.Struct, tag="prefix", frozen=True, array_like=True):
+    """`state`: warming (accepted), ready, refused (for `reason`; `is_full` if only room lacks), failed (to be
+    computed), removed, unknown."""
+
+    prefix_id: int
+    state: str
+    reason: str = ""
+    is_full: bool = False
+
+
+class CacheCleared(msgspec.Struct, tag="cleared", frozen=True, array_like=True):
+    num_pages: int
+
+
+class AdapterChanged(msgspec.Struct, tag="adapter", frozen=True, array_like=True):
+    """`state`: loaded, refused (for `reason`), unloaded (at once, although its last requests may still run)."""
+
+    adapter: int
+    state: str
+    reason: str = ""
+
+
+class StepView(msgspec.Struct, frozen=True, array_like=True):
+    """What a step that was committed did. `at_ms`: Unix time when its turn of the loop began; `phases`: milliseconds of
+    that turn: schedule, forward, commit, send. A row: request, whether it decodes, new tokens, tokens that were cached
+    when it got its row, length with the new tokens. `retracted`: whose slots are free now; `num_retracted`: how many
+    were chosen when it was scheduled."""
+
+    step: int
+    at_ms: float
+    phases: tuple[float, float, float, float]
+    rows: list[tuple[int, bool, int, int, int]]
+    admitted: list[tuple[int, int]]  # request, cached tokens
+    finished: list[tuple[int, int]]  # request, FinishReason
+    num_retracted: int
+    retracted: list[int]
+    num_waiting: int
+    num_free_pages: int
+    num_rows_left_out: int
+
+
+TreeNode = tuple[int, int, int, int, int, int, int, bool, bool, list[int]]  # see scheduler.api
+
+
+class TreeView(msgspec.Struct, frozen=True, array_like=True):
+    num_nodes: int
+    num_tokens: int
+    nodes: list[TreeNode]
+
+
+class Watched(msgspec.Struct, tag="watched", frozen=True, array_like=True):
+    """For those who look. `at`: how many steps were told of before these. A front end that cannot follow misses it."""
+
+    at: int
+    steps: list[StepView]
+    tree: TreeView | None = None
+
+
+class EngineSays(msgspec.Struct, tag="says", frozen=True, array_like=True):
+    """From a pool of engines: what number `engine` of them said, messages as `codec.encode` writes them, but without
+    the version in front. See `codec.decode_said`."""
+
+    engine: int
+    messages: bytes
+
+
+class EngineState(msgspec.Struct, tag="engine", frozen=True, array_like=True):
+    """From a pool of engines: number `engine` of them is now starting, ready, silent (it hangs, and lost its requests
+    to others), or dead (its process ended, or could not start)."""
+
+    engine: int
+    state: str
+    reason: str = ""
+
+
+class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
+    """The last message of an engine process that cannot go on: what happened and, if known, what to change."""
+
+    text: str
+
+
+FromEngine = (
+    LoadProgress
+    | EngineReady
+    | EngineStats
+    | Heartbeat
+    | StepTokens
+    | Narration
+    | PrefixChanged
+    | CacheCleared
+    | AdapterChanged
+    | Watched
+    | EngineSays
+    | EngineState
+    | EngineFailed
+)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from minisgl.message.types import SCHEMA_VERSION, FromEngine, ToEngine
+from minisgl.message import SCHEMA_VERSION, FromEngine, ToEngine
 
 _VERSION = SCHEMA_VERSION.to_bytes(2, "little")
 _STAMPED = (SCHEMA_VERSION | 0x8000).to_bytes(2, "little")
@@ -55,18 +55,19 @@ def _body(frame: bytes) -> bytes:
     return frame[2:]
 
 
-def decode_to_engine(frame: bytes) -> list[ToEngine]:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
     try:
-        return _to_engine.decode(_body(frame))
+        return decoder.decode(_body(frame))
     except msgspec.MsgspecError as error:
         raise MessageError(str(error)) from error
+
+
+def decode_to_engine(frame: bytes) -> list[ToEngine]:
+    return _decoded(_to_engine, frame)
 
 
 def decode_from_engine(frame: bytes) -> list[FromEngine]:
-    try:
-        return _from_engine.decode(_body(frame))
-    except msgspec.MsgspecError as error:
-        raise MessageError(str(error)) from error
+    return _decoded(_from_engine, frame)
 
 
 def decode_said(messages: bytes) -> list[FromEngine]:

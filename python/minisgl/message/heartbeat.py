@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from minisgl.message.types import Heartbeat
+from minisgl.message import Heartbeat
 
 
 class WatchTimes(msgspec.Struct, frozen=True):

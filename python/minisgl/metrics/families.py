@@ -9,18 +9,21 @@ alias has the value, type and buckets of its source at the same scrape.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from minisgl.message import EngineReady, EngineStats, MeterReading
+from minisgl.message import EngineReady, EngineStats, MeterReading, RankUsage
 from minisgl.metrics.engines import EngineView
 from minisgl.metrics.meters import histogram
 from minisgl.metrics.steps import PHASES
 
 ENGINE, HTTP = "engine", "http"
+Counter: TypeAlias = CounterMetricFamily
+Gauge: TypeAlias = GaugeMetricFamily
+Kind = type[Gauge] | type[Counter]
 
 
 class EngineCollector(Collector):
@@ -34,7 +37,7 @@ class EngineCollector(Collector):
         self._up = up
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("minisgl:engine_up", "1 while the engine process serves", float(self._up()))
+        yield family(Gauge, "engine_up", "1 while the engine process serves", [(self._up(),)])
         stats = self._stats()
         if (info := self._info()) is not None:
             yield from _about(info, stats)
@@ -44,20 +47,21 @@ class EngineCollector(Collector):
             yield from _ranks(stats)
 
 
+def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *labels: str) -> Metric:
+    """`samples`: each the values of the labels, and its own."""
+    found = kind(f"minisgl:{name}", text, labels=labels)
+    for *of_labels, value in samples:
+        found.add_metric(of_labels, float(value))
+    return found
+
+
 def _about(info: EngineReady, stats: EngineStats | None) -> Iterable[Metric]:
-    family = GaugeMetricFamily(
-        "minisgl:engine_info", "what serves", labels=("engine", "cpu_backend", "device", "dtype")
-    )
     backend = stats.cpu_backend if stats is not None and stats.num_failovers_total else info.cpu_backend
-    family.add_metric((info.engine, backend, info.device, info.dtype), 1.0)
-    yield family
-    fallbacks = CounterMetricFamily(
-        "minisgl:control_plane_fallbacks",
-        "starts with another scheduler than the one that was asked for",
-        labels=("reason",),
-    )
-    fallbacks.add_metric(("extension_missing",), float(bool(info.cpu_backend_fallback)))
-    yield fallbacks
+    serves = (info.engine, backend, info.device, info.dtype, 1.0)
+    yield family(Gauge, "engine_info", "what serves", [serves], "engine", "cpu_backend", "device", "dtype")
+    text = "starts with another scheduler than the one that was asked for"
+    missing = ("extension_missing", bool(info.cpu_backend_fallback))
+    yield family(Counter, "control_plane_fallbacks", text, [missing], "reason")
 
 
 def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
@@ -79,8 +83,6 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
             (stats.num_protected_pages + stats.num_held_pages) / max(1, stats.num_pages),
         ),
     )
-    for name, text, value in gauges:
-        yield GaugeMetricFamily(f"minisgl:{name}", text, float(value))
     counters = (
         ("prompt_tokens", "prompt tokens of admitted requests", stats.num_prompt_tokens_total),
         ("cached_tokens", "prompt tokens found in the prefix cache", stats.num_cached_tokens_total),
@@ -108,87 +110,78 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
     )
-    for name, text, value in counters:
-        yield CounterMetricFamily(f"minisgl:{name}", text, value=float(value))
+    for kind, rows in ((Gauge, gauges), (Counter, counters)):
+        for name, text, value in rows:
+            yield family(kind, name, text, [(value,)])
 
 
 def _steps(stats: EngineStats) -> Iterable[Metric]:
-    yield CounterMetricFamily("minisgl:steps", "engine steps", value=float(stats.num_steps_total))
-    yield CounterMetricFamily("minisgl:step_rows", "rows of all steps", value=float(stats.num_rows_total))
-    tokens = float(stats.num_step_tokens_total)
-    yield CounterMetricFamily("minisgl:step_tokens", "tokens that all steps computed", value=tokens)
-    yield GaugeMetricFamily("minisgl:batch_rows", "rows of the last step", float(stats.batch_rows))
-    total = CounterMetricFamily("minisgl:step_phase_seconds", "time of the step loop by phase", labels=("phase",))
-    longest = GaugeMetricFamily(
-        "minisgl:step_phase_longest_seconds", "longest of the last 10 to 20 s by phase", labels=("phase",)
-    )
-    for phase in PHASES:
-        if (reading := stats.meters.get(phase)) is not None:
-            total.add_metric((phase,), reading.total_s)
-            longest.add_metric((phase,), reading.recent_s)
-    yield total
-    yield longest
+    yield family(Counter, "steps", "engine steps", [(stats.num_steps_total,)])
+    yield family(Counter, "step_rows", "rows of all steps", [(stats.num_rows_total,)])
+    yield family(Counter, "step_tokens", "tokens that all steps computed", [(stats.num_step_tokens_total,)])
+    yield family(Gauge, "batch_rows", "rows of the last step", [(stats.batch_rows,)])
+    known = [(phase, stats.meters[phase]) for phase in PHASES if phase in stats.meters]
+    total = [(phase, one.total_s) for phase, one in known]
+    longest = [(phase, one.recent_s) for phase, one in known]
+    yield family(Counter, "step_phase_seconds", "time of the step loop by phase", total, "phase")
+    yield family(Gauge, "step_phase_longest_seconds", "longest of the last 10 to 20 s by phase", longest, "phase")
     yield from histogram("minisgl:schedule_seconds", "deciding and writing a step", stats.meters.get("schedule"))
     yield from histogram("minisgl:metadata_seconds", "of that, writing its arrays", stats.meters.get("metadata"))
 
 
 def _ranks(stats: EngineStats) -> Iterable[Metric]:
-    cpu = CounterMetricFamily("minisgl:rank_cpu_seconds", "CPU time by tensor-parallel rank", labels=("rank",))
-    memory = GaugeMetricFamily("minisgl:rank_resident_bytes", "memory by tensor-parallel rank", labels=("rank",))
-    if stats.ranks:
-        cpu.add_metric(("0",), stats.cpu_s)
-        memory.add_metric(("0",), float(stats.resident_bytes))
-    for one in stats.ranks:
-        cpu.add_metric((str(one.rank),), one.cpu_s)
-        memory.add_metric((str(one.rank),), float(one.resident_bytes))
-    yield cpu
-    yield memory
+    all_ = (RankUsage(0, stats.cpu_s, stats.resident_bytes), *stats.ranks) if stats.ranks else ()
+    cpu_s = [(str(one.rank), one.cpu_s) for one in all_]
+    memory = [(str(one.rank), one.resident_bytes) for one in all_]
+    yield family(Counter, "rank_cpu_seconds", "CPU time by tensor-parallel rank", cpu_s, "rank")
+    yield family(Gauge, "rank_resident_bytes", "memory by tensor-parallel rank", memory, "rank")
 
 
 def process_families(
     cpu_s: Mapping[str, float], resident_bytes: Mapping[str, int], meters: Mapping[str, Mapping[str, MeterReading]]
 ) -> Iterable[Metric]:
     """CPU, memory, collections, pauses and messages, by process."""
-    labels = ("process",)
-    cpu = CounterMetricFamily("minisgl:process_cpu_seconds", "CPU time by process, all threads", labels=labels)
-    memory = GaugeMetricFamily("minisgl:process_resident_bytes", "memory by process", labels=labels)
-    for process, seconds in cpu_s.items():
-        cpu.add_metric((process,), seconds)
-        memory.add_metric((process,), float(resident_bytes[process]))
-    yield cpu
-    yield memory
-    pause = GaugeMetricFamily(
-        "minisgl:pause_longest_seconds",
-        "longest of the last 10 to 20 s without serving anything else",
-        labels=labels,
+    yield family(Counter, "process_cpu_seconds", "CPU time by process, all threads", cpu_s.items(), "process")
+    memory = [(process, resident_bytes[process]) for process in cpu_s]
+    yield family(Gauge, "process_resident_bytes", "memory by process", memory, "process")
+    of_late = "longest of the last 10 to 20 s"
+    rows: tuple[tuple[Kind, str, str, str, Callable[[MeterReading], float]], ...] = (
+        (
+            Gauge,
+            "pause_longest_seconds",
+            "longest of the last 10 to 20 s without serving anything else",
+            "pause",
+            _recent,
+        ),
+        (Counter, "gc_collections", "garbage collections", "gc", lambda one: one.count),
+        (Counter, "gc_seconds", "time of garbage collections", "gc", lambda one: one.total_s),
+        (Gauge, "gc_longest_seconds", of_late, "gc", _recent),
     )
-    collections = CounterMetricFamily("minisgl:gc_collections", "garbage collections", labels=labels)
-    collecting = CounterMetricFamily("minisgl:gc_seconds", "time of garbage collections", labels=labels)
-    longest = GaugeMetricFamily("minisgl:gc_longest_seconds", "longest of the last 10 to 20 s", labels=labels)
-    frames = CounterMetricFamily("minisgl:frames_received", "messages, several to a frame", labels=labels)
-    transport = CounterMetricFamily(
-        "minisgl:transport_seconds", "encoding, decoding and queueing of messages", labels=("process", "part")
-    )
-    for process, found in meters.items():
-        pause.add_metric((process,), found["pause"].recent_s)
-        collections.add_metric((process,), float(found["gc"].count))
-        collecting.add_metric((process,), found["gc"].total_s)
-        longest.add_metric((process,), found["gc"].recent_s)
-        if found["decode"].count:
-            frames.add_metric((process,), float(found["decode"].count))
-            for part in ("encode", "decode", "queue"):
-                transport.add_metric((process, part), found[part].total_s)
-    yield from (pause, collections, collecting, longest, frames, transport)
+    for kind, name, text, meter, value in rows:
+        yield family(kind, name, text, [(process, value(found[meter])) for process, found in meters.items()], "process")
+    talking = {process: found for process, found in meters.items() if found["decode"].count}
+    frames = [(process, found["decode"].count) for process, found in talking.items()]
+    yield family(Counter, "frames_received", "messages, several to a frame", frames, "process")
+    transport = [
+        (process, part, found[part].total_s)
+        for process, found in talking.items()
+        for part in ("encode", "decode", "queue")
+    ]
+    text = "encoding, decoding and queueing of messages"
+    yield family(Counter, "transport_seconds", text, transport, "process", "part")
+
+
+def _recent(reading: MeterReading) -> float:
+    return reading.recent_s
 
 
 def text_families(meters: Mapping[str, MeterReading]) -> Iterable[Metric]:
     """What the HTTP process spends on text."""
     for name, text in (("tokenize", "rendering and encoding prompts"), ("detokenize", "turning tokens into text")):
-        yield CounterMetricFamily(f"minisgl:{name}_seconds", text, value=meters[name].total_s)
-        yield CounterMetricFamily(f"minisgl:{name}_calls", f"calls of {name}", value=float(meters[name].count))
+        yield family(Counter, f"{name}_seconds", text, [(meters[name].total_s,)])
+        yield family(Counter, f"{name}_calls", f"calls of {name}", [(meters[name].count,)])
 
 
-LABELS = ("engine",)
 Value = Callable[[EngineStats], float]
 Readings = Mapping[str, Any]
 Table = tuple[tuple[str, str, Value], ...]
@@ -217,57 +210,36 @@ COUNTERS: Table = (
 
 
 def by_engine(views: Sequence[EngineView], pool: Readings | None) -> Iterable[Metric]:
-    ready = GaugeMetricFamily("minisgl:engine_ready", "1 while it serves", labels=LABELS)
-    restarts = CounterMetricFamily("minisgl:engine_restarts", "times that it was ready again", labels=LABELS)
-    for view in views:
-        ready.add_metric((str(view.engine),), float(view.state == "ready"))
-        restarts.add_metric((str(view.engine),), float(view.restarts))
-    yield ready
-    yield restarts
-    losses = CounterMetricFamily("minisgl:engine_losses", "times that it died or hung", labels=LABELS)
-    for at, number in enumerate(() if pool is None else pool["num_losses_total"]):
-        losses.add_metric((str(at),), float(number))
-    yield losses
+    ready = [(str(view.engine), view.state == "ready") for view in views]
+    restarts = [(str(view.engine), view.restarts) for view in views]
+    losses = [(str(at), number) for at, number in enumerate(() if pool is None else pool["num_losses_total"])]
+    yield family(Gauge, "engine_ready", "1 while it serves", ready, "engine")
+    yield family(Counter, "engine_restarts", "times that it was ready again", restarts, "engine")
+    yield family(Counter, "engine_losses", "times that it died or hung", losses, "engine")
     known = [(str(view.engine), stats) for view in views if (stats := view.stats) is not None]
-    for name, text, value in GAUGES:
-        gauge = GaugeMetricFamily(f"minisgl:engine_{name}", f"{text}, by engine", labels=LABELS)
-        for engine, stats in known:
-            gauge.add_metric((engine,), float(value(stats)))
-        yield gauge
-    for name, text, value in COUNTERS:
-        counter = CounterMetricFamily(f"minisgl:engine_{name}", f"{text}, by engine", labels=LABELS)
-        for engine, stats in known:
-            counter.add_metric((engine,), float(value(stats)))
-        yield counter
-    yield from _of_the_pool(pool)
+    for kind, rows in ((Gauge, GAUGES), (Counter, COUNTERS)):
+        for name, text, value in rows:
+            samples = [(engine, value(stats)) for engine, stats in known]
+            yield family(kind, f"engine_{name}", f"{text}, by engine", samples, "engine")
+    for kind, name, text, key in (
+        (Counter, "pool_requests_moved", "requests of a lost engine that went on in another", "num_moved_total"),
+        (Gauge, "pool_requests_waiting", "requests that wait for an engine", "num_waiting"),
+    ):
+        yield family(kind, name, text, [] if pool is None else [(pool[key],)])
 
 
-def _of_the_pool(pool: Readings | None) -> Iterable[Metric]:
-    moved = CounterMetricFamily("minisgl:pool_requests_moved", "requests of a lost engine that went on in another")
-    if pool is not None:
-        moved.add_metric((), float(pool["num_moved_total"]))
-    yield moved
-    waiting = GaugeMetricFamily("minisgl:pool_requests_waiting", "requests that wait for an engine")
-    if pool is not None:
-        waiting.add_metric((), float(pool["num_waiting"]))
-    yield waiting
-
-
-BATCH_LINES: tuple[tuple[str, str, type[GaugeMetricFamily | CounterMetricFamily]], ...] = (
-    ("waiting", "lines of batches that are not asked now", GaugeMetricFamily),
-    ("running", "lines of batches that are being answered", GaugeMetricFamily),
-    ("answered", "lines of batches that got what they asked for", CounterMetricFamily),
-    ("failed", "lines of batches that got an error", CounterMetricFamily),
+BATCH_LINES: tuple[tuple[str, str, Kind], ...] = (
+    ("waiting", "lines of batches that are not asked now", Gauge),
+    ("running", "lines of batches that are being answered", Gauge),
+    ("answered", "lines of batches that got what they asked for", Counter),
+    ("failed", "lines of batches that got an error", Counter),
 )
 
 
 def of_batches(lines: Readings | None) -> Iterable[Metric]:
     """`lines`: how many wait and run now, and were answered and failed since the start."""
     for name, text, kind in BATCH_LINES:
-        family = kind(f"minisgl:batch_lines_{name}", text)
-        if lines is not None:
-            family.add_metric((), float(lines[name]))
-        yield family
+        yield family(kind, f"batch_lines_{name}", text, [] if lines is None else [(lines[name],)])
 
 
 VLLM: dict[str, tuple[str, ...]] = {

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from minisgl.message import MeterReading
 from minisgl.metrics.engines import added
+from minisgl.metrics.families import Counter, Gauge, family
 from minisgl.metrics.keys import KeyReading
 
 OTHER = "other"
@@ -67,22 +68,14 @@ class Readings(TypedDict):
 
 def families(found: Readings | None) -> Iterable[Metric]:
     """What only a gateway has; without samples where there is none."""
-    labels = ("outcome", "route", "reason")
-    requests = CounterMetricFamily("minisgl:gateway_requests", "requests by what the gateway did", labels=labels)
-    texts = CounterMetricFamily(
-        "minisgl:encode_cache_texts", "texts between special tokens that were looked up", labels=("outcome",)
-    )
-    saved = CounterMetricFamily("minisgl:encode_cache_hit_bytes", "text that was not encoded again", labels=())
-    held = GaugeMetricFamily("minisgl:encode_cache_bytes", "memory of that cache", labels=())
-    if found is not None:
-        cache = found["cache"]
-        for route, reason, count in found["requests"]:
-            requests.add_metric(("passed_on" if reason else "answered", route, reason), float(count))
-        texts.add_metric(("hit",), float(cache["hits"]))
-        texts.add_metric(("miss",), float(cache["misses"]))
-        saved.add_metric((), float(cache["hit_bytes"]))
-        held.add_metric((), float(cache["bytes"]))
-    yield from (requests, texts, saved, held)
+    cache, requests = (None, []) if found is None else (found["cache"], found["requests"])
+    did = [("passed_on" if reason else "answered", route, reason, count) for route, reason, count in requests]
+    texts = [] if cache is None else [("hit", cache["hits"]), ("miss", cache["misses"])]
+    saved, held = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
+    yield family(Counter, "gateway_requests", "requests by what the gateway did", did, "outcome", "route", "reason")
+    yield family(Counter, "encode_cache_texts", "texts between special tokens that were looked up", texts, "outcome")
+    yield family(Counter, "encode_cache_hit_bytes", "text that was not encoded again", saved)
+    yield family(Gauge, "encode_cache_bytes", "memory of that cache", held)
 
 
 def shown(found: Readings) -> dict[str, Any]:

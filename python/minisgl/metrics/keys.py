@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
+
+from minisgl.metrics.families import Counter, family
 
 
 class KeyReading(TypedDict):
@@ -50,20 +52,11 @@ class KeyCounts:
 
 def families(counts: Sequence[KeyCounts]) -> Iterable[Metric]:
     """The families for both sides; without samples if there is no file of keys."""
-    labels = ("key",)
     for name, text, attribute in (
         ("requests", "requests given to the engine, by API key", "num_requests"),
         ("prompt_tokens", "tokens of their prompts", "num_prompt"),
         ("generated_tokens", "tokens of their answers", "num_generated"),
     ):
-        family = CounterMetricFamily(f"minisgl:key_{name}", text, labels=labels)
-        for one in counts:
-            family.add_metric((one.name,), float(getattr(one, attribute)))
-        yield family
-    refused = CounterMetricFamily(
-        "minisgl:key_refused", "HTTP requests that a limit of their API key refused", labels=("key", "limit")
-    )
-    for one in counts:
-        for limit, count in one.refused.items():
-            refused.add_metric((one.name, limit), float(count))
-    yield refused
+        yield family(Counter, f"key_{name}", text, [(one.name, getattr(one, attribute)) for one in counts], "key")
+    refused = [(one.name, limit, count) for one in counts for limit, count in one.refused.items()]
+    yield family(Counter, "key_refused", "HTTP requests that a limit of their API key refused", refused, "key", "limit")

@@ -65,7 +65,7 @@ class LiveFigures:
             found[f"{name}_s"] = _spread([new - old for new, old in zip(here, then, strict=True)])
         retracted = stats.num_retracted_total
         return found | {
-            "kv": _kv(stats),
+            "kv": {name: getattr(stats, field) for name, field in KV.items()},
             "hit_rate": round(cached / prompt, 4) if prompt > 0 else None,
             "step": _phases(stats, stats if before is None else before[2]),
             "retractions": 0 if before is None else max(0, retracted - before[2].num_retracted_total),
@@ -109,10 +109,6 @@ def _spread(counts: Sequence[int]) -> dict[str, float | None]:
         value = percentile(SECONDS, counts, share)
         found[f"p{share}"] = None if value is None else round(value, 6)
     return found
-
-
-def _kv(stats: EngineStats) -> dict[str, int]:
-    return {name: getattr(stats, field) for name, field in KV.items()}
 
 
 def _phases(now: EngineStats, then: EngineStats) -> dict[str, float | None]:

@@ -219,15 +219,17 @@ IDLE_S = 1.0
 
 
 class LoopLag:
-    """`busy` says whether there is work. `start` on the loop that is measured."""
+    """`busy` says whether there is work, `beat` is called every `IDLE_S` or oftener. `start` on the measured loop."""
 
-    def __init__(self, meter: Meter, busy: Callable[[], bool]) -> None:
+    def __init__(self, meter: Meter, busy: Callable[[], bool], beat: Callable[[], None] = lambda: None) -> None:
         self._meter = meter
         self._busy = busy
+        self._beat = beat
         self._timer: asyncio.TimerHandle | None = None
         self._due_ns = 0
 
     def start(self) -> None:
+        self._beat()
         interval = BUSY_S if self._busy() else IDLE_S
         self._due_ns = time.perf_counter_ns() + int(interval * 1e9)
         self._timer = asyncio.get_running_loop().call_later(interval, self._tick)

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from minisgl.message import Codec, EngineReady, EngineStats, MeasuredCodec, MeterReading
+from minisgl.message import EngineReady, EngineStats, MeterReading
+from minisgl.message.codec import Codec, MeasuredCodec
 from minisgl.metrics.engines import EngineView
 from minisgl.metrics.families import (
     ENGINE,
     HTTP,
     AliasCollector,
+    Counter,
     EngineCollector,
+    Gauge,
     by_engine,
+    family,
     of_batches,
     process_families,
     text_families,
@@ -40,12 +44,14 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 REASONS = ("stop", "length", "abort", "error")
 TRACED = ("dispatch", "tokenize", "gc", "encode", "decode")
+Count = Literal["num_accepted", "num_generated", "num_shortened"]
+"""As `Readings` names them."""
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
 
 class Metrics(Collector):
-    """`gateway`: what it counted. `engines`: one or several, `pool`: what stands before several.
-    `waiting`: requests that were given to the engine here and have no row yet.
+    """`gateway`: what it counted; `beat` tells it that the event loop runs. `engines`: one or several, `pool`: what
+    stands before several. `waiting`: requests that were given to the engine here and have no row yet.
     `arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also have
     the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
 
@@ -60,6 +66,7 @@ class Metrics(Collector):
         *,
         waiting: Callable[[], int] = lambda: 0,
         gateway: Callable[[], Readings] | None = None,
+        beat: Callable[[], None] = lambda: None,
         aliases_for: str | None = None,
         trace: ChromeTrace | None = None,
         engines: Callable[[], Sequence[EngineView]] = tuple,
@@ -78,9 +85,7 @@ class Metrics(Collector):
         self._registry.register(self)
         if aliases_for is not None:
             self._registry.register(AliasCollector((engine, self), aliases_for))
-        self._num_accepted = 0
-        self._num_generated = 0
-        self._num_shortened = 0
+        self._counts: dict[Count, int] = dict.fromkeys(get_args(Count), 0)
         self._num_finished = dict.fromkeys(REASONS, 0)
         self._gateway: Callable[[], Readings | None] = gateway or (lambda: None)
         self._waiting = waiting
@@ -105,7 +110,9 @@ class Metrics(Collector):
         self._meters = Meters(METERS, self._meter)
         self.dispatch, self.tokenize, self.detokenize = map(self._meters.__getitem__, METERS[:3])
         self._gc = GcWatch(self._meters["gc"])
-        self._lag = LoopLag(self._meters["pause"], lambda: self._num_accepted > sum(self._num_finished.values()))
+        self._lag = LoopLag(
+            self._meters["pause"], lambda: self._counts["num_accepted"] > sum(self._num_finished.values()), beat
+        )
 
     def _meter(self, name: str) -> Meter:
         if self._trace is None or name not in TRACED:
@@ -135,18 +142,18 @@ class Metrics(Collector):
     # ------------------------------------------------------------------------------------------------------ counting
 
     def accepted(self, count: int) -> None:
-        self._num_accepted += count
+        self._counts["num_accepted"] += count
         self._in_flight.see()
         self._queued.see()
 
     def shortened(self, count: int) -> None:
         """As many accepted requests have less than their default length."""
-        self._num_shortened += count
+        self._counts["num_shortened"] += count
 
     def tokens(self, count: int, arrival_time: float | None, last_time: float | None, now: float) -> None:
         """`count` tokens of one request came at once; the time since the last is shared among them. Without an
         `arrival_time` nobody waits for them, and their times are no latencies."""
-        self._num_generated += count
+        self._counts["num_generated"] += count
         if arrival_time is None:
             return
         if last_time is None:
@@ -173,18 +180,12 @@ class Metrics(Collector):
             for name in ("ttft", "itl")
         }
 
-    def _all_accepted(self) -> int:
-        return self._num_accepted + (self._there["num_accepted"] if self._there is not None else 0)
+    def _all(self, name: Count) -> int:
+        return self._counts[name] + (self._there[name] if self._there is not None else 0)
 
     def _all_finished(self) -> dict[str, int]:
         there = self._there["num_finished"] if self._there is not None else {}
         return {reason: count + there.get(reason, 0) for reason, count in self._num_finished.items()}
-
-    def _all_generated(self) -> int:
-        return self._num_generated + (self._there["num_generated"] if self._there is not None else 0)
-
-    def _all_shortened(self) -> int:
-        return self._num_shortened + (self._there["num_shortened"] if self._there is not None else 0)
 
     def _all_keys(self) -> list[KeyCounts]:
         there = self._there["keys"] if self._there is not None else []
@@ -192,7 +193,7 @@ class Metrics(Collector):
 
     def _now_in_flight(self) -> int:
         """What the gateway has is as of the last time that somebody asked."""
-        return self._all_accepted() - sum(self._all_finished().values())
+        return self._all("num_accepted") - sum(self._all_finished().values())
 
     def _now_queued(self) -> int:
         return self._waiting() + (self._there["num_waiting"] if self._there is not None else 0)
@@ -212,26 +213,17 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         self._there = self._gateway()
-        yield CounterMetricFamily(
-            "minisgl:requests_accepted", "requests given to the engine", value=float(self._all_accepted())
-        )
-        finished = CounterMetricFamily("minisgl:requests_finished", "by finish reason", labels=("reason",))
-        for reason, count in self._all_finished().items():
-            finished.add_metric((reason,), float(count))
-        yield finished
+        yield family(Counter, "requests_accepted", "requests given to the engine", [(self._all("num_accepted"),)])
+        yield family(Counter, "requests_finished", "by finish reason", self._all_finished().items(), "reason")
         for name, text, peak in (
             ("in_flight", "accepted and not finished", self._in_flight),
             ("queued", "given to the engine and without a row", self._queued),
         ):
             recent = self._peak(name, peak)["recent"]
-            shown = f"{text}, most of the last 10 to 20 s"
-            yield GaugeMetricFamily(f"minisgl:requests_{name}_most", shown, float(recent))
-        generated = float(self._all_generated())
-        yield CounterMetricFamily("minisgl:generated_tokens", "tokens received from the engine", value=generated)
-        shortened = float(self._all_shortened())
-        yield CounterMetricFamily(
-            "minisgl:requests_shortened", "requests with less than their default length", value=shortened
-        )
+            yield family(Gauge, f"requests_{name}_most", f"{text}, most of the last 10 to 20 s", [(recent,)])
+        yield family(Counter, "generated_tokens", "tokens received from the engine", [(self._all("num_generated"),)])
+        short = self._all("num_shortened")
+        yield family(Counter, "requests_shortened", "requests with less than their default length", [(short,)])
         yield from key_families(self._all_keys())
         yield from of_batches(self._batches())
         there = self._there
@@ -251,12 +243,12 @@ class Metrics(Collector):
         """The same as plain data, with what only a reader of figures wants: counts, and the longest since the start."""
         self._there = self._gateway()
         http: dict[str, Any] = {
-            "requests_accepted": self._all_accepted(),
+            "requests_accepted": self._all("num_accepted"),
             "requests_finished": self._all_finished(),
             "requests_in_flight": self._peak("in_flight", self._in_flight),
             "requests_queued": self._peak("queued", self._queued),
-            "generated_tokens": self._all_generated(),
-            "requests_shortened": self._all_shortened(),
+            "generated_tokens": self._all("num_generated"),
+            "requests_shortened": self._all("num_shortened"),
             "cpu_s": cpu_seconds(),
             "resident_bytes": resident_bytes(),
             "meters": {name: _meter(reading) for name, reading in self._meter_readings().items()},

@@ -1,7 +1,7 @@
 """What each architecture makes of its config.json, beyond what a Llama does, and what its files call the tensors.
 
 An architecture is a function from the config to the fields of `ModelConfig` in which it differs from Llama, and the
-names in which its checkpoints and GGUF files differ from Llama's (`models/names.py`). Models that see and read: which
+names in which its checkpoints and GGUF files differ from Llama's (`weights/names.py`). Models that see and read: which
 config fields and tensors are of their text half.
 
 Invariants: an architecture that is not in the table is refused before anything else of its config is read. Only tensors
@@ -18,9 +18,9 @@ from statistics import NormalDist
 from typing import Any, ClassVar, Literal
 
 from minisgl.config import ConfigError, Unsupported
-from minisgl.models.names import PREFIX, Names
 from minisgl.models.rope import parse_rope, parse_two_ropes, sharpness
 from minisgl.weights.gguf_config import MAMBA2_FIELDS, MAMBA_FIELDS, NEMOTRON_FIELDS
+from minisgl.weights.names import PREFIX, Names
 
 Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
@@ -361,6 +361,11 @@ def _none_of(raw: Raw, *fields: str) -> None:
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False}
+_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+
+
+def _attention_bias(raw: Raw, otherwise: bool) -> dict[str, Any]:
+    return dict.fromkeys(_NO_BIAS, bool(raw.get("attention_bias", otherwise)))
 
 
 def _llama(raw: Raw) -> dict[str, Any]:
@@ -449,16 +454,29 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
     inner, wide = int(raw["intermediate_size"]), bool(raw.get("use_double_wide_mlp"))
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": _GEMMA4_ROPE}
-    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     size = int(raw.get("hidden_size_per_layer_input") or 0)
-    bias = bool(raw.get("attention_bias", False))
+    return {
+        **_shared_kv(raw, windows, heads),
+        **_attention_bias(raw, False),
+        "inner_sizes": tuple(2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)),
+        "layer_scales": True,
+        "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
+        "moe": _moe(raw, norm_topk_prob=True, expert_scale=True, beside=True, router_norm=True)
+        if raw.get("enable_moe_block")
+        else None,
+    }
+
+
+def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ...]) -> dict[str, Any]:
+    """What Gemma 3n and 4 have in common. Files may have keys and values of layers that keep none."""
+    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
+    checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
+    layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
     return {
         **_gemma(raw),
         "norm_offset": 0.0,
         "norms": "both",
         "qk_norm": "head",
-        "qkv_bias": bias,
-        "out_bias": bias,
         "attention_scale": 1.0,
         "logits_cap": float(raw.get("final_logit_softcapping") or 0.0),
         "windows": windows,
@@ -466,26 +484,13 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
         "local_rope": local,
         "heads": heads,
         "value_norm": True,
-        "inner_sizes": tuple(2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)),
-        "layer_scales": True,
-        "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
-        "moe": _moe(raw, norm_topk_prob=True, expert_scale=True, beside=True, router_norm=True)
-        if raw.get("enable_moe_block")
-        else None,
-        "left_out": _unkept(heads),
+        "left_out": tuple(
+            f"{prefix}.{layer}.{part}"
+            for layer in layers
+            for prefix, parts in (("model.layers", checkpoint), ("blk", gguf))
+            for part in parts
+        ),
     }
-
-
-def _unkept(heads: tuple[Heads, ...]) -> tuple[str, ...]:
-    """Keys and values of layers that keep none, which files may have."""
-    checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
-    layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
-    return tuple(
-        f"{prefix}.{layer}.{part}"
-        for layer in layers
-        for prefix, parts in (("model.layers", checkpoint), ("blk", gguf))
-        for part in parts
-    )
 
 
 def _gemma3n(raw: Raw) -> dict[str, Any]:
@@ -495,33 +500,21 @@ def _gemma3n(raw: Raw) -> dict[str, Any]:
     num_layers = int(raw["num_hidden_layers"])
     raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
     raw = {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, **raw}
+    raw = {"final_logit_softcapping": 30.0, **raw}
     _none_of(raw, "altup_active_idx", "attention_bias")
     if not raw.get("altup_correct_scale", True):
         raise ConfigError("config.json: altup_correct_scale: false is not supported")
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
-    own = _gemma(raw)
-    heads = _gemma4_heads({**raw, "global_head_dim": own["head_dim"]}, windows)
-    rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
+    heads = _gemma4_heads({**raw, "global_head_dim": raw.get("head_dim") or 256}, windows)
     inner = raw["intermediate_size"]
     inner_sizes = tuple(map(int, inner)) if isinstance(inner, list) else (int(inner),) * num_layers
     return {
-        **own,
-        "norm_offset": 0.0,
-        "norms": "both",
-        "qk_norm": "head",
-        "attention_scale": 1.0,
-        "logits_cap": float(raw.get("final_logit_softcapping", 30.0) or 0.0),
-        "windows": windows,
-        "rope": rope,
-        "local_rope": local,
-        "heads": heads,
-        "value_norm": True,
+        **_shared_kv(raw, windows, heads),
         "intermediate_size": max(inner_sizes),
         "inner_sizes": inner_sizes,
         "per_layer": PerLayer(int(raw["hidden_size_per_layer_input"]), int(raw["vocab_size_per_layer_input"])),
         "streams": Streams(int(raw["altup_num_inputs"]), int(raw["laurel_rank"])),
         "gate_cuts": _gate_cuts(raw, num_layers),
-        "left_out": _unkept(heads),
     }
 
 
@@ -675,13 +668,10 @@ def _stablelm(raw: Raw) -> dict[str, Any]:
 
 
 def _starcoder2(raw: Raw) -> dict[str, Any]:
-    bias = bool(raw.get("use_bias", True))
     return {
         **_LAYER_NORM,
+        **dict.fromkeys(_BIASES, bool(raw.get("use_bias", True))),
         "norm_eps": float(raw.get("norm_epsilon", 1e-5)),
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "mlp_bias": bias,
         "activation": check_activation(raw, "gelu"),
         "gated": False,
         "windows": _windows({"sliding_window": None, **raw}, "always"),
@@ -717,11 +707,8 @@ def _glm4(raw: Raw) -> dict[str, Any]:
 
 
 def _ernie(raw: Raw) -> dict[str, Any]:
-    bias = bool(raw.get("use_bias", False))
     return {
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "mlp_bias": bias,
+        **dict.fromkeys(_BIASES, bool(raw.get("use_bias", False))),
         "rope": parse_rope(raw, theta=500_000.0),
         "head_dim": int(raw.get("head_dim") or 128),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
@@ -817,8 +804,7 @@ def _hunyuan(raw: Raw) -> dict[str, Any]:
     if alpha := float(scaling.pop("alpha", 0) or 0):
         theta = float(scaling.pop("rope_theta", 0) or raw.get("rope_theta") or 10_000.0)
         raw = {**raw, key: {"rope_theta": theta * alpha ** (size / (size - 2))}}
-    bias = bool(raw.get("attention_bias", False))
-    return {"qk_norm": "rotated", "rope": parse_rope(raw), "qkv_bias": bias, "out_bias": bias}
+    return {"qk_norm": "rotated", "rope": parse_rope(raw), **_attention_bias(raw, False)}
 
 
 def _latent(raw: Raw) -> dict[str, Any]:
@@ -905,13 +891,11 @@ _OPENAI_ROPE = {
 def _gpt_oss(raw: Raw) -> dict[str, Any]:
     """Each head has a sink beside its scores, each second layer attends to all tokens; experts have biases."""
     check_activation(raw)
-    bias = bool(raw.get("attention_bias", True))
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": _OPENAI_ROPE}
     return {
+        **_attention_bias(raw, True),
         "sinks": True,
-        "qkv_bias": bias,
-        "out_bias": bias,
         "windows": _windows({"sliding_window": 128, **raw}, "pattern", every=2),
         "rope": parse_rope(raw, theta=150_000.0),
         "norm_eps": float(raw.get("rms_norm_eps", 1e-5)),
@@ -919,9 +903,6 @@ def _gpt_oss(raw: Raw) -> dict[str, Any]:
         "activation": ClampedSwiglu(float(raw.get("swiglu_alpha", 1.702)), float(raw.get("swiglu_limit", 7.0))),
         "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True, router_bias=True, bias=True),
     }
-
-
-_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 
 
 def _nemotron(raw: Raw) -> dict[str, Any]:
@@ -996,14 +977,12 @@ def _gpt_bigcode(raw: Raw) -> dict[str, Any]:
 
 
 def _gpt_neox(raw: Raw) -> dict[str, Any]:
-    bias = bool(raw.get("attention_bias", True))
     return {
         **_LAYER_NORM,
+        **_attention_bias(raw, True),
         **_partial({"rope_theta": raw.get("rotary_emb_base"), **raw}, float(raw.get("rotary_pct") or 0.25)),
         "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
         "num_kv_heads": int(raw["num_attention_heads"]),
-        "qkv_bias": bias,
-        "out_bias": bias,
         "mlp_bias": True,
         "norms": "apart" if raw.get("use_parallel_residual", True) else "before",
         "activation": _either_gelu(raw, "gelu"),
@@ -1095,8 +1074,7 @@ def _nomic_bert(raw: Raw) -> dict[str, Any]:
     return {
         **_encoder(raw),
         "norm_eps": float(raw.get("layer_norm_epsilon", raw.get("layer_norm_eps", 1e-12))),
-        "qkv_bias": bool(raw.get("qkv_proj_bias", False)),
-        "out_bias": bool(raw.get("qkv_proj_bias", False)),
+        **dict.fromkeys(_NO_BIAS, bool(raw.get("qkv_proj_bias", False))),
         "mlp_bias": bool(raw.get("mlp_fc1_bias", False)),
         "activation": check_activation(raw) if kind == "swiglu" else "gelu_erf",
         "gated": kind == "swiglu",
@@ -1129,16 +1107,14 @@ def _modern_bert(raw: Raw) -> dict[str, Any]:
     window = int(raw.get("local_attention", 128)) // 2 + 1
     thetas = (float(raw.get(f"{one}_rope_theta") or default) for one, default in (("global", 16e4), ("local", 1e4)))
     rope, local = parse_two_ropes(raw, *thetas)
-    bias = bool(raw.get("attention_bias", False))
     return {
         **_encoder(raw),
+        **_attention_bias(raw, False),
         "norm_bias": bool(raw.get("norm_bias", False)),
         "norm_eps": float(raw.get("norm_eps", 1e-5)),
         "norms": "before",
         "bare_first": True,
         "last_norm": True,
-        "qkv_bias": bias,
-        "out_bias": bias,
         "mlp_bias": False,
         "activation": _either_gelu(raw, "gelu", "hidden_activation"),
         "gated": True,
@@ -1722,13 +1698,16 @@ _QWEN3_5_NAMES: Names = {
     "mix_rate": f"{_DELTA}.in_proj_b",
     "mix_step": f"{_DELTA}.in_proj_a",
 }
-_DELTA_GGUF: Names = {
-    "mlp_norm": ("post_attention_norm", "ffn_norm"),
+_SSM_GGUF: Names = {
     "convolution": "ssm_conv1d",
     "fading": "ssm_a",
     "step_bias": "ssm_dt.bias",
     "mix_norm": "ssm_norm",
     "mix_out": "ssm_out",
+}
+_DELTA_GGUF: Names = {
+    **_SSM_GGUF,
+    "mlp_norm": ("post_attention_norm", "ffn_norm"),
     "mix_in": "attn_qkv",
     "mix_gate": "attn_gate",
 }
@@ -1743,15 +1722,7 @@ def _mamba_names(layer: str) -> Names:
     return {part: f"{layer}.{name}" for part, name in (own | whole).items()}
 
 
-_MAMBA_GGUF: Names = {
-    "mix_in": "ssm_in",
-    "convolution": "ssm_conv1d",
-    "mix_norm": "ssm_norm",
-    "mix_out": "ssm_out",
-    "fading": "ssm_a",
-    "past": "ssm_d",
-    "step_bias": "ssm_dt.bias",
-}
+_MAMBA_GGUF: Names = {**_SSM_GGUF, "mix_in": "ssm_in", "past": "ssm_d"}
 _GRANITE_HYBRID_NAMES: Names = {
     **_mamba_names("mamba"),
     **_GRANITE_SHARED_NAMES,
@@ -1802,13 +1773,7 @@ ENCODERS: dict[str, Architecture] = {
         _nomic_bert,
         _NOMIC_NAMES,
         _BERT_GGUF,
-        fields={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_inner": "intermediate_size",
-            "n_positions": "max_position_embeddings",
-        },
+        fields={**_GPT2_FIELDS, "n_inner": "intermediate_size"},
         layers=("layers.{layer}", "encoder.layers.{layer}"),
         buffers=_IDS,
     ),

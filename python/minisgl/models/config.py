@@ -33,8 +33,8 @@ from minisgl.models.architectures import (
     no_windows,
     text_config,
 )
-from minisgl.models.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.models.rope import RopeConfig, context_length, parse_rope
+from minisgl.weights.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.weights.quantization import Packing, parse_packing
 
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu

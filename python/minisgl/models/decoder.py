@@ -15,8 +15,12 @@ from torch import Tensor
 from minisgl.attention import LayerAttention
 from minisgl.config import Unsupported
 from minisgl.distributed import ALONE, Cut, Group, Shard
-from minisgl.layers import AdapterRows, Embedding, Linear, RMSNorm, Rotary, Rotation, RowLinear
+from minisgl.layers.adapters import AdapterRows
+from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import graph_obstacle
+from minisgl.layers.linear import Linear, RowLinear
+from minisgl.layers.norm import RMSNorm
+from minisgl.layers.rotary import Rotary, Rotation
 from minisgl.models.api import Attend
 from minisgl.models.architectures import find_architecture, own_name
 from minisgl.models.config import ModelConfig

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.distributed import Cut, Group, Shard
-from minisgl.layers import Experts, Linear, RowLinear, route
+from minisgl.kernels.ops import route
+from minisgl.layers.experts import Experts
+from minisgl.layers.linear import Linear, RowLinear
 from minisgl.models.architectures import MoeConfig
 from minisgl.models.config import ModelConfig
 

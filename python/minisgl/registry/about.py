@@ -6,17 +6,17 @@ Invariants: nothing here loads a model; what a server says of itself is said by 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from prometheus_client.core import GaugeMetricFamily
 from starlette.responses import Response
 
 from minisgl.config import ConfigError
-from minisgl.metrics.families import BATCH_LINES
+from minisgl.metrics.families import BATCH_LINES, Gauge
 from minisgl.registry import passing
 from minisgl.registry.keys import KeyLimits
 from minisgl.registry.registry import Model, Registry
@@ -50,11 +50,8 @@ class Asks:
             return None
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                answer = await passing.ask(model.server.address, request)
-                try:
+                with contextlib.closing(await passing.ask(model.server.address, request)) as answer:
                     return await answer.whole() if answer.status == 200 else None
-                finally:
-                    answer.close()
         except (passing.Lost, TimeoutError):
             return None
 
@@ -165,18 +162,21 @@ def _named(sample: bytes, model: str) -> bytes:
 
 
 def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | None) -> bytes:
-    models = registry.models
-    by_model: list[tuple[str, str, str, dict[str, float]]] = [
-        ("model_loaded", "gauge", "1: the model is loaded", {n: m.state == "loaded" for n, m in models.items()}),
-        ("model_memory_bytes", "gauge", "memory of its server", {n: m.used_bytes for n, m in models.items()}),
-        ("model_requests_waiting", "gauge", "that wait for it", {n: len(m.waiting) for n, m in models.items()}),
-        ("model_requests_serving", "gauge", "that it answers", {n: m.num_serving for n, m in models.items()}),
-        ("model_loads_total", "counter", "how often it was loaded", dict(registry.num_loads)),
-        ("model_unloads_total", "counter", "how often it was unloaded", dict(registry.num_unloads)),
-    ]
-    rows: list[tuple[str, str, str, dict[str, float]]] = [
-        (name, kind, meaning, {f'model_name="{model}"': value for model, value in values.items()})
-        for name, kind, meaning, values in by_model
+    def of_each(figure: Callable[[Model], float]) -> dict[str, float]:
+        return {f'model_name="{name}"': figure(model) for name, model in registry.models.items()}
+
+    rows = [
+        ("model_loaded", "gauge", "1: the model is loaded", of_each(lambda model: model.state == "loaded")),
+        ("model_memory_bytes", "gauge", "memory of its server", of_each(lambda model: model.used_bytes)),
+        ("model_requests_waiting", "gauge", "that wait for it", of_each(lambda model: len(model.waiting))),
+        ("model_requests_serving", "gauge", "that it answers", of_each(lambda model: model.num_serving)),
+        ("model_loads_total", "counter", "how often it was loaded", of_each(lambda m: registry.num_loads[m.name])),
+        (
+            "model_unloads_total",
+            "counter",
+            "how often it was unloaded",
+            of_each(lambda m: registry.num_unloads[m.name]),
+        ),
     ]
     keys = limits.use.counts
     waiting: dict[str, float] = {f'key="{one.name}"': limits.num_waiting(number) for number, one in enumerate(keys)}
@@ -187,7 +187,7 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
     rows.append(("key_refused_total", "counter", "HTTP requests that a limit of their API key refused", refused))
     if of_batches is not None:
         for name, meaning, family in BATCH_LINES:
-            kind, end = ("gauge", "") if family is GaugeMetricFamily else ("counter", "_total")
+            kind, end = ("gauge", "") if family is Gauge else ("counter", "_total")
             rows.append((f"batch_lines_{name}{end}", kind, meaning, {"": of_batches[name]}))
     lines = list[str]()
     for name, kind, meaning, values in rows:

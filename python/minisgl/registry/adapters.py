@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.admin import LOAD, UNLOAD
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import wrong
 
 PATHS = (LOAD, UNLOAD)
 
@@ -24,8 +24,7 @@ def owner(registry: Registry, path: str, name: object, model: Model) -> Model:
         return model  # whose server has the words for what is wrong with it
     if path == UNLOAD:
         return known
-    text = f"lora_name: {str(name)[:80]!r} is a name of {known.name} already: choose another name"
-    raise ApiError(400, text, param="lora_name", code="invalid_value")
+    raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {known.name} already: choose another name")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ that has batches of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -90,11 +91,9 @@ class BatchesOfSeveral:
         if given is not None:
             headers.append((b"authorization", b"Bearer " + given.encode()))
         path = (LINES + asked.line.url).encode()
-        answer = await passing.ask(address, passing.request_bytes("POST", path, headers, asked.line.body))
-        try:
+        request = passing.request_bytes("POST", path, headers, asked.line.body)
+        with contextlib.closing(await passing.ask(address, request)) as answer:
             return Said.of(answer.status, await answer.whole(), dict(answer.headers).get(b"retry-after"))
-        finally:
-            answer.close()
 
 
 def most_in_flight(entries: Sequence[Entry]) -> int:

@@ -35,13 +35,13 @@ from minisgl.server.errors import (
     BATCHES,
     FILES,
     RESPONSES,
-    SERVER,
     STREAMS,
     ApiError,
     draining,
     engine_gone,
     last_event,
     loading,
+    model_not_loaded,
 )
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
@@ -84,7 +84,7 @@ class Front:
         self.draining = False
         asks = self._asks = Asks(registry, config.any_key)
         self._own: dict[str, Own] = {
-            "/livez": self._alive,
+            "/livez": lambda: _now({"status": "ok"}),
             "/readyz": self._ready,
             "/health": lambda: _now(health(registry, self.draining)),
             "/version": lambda: _now({"version": own_version()}),
@@ -168,9 +168,6 @@ class Front:
         found = await self._asks.all(kept, headers)
         return self._registry.models[next(iter(found))] if found else otherwise
 
-    async def _alive(self) -> Response:
-        return json_response({"status": "ok"})
-
     async def _ready(self) -> Response:
         if self.draining:
             raise draining()
@@ -180,10 +177,7 @@ class Front:
 
     async def _load_or_unload(self, path: str, request: HttpRequest) -> Response:
         name, _, what = path.removeprefix(f"{MODELS}/").rpartition("/")
-        keys = self._config.api_keys
-        if request.key and not keys[request.key - 1].models:
-            reason = f"API key {keys[request.key - 1].name}: not without `models: true` in its entry of the key file"
-            raise ApiError(403, f"{path}: {reason}", code="not_allowed")
+        self._limits.use.check_may(request.key, "models", path)
         model = self._registry.named(unquote(name))
         if what == "unload":
             await self._registry.unload(model)
@@ -205,10 +199,8 @@ async def until_ready(lease: Lease, registry: Registry) -> None:
     except TimeoutError as error:
         model, place = lease.model, registry.place(lease.model)
         doing = f"it is loading: {model.doing}" if model.state == "loading" else f"{place} models wait before it"
-        reason = f"model: {model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
-        late = ApiError(503, reason, kind=SERVER, code="model_not_loaded")
-        late.headers["retry-after"] = "1"
-        raise late from error
+        reason = f"{model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
+        raise model_not_loaded(reason) from error
 
 
 class _Passed:
@@ -275,10 +267,8 @@ class _Passed:
         except Lost:
             await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
             raise
-        try:
+        with contextlib.closing(answer):
             await self._pass(answer)
-        finally:
-            answer.close()
 
     async def _until_ready_with_comments(self, lease: Lease) -> None:
         ready = asyncio.ensure_future(until_ready(lease, self._registry))

@@ -30,7 +30,7 @@ from minisgl.registry.needs import Needs
 from minisgl.registry.room import Tenant, never_fits, victims
 from minisgl.registry.server import Fetch, ModelServer, NotLoaded, Start, fetch
 from minisgl.server.context import LATEST
-from minisgl.server.errors import SERVER, ApiError, draining, queue_full
+from minisgl.server.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
 from minisgl.server.log import say, warn
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
@@ -150,8 +150,7 @@ class Registry:
         """Raises `ApiError` 404."""
         if (model := self.find(name)) is not None:
             return model
-        text = f"model: {name[:80]!r} does not exist here: there are {', '.join(self.models)}"
-        raise ApiError(404, text, param="model", code="model_not_found")
+        raise wrong("model", f"{name[:80]!r} does not exist here: there are {', '.join(self.models)}", *NO_MODEL)
 
     def find_exactly(self, name: str) -> Model | None:
         return self._names.get(name)
@@ -296,7 +295,7 @@ class Registry:
         if never_fits(self.budget, others, need):
             reason = f"needs {_mib(need)}, and all models may take {_mib(self.budget)} (--memory)"
             beside = f", of which {_mib(sum(one.need for one in others))} are pinned" if others else ""
-            raise ApiError(400, f"model: {model.name}: {reason}{beside}", param="model", code="model_too_large")
+            raise wrong("model", f"{model.name}: {reason}{beside}", "model_too_large")
 
     def _pinned(self) -> list[Model]:
         return [model for model in self.models.values() if model.entry.pin]
@@ -549,9 +548,7 @@ class Registry:
 
 
 def not_loaded(model: Model, retry_after_s: int = 1) -> ApiError:
-    error = ApiError(503, f"model: {model.name}: not loaded: {model.failure}", kind=SERVER, code="model_not_loaded")
-    error.headers["retry-after"] = str(retry_after_s)
-    return error
+    return model_not_loaded(f"{model.name}: not loaded: {model.failure}", retry_after_s)
 
 
 def _mib(num_bytes: int) -> str:

@@ -29,8 +29,8 @@ from minisgl.server.callers import ANY, Callers
 from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up, warn
 from minisgl.server.middleware import Middleware
-from minisgl.supervisor.serving import Signals, is_exposed, until_stdin_ends, url_of
-from minisgl.supervisor.start import EarlySignals, listen, raise_descriptors
+from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_stdin_ends, url_of
+from minisgl.supervisor.start import early_signals, listen, raise_descriptors
 from minisgl.utils.memory import free_memory, keep_little
 
 SHARE = 0.9  # of what is free, without --memory
@@ -52,11 +52,8 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
     with listen(config) as listener:
         raise_descriptors()
         keep_little()
-        signals = EarlySignals()
-        try:
-            return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, signals.came, store))
-        finally:
-            signals.restore()
+        with early_signals() as came:
+            return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, came, store))
 
 
 def _budget(config: ServerConfig, entries: Sequence[Entry]) -> int:
@@ -138,8 +135,6 @@ async def _drain(middleware: Middleware, timeout_s: float, stop: asyncio.Event) 
     if not middleware.num_open or stop.is_set():
         return
     say(f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
-    waits = [asyncio.ensure_future(middleware.idle.wait()), asyncio.ensure_future(stop.wait())]
-    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+    with under_way(middleware.idle.wait(), stop.wait()) as either:
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     say(f"drained: {middleware.num_open} requests are cut off")

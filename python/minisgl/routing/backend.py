@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from minisgl.routing.api import Router, RouterConfig
 from minisgl.routing.reference import ReferenceRouter
 
@@ -18,4 +20,4 @@ def make_rust_router(config: RouterConfig) -> Router:
     """Raises `ImportError` where the extension is missing, or older than this file."""
     from minisgl._rust import Router as RustRouter
 
-    return RustRouter(config.check())
+    return RustRouter(msgspec.json.encode(config.check()).decode())

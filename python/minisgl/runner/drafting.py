@@ -159,14 +159,12 @@ class DraftModel:
         self._owners.clear()
         for text in texts:
             self._owners[self._next_id] = text
-            events.add(self._arrival(self._next_id, text.asked))
+            tokens, asked = text.asked.tokens, text.asked
+            events.add(Arrival(self._next_id, tokens, len(tokens), asked.count, namespace=asked.namespace))
             self._next_id += 1
         while self._owners:
             self._compute(events)
             events = Events([Abort(number) for number, text in self._owners.items() if not text.found])
-
-    def _arrival(self, number: int, asked: Asked) -> Arrival:
-        return Arrival(number, asked.tokens, len(asked.tokens), asked.count, namespace=asked.namespace)
 
     def _compute(self, events: Events) -> None:
         plane = self._control_plane

@@ -34,24 +34,20 @@ from minisgl.message import (
     AbortRequest,
     AddPrefix,
     AddRequest,
-    Codec,
     EngineFailed,
     EngineReady,
     EngineStats,
     FinishRequest,
-    FrameReader,
     FromEngine,
     Heartbeat,
     Hello,
     LoadProgress,
-    MessageError,
     Narration,
     StepTokens,
     ToEngine,
     Watched,
-    encode,
-    framed,
 )
+from minisgl.message.codec import Codec, FrameReader, MessageError, encode, framed
 from minisgl.message.heartbeat import Activity
 from minisgl.step import Int64Array
 

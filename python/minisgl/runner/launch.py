@@ -69,7 +69,7 @@ class Forked:
         if not self.pid:
             os.close(writes)
             os.dup2(reads, sys.stdin.fileno())
-            _end_with(work)
+            end_with(work)
         os.close(reads)
         self.stdin: IO[bytes] | None = open(writes, "wb", buffering=0)  # noqa: SIM115
 
@@ -82,7 +82,8 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _end_with(work: Callable[[], int]) -> NoReturn:
+def end_with(work: Callable[[], int]) -> NoReturn:
+    """Do `work`, then end this process with its code and nothing else."""
     code = 1
     try:
         code = work()

@@ -17,23 +17,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
 
 from minisgl.config import ConfigError
-from minisgl.engine.api import Engine, Stores
-from minisgl.message import (
-    Codec,
-    EngineReady,
-    EngineStats,
-    Heartbeat,
-    LoadProgress,
-    MeasuredCodec,
-    Narration,
-    RankUsage,
-    ToEngine,
-)
+from minisgl.engine.api import Engine, EngineInfo, Stores
+from minisgl.message import EngineReady, EngineStats, Heartbeat, LoadProgress, Narration, RankUsage, ToEngine
+from minisgl.message.codec import Codec, MeasuredCodec
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
 from minisgl.metrics.steps import step_timers
@@ -46,13 +38,16 @@ from minisgl.runner.build import (
 )
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.intake import Beside, LoopSettings
-from minisgl.runner.launch import ProcessConfig, last_words_file
+from minisgl.runner.launch import ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
+from minisgl.scheduler.api import Stats
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
 LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process may still be starting
+_OF_ENGINE = frozenset(EngineReady.__struct_fields__) & {one.name for one in fields(EngineInfo)}
+_OF_SCHEDULER = frozenset(EngineStats.__struct_fields__) & {one.name for one in fields(Stats)}
 
 
 class Link:
@@ -192,19 +187,11 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
     info = engine.info
     return EngineReady(
         engine=info.name,
-        model_dir=info.model_dir,
-        vocab_size=info.vocab_size,
         max_seq_len=chosen.control_plane.buffers.limits.max_seq_len,
-        eos_ids=info.eos_ids,
-        num_pages=info.num_pages,
-        page_size=info.page_size,
-        device=info.device,
-        dtype=info.dtype,
         cpu_backend=chosen.name,
         cpu_backend_fallback=chosen.fallback,
-        simulated=info.simulated,
         engine_details=info.details,
-        kind=info.kind,
+        **{name: getattr(info, name) for name in _OF_ENGINE},
     )
 
 
@@ -213,17 +200,16 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     stats = control_plane.stats()
     timers = loop.timers
     usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # of a `RankEngine`
+    of_scheduler = {name: getattr(stats, name) for name in _OF_SCHEDULER}
+    admitted = loop.admitted
+    of_admitted = {
+        "num_prompt_tokens_total": admitted.num_prompt_tokens,
+        "num_cached_tokens_total": admitted.num_cached_tokens,
+        "num_hits_total": admitted.num_hits,
+        "num_misses_total": admitted.num_misses,
+    }
     return EngineStats(
-        num_waiting=stats.num_waiting,
-        num_running=stats.num_running,
         num_pages=control_plane.buffers.limits.num_pages,
-        num_free_pages=stats.num_free_pages,
-        num_evictable_pages=stats.num_evictable_pages,
-        num_protected_pages=stats.num_protected_pages,
-        num_held_pages=stats.num_held_pages,
-        num_retracted_total=stats.num_retracted_total,
-        num_prompt_tokens_total=loop.admitted.num_prompt_tokens,
-        num_cached_tokens_total=loop.admitted.num_cached_tokens,
         num_steps_total=loop.num_steps,
         cpu_backend="python" if loop.num_failovers else chosen.name,
         num_control_plane_calls_total=2 * loop.num_steps,
@@ -236,18 +222,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
         ranks=tuple(usage()),
-        num_pinned_pages=stats.num_pinned_pages,
-        num_inserted_pages_total=stats.num_inserted_pages_total,
-        num_evicted_pages_total=stats.num_evicted_pages_total,
-        num_hits_total=loop.admitted.num_hits,
-        num_misses_total=loop.admitted.num_misses,
-        num_drafted_total=stats.num_drafted_total,
-        num_accepted_total=stats.num_accepted_total,
-        num_checkpoints=stats.num_checkpoints,
-        num_saved_total=stats.num_saved_total,
-        num_cut_short_total=stats.num_cut_short_total,
-        num_computed_again_total=stats.num_computed_again_total,
-        **_store_counts(engine),
+        **{**of_scheduler, **of_admitted, **_store_counts(engine)},
         prefixes=loop.prefixes.states(),
     )
 
@@ -313,7 +288,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more

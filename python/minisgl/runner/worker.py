@@ -33,6 +33,7 @@ from minisgl.message import EngineFailed, Heartbeat
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
+from minisgl.runner.launch import end_with
 from minisgl.runner.ranks import (
     FromRank,
     RankAdapter,
@@ -170,7 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more

@@ -1,20 +1,27 @@
 """Chooses the scheduler.
 
 A name that means nothing is an error that lists the valid ones; where the extension is missing the
-reference serves, and the reason is told.
+reference serves, and the reason is told. `minisgl._rust.ControlPlane` decides bit for bit as `scheduler.reference`
+does. The extension's own object is what serves: no Python stands between the step loop and it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.rust_hotpath import ExtensionMissing, make_rust_hotpath
+from minisgl.step import StepBuffers
 
 BACKENDS = ("python", "rust_hotpath")
 AUTO = "auto"
 """rust_hotpath if the extension loads."""
+
+
+class ExtensionMissing(RuntimeError):
+    """The compiled part of the package is not there, or is older than this file; the text says how to build it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +51,18 @@ def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
     if name == "rust_hotpath":
         return make_rust_hotpath(config)
     return choose(name, config).control_plane
+
+
+def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> ControlPlane:
+    """Without `buffers` it makes its own. Raises `ExtensionMissing`, `ValueError` for a bad configuration."""
+    try:
+        from minisgl import _rust
+
+        kind = _rust.ControlPlane
+    except (ImportError, AttributeError) as error:
+        raise ExtensionMissing(f"{error}: build it with `maturin develop --release` or `pip install .`") from error
+    check_config(config)
+    if buffers is None:
+        buffers = StepBuffers(config.limits(), max(config.graph_sizes, default=0))
+    check_buffers(config, buffers)
+    return cast(ControlPlane, kind(config, buffers))

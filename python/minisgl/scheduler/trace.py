@@ -14,9 +14,11 @@ import gzip
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 
 import msgspec
 import numpy as np
@@ -25,7 +27,6 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlane
 from minisgl.scheduler.digest import output_digest, plan_digest
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import (
-    UNBOUNDED,
     Abort,
     Arrival,
     ClearCache,
@@ -79,81 +80,39 @@ class _Policy(msgspec.Struct, tag="policy", array_like=True):
     schedule_policy: str
 
 
-class _Arrival(msgspec.Struct, tag="arrival", array_like=True):
-    req_id: int
-    tokens: bytes  # int32
-    num_prompt: int
-    max_tokens: int
-    num_generated: int
-    stop_ids: tuple[int, ...]
-    min_tokens: int
-    ignore_eos: bool
-    priority: int
-    no_overlap: bool
-    no_match: bool
-    background: bool = False
-    pin: bool = False
-    namespace: int = 0
-    no_drafts: bool = False
+_KINDS: dict[str, type[Any]] = {
+    "arrival": Arrival,
+    "stored": Arrival,  # of which pages can be loaded
+    "finish": Finish,
+    "abort": Abort,
+    "failed": ForwardFailed,
+    "unpin": Unpin,
+    "clear": ClearCache,
+    "budget": TokenBudget,
+    "read": PagesRead,
+    "draft": Draft,
+}
+"""The events by the tags that they have in a frame."""
 
 
-class _StoredArrival(_Arrival, tag="stored", array_like=True):
-    """An arrival that also says which pages can be loaded."""
-
-    stored_from: int = 0
-    stored_to: int = 0
-
-
-class _Finish(msgspec.Struct, tag="finish", array_like=True):
-    req_id: int
-
-
-class _Abort(msgspec.Struct, tag="abort", array_like=True):
-    req_id: int
+def _form(tag: str, kind: type[Any]) -> type[msgspec.Struct]:
+    """An event as it stands in a frame: its fields in their order, an arrival's tokens as int32 bytes."""
+    left_out = ("stored_from", "stored_to") if tag == "arrival" else ()
+    types = get_type_hints(kind) | ({"tokens": bytes} if kind is Arrival else {})
+    found: list[Any] = []
+    for field in fields(kind):
+        if field.name not in left_out:
+            default = () if field.default is MISSING else (field.default,)
+            found.append((field.name, types[field.name], *default))
+    return msgspec.defstruct(kind.__name__, found, tag=tag, array_like=True)
 
 
-class _ForwardFailed(msgspec.Struct, tag="failed", array_like=True):
-    step: int
-
-
-class _Unpin(msgspec.Struct, tag="unpin", array_like=True):
-    req_id: int
-
-
-class _ClearCache(msgspec.Struct, tag="clear", array_like=True):
-    pass
-
-
-class _TokenBudget(msgspec.Struct, tag="budget", array_like=True):
-    beside_decode: int
-    prefill_only: int
-    background: int = UNBOUNDED
-
-
-class _PagesRead(msgspec.Struct, tag="read", array_like=True):
-    req_id: int
-    stored_from: int
-    stored_to: int
-
-
-class _Draft(msgspec.Struct, tag="draft", array_like=True):
-    req_id: int
-    length: int
-    tokens: tuple[int, ...]
-
-
-_Event = (
-    _Arrival
-    | _StoredArrival
-    | _Finish
-    | _Abort
-    | _ForwardFailed
-    | _Unpin
-    | _ClearCache
-    | _TokenBudget
-    | _PagesRead
-    | _Draft
-)
+_FORMS = {tag: _form(tag, kind) for tag, kind in _KINDS.items()}
+_TAGS = {kind: tag for tag, kind in _KINDS.items() if tag != "stored"}
+if TYPE_CHECKING:
+    _Event = msgspec.Struct
+else:
+    _Event = reduce(or_, _FORMS.values())
 
 
 class _Schedule(msgspec.Struct, tag="schedule", array_like=True):
@@ -177,8 +136,8 @@ class RecordingControlPlane(WrappedControlPlane):
     def __init__(self, inner: ControlPlane, config: ControlPlaneConfig, file: BinaryIO) -> None:
         super().__init__(inner)
         self._file = file
-        fields = {name: getattr(config, name) for name in _Header.__struct_fields__ if name != "version"}
-        self._write(_Header(version=VERSION, **fields))
+        settings = {name: getattr(config, name) for name in _Header.__struct_fields__ if name != "version"}
+        self._write(_Header(version=VERSION, **settings))
         if config.checkpoint_interval:
             self._write(_States(config.checkpoint_interval, config.num_checkpoints))
         if config.schedule_policy != "fcfs":
@@ -199,50 +158,20 @@ class RecordingControlPlane(WrappedControlPlane):
 
 
 def _packed(event: Event) -> _Event:
-    match event:
-        case Arrival():
-            kind = _StoredArrival if event.stored_to else _Arrival
-            fields = {name: getattr(event, name) for name in kind.__struct_fields__ if name != "tokens"}
-            return kind(tokens=event.tokens.tobytes(), **fields)
-        case Finish(req_id):
-            return _Finish(req_id)
-        case Abort(req_id):
-            return _Abort(req_id)
-        case ForwardFailed(step):
-            return _ForwardFailed(step)
-        case Unpin(req_id):
-            return _Unpin(req_id)
-        case ClearCache():
-            return _ClearCache()
-        case TokenBudget(beside_decode, prefill_only, background):
-            return _TokenBudget(beside_decode, prefill_only, background)
-        case PagesRead(req_id, stored_from, stored_to):
-            return _PagesRead(req_id, stored_from, stored_to)
-        case Draft(req_id, length, tokens):
-            return _Draft(req_id, length, tokens)
+    stored = isinstance(event, Arrival) and event.stored_to
+    form = _FORMS["stored" if stored else _TAGS[type(event)]]
+    values = {name: getattr(event, name) for name in form.__struct_fields__}
+    if isinstance(event, Arrival):
+        values["tokens"] = event.tokens.tobytes()
+    return form(**values)
 
 
 def _unpacked(event: _Event) -> Event:
-    match event:
-        case _Arrival():
-            fields = {name: getattr(event, name) for name in event.__struct_fields__ if name != "tokens"}
-            return Arrival(tokens=np.frombuffer(event.tokens, np.int32), **fields)
-        case _Finish(req_id):
-            return Finish(req_id)
-        case _Abort(req_id):
-            return Abort(req_id)
-        case _ForwardFailed(step):
-            return ForwardFailed(step)
-        case _Unpin(req_id):
-            return Unpin(req_id)
-        case _ClearCache():
-            return ClearCache()
-        case _TokenBudget(beside_decode, prefill_only, background):
-            return TokenBudget(beside_decode, prefill_only, background)
-        case _PagesRead(req_id, stored_from, stored_to):
-            return PagesRead(req_id, stored_from, stored_to)
-        case _Draft(req_id, length, tokens):
-            return Draft(req_id, length, tokens)
+    kind, values = _KINDS[str(event.__struct_config__.tag)], msgspec.structs.asdict(event)
+    if kind is Arrival:
+        values["tokens"] = np.frombuffer(values["tokens"], np.int32)
+    found: Event = kind(**values)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +204,7 @@ def parse_trace(data: bytes, name: str) -> Trace:
     header = next(frames, None)
     if not isinstance(header, _Header) or header.version != VERSION:
         raise TraceError(f"{name}: not a trace of version {VERSION}")
-    fields = {field: getattr(header, field) for field in _Header.__struct_fields__ if field != "version"}
+    settings = {field: getattr(header, field) for field in _Header.__struct_fields__ if field != "version"}
     calls: list[tuple[int, Events | Int32Array]] = []
     for frame in frames:
         match frame:
@@ -284,12 +213,12 @@ def parse_trace(data: bytes, name: str) -> Trace:
             case _Commit(step, tokens):
                 calls.append((step, np.frombuffer(tokens, np.int32)))
             case _States(interval, slots):
-                fields |= {"checkpoint_interval": interval, "num_checkpoints": slots}
+                settings |= {"checkpoint_interval": interval, "num_checkpoints": slots}
             case _Policy(policy):
-                fields["schedule_policy"] = policy
+                settings["schedule_policy"] = policy
             case _Header():
                 raise TraceError(f"{name}: a second header")
-    return Trace(ControlPlaneConfig(**fields), calls)
+    return Trace(ControlPlaneConfig(**settings), calls)
 
 
 def _frames(data: bytes, name: str) -> Iterator[_Frame]:

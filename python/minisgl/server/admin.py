@@ -27,7 +27,7 @@ from minisgl.frontend.prefixes import FAILED, Prefix
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import Conversation, LoadAdapterRequest, PrefixRequest, UnloadAdapterRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, engine_error, engine_gone, too_late
+from minisgl.server.errors import NO_MODEL, ApiError, bad_value, engine_error, engine_gone, too_late, wrong
 from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, HttpRequest
 from minisgl.step import Int32Array
@@ -56,7 +56,7 @@ async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, r
 async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
     given = [name for name in ("text", "messages", "token_ids") if getattr(asked, name) is not None]
     if len(given) != 1:
-        raise ApiError(400, "text: give one of text, messages and token_ids", param="text", code="invalid_value")
+        raise wrong("text", "give one of text, messages and token_ids")
     field = given[0]
     if asked.messages is None:
         prompt: Conversation | list[str | list[int]] = [asked.text if asked.text is not None else asked.token_ids or []]
@@ -91,12 +91,13 @@ async def _insert(context: ServerContext, tokens: Int32Array, *, pin: bool, wait
 
 
 @contextlib.asynccontextmanager
-async def _in_time(context: ServerContext) -> AsyncIterator[None]:
+async def _in_time(context: ServerContext, give_up: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
     limit = context.limits.request_timeout
     try:
         async with asyncio.timeout(limit):
             yield
     except TimeoutError as error:
+        give_up()
         raise too_late(limit or 0.0) from error
     except EngineGone as error:
         raise engine_gone(str(error)) from error
@@ -181,15 +182,12 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
     name, root = asked.lora_name, _check_may(context, request)
     if name == context.served.name or name in context.served.aliases:
-        raise ApiError(
-            400, f"lora_name: {name[:80]!r} is the model's own name", param="lora_name", code="invalid_value"
-        )
+        raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
     if name in context.client.adapters.by_name:
-        text = f"lora_name: {name[:80]!r} is loaded already: unload it first, or choose another name"
-        raise ApiError(400, text, param="lora_name", code="invalid_value")
+        raise wrong("lora_name", f"{name[:80]!r} is loaded already: unload it first, or choose another name")
     if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
-        text = f"lora_name: {name[:80]!r}: there are {count} adapters, the limit (max_loras): unload one first"
-        raise ApiError(400, text, param="lora_name", code="invalid_value")
+        reason = f"there are {count} adapters, the limit (max_loras): unload one first"
+        raise wrong("lora_name", f"{name[:80]!r}: {reason}")
     adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
     return Later(lambda: _loaded(context, adapter))
 
@@ -215,17 +213,11 @@ def _below(root: str, path: str) -> str:
 
 
 async def _loaded(context: ServerContext, adapter: Adapter) -> Response:
-    book, limit = context.client.adapters, context.limits.request_timeout
-    try:
-        async with asyncio.timeout(limit):
-            await context.client.until(lambda: book.is_settled(adapter))
-    except TimeoutError as error:
-        book.unload(adapter)
-        raise too_late(limit or 0.0) from error
-    except EngineGone as error:
-        raise engine_gone(str(error)) from error
+    book = context.client.adapters
+    async with _in_time(context, lambda: book.unload(adapter)):
+        await context.client.until(lambda: book.is_settled(adapter))
     if (refusal := adapter.refusal) is not None:
-        raise ApiError(400, f"lora_path: {refusal}", param="lora_path", code="invalid_value")
+        raise wrong("lora_path", refusal)
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 
 
@@ -236,7 +228,6 @@ async def unload_adapter_endpoint(
     book = context.client.adapters
     adapter = book.by_name.get(asked.lora_name)
     if adapter is None or not adapter.is_ready:
-        text = f"lora_name: {asked.lora_name[:80]!r} does not exist here"
-        raise ApiError(404, text, param="lora_name", code="model_not_found")
+        raise wrong("lora_name", f"{asked.lora_name[:80]!r} does not exist here", *NO_MODEL)
     book.unload(adapter)
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")

@@ -12,30 +12,39 @@ from pydantic import BaseModel, ConfigDict, RootModel
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class ErrorDetail(_Answer):
+class Listed(Answer):
+    """A page of a list, `data`."""
+
+    object: Literal["list"]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class ErrorDetail(Answer):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(Answer):
     error: ErrorDetail
 
 
-class PromptTokensDetails(_Answer):
+class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
-class CompletionTokensDetails(_Answer):
+class CompletionTokensDetails(Answer):
     reasoning_tokens: int
 
 
-class Usage(_Answer):
+class Usage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -43,13 +52,13 @@ class Usage(_Answer):
     completion_tokens_details: CompletionTokensDetails | None = None  # of models that think first
 
 
-class TokenLogprob(_Answer):
+class TokenLogprob(Answer):
     token: str
     logprob: float | None
     bytes: list[int]
 
 
-class PromptLogprob(_Answer):
+class PromptLogprob(Answer):
     logprob: float
     decoded_token: str
 
@@ -58,25 +67,25 @@ class ContentLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(Answer):
     content: list[ContentLogprob]
     refusal: None
 
 
-class CalledFunction(_Answer):
+class CalledFunction(Answer):
     """`arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCallAnswer(_Answer):
+class ToolCallAnswer(Answer):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(_Answer):
+class AssistantMessage(Answer):
     """`content` is null beside calls alone."""
 
     role: Literal["assistant"]
@@ -87,7 +96,7 @@ class AssistantMessage(_Answer):
     reasoning: str | None = None
 
 
-class ChatChoice(_Answer):
+class ChatChoice(Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
@@ -97,7 +106,7 @@ class ChatChoice(_Answer):
     receipt: dict[str, Any] | None = None  # only with receipt
 
 
-class ChatAnswer(_Answer):
+class ChatAnswer(Answer):
     """Streamed: server-sent events of `chat.completion.chunk` objects, `[DONE]` at the end."""
 
     id: str
@@ -110,14 +119,14 @@ class ChatAnswer(_Answer):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
 
-class TextLogprobs(_Answer):
+class TextLogprobs(Answer):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class CompletionChoice(_Answer):
+class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -129,7 +138,7 @@ class CompletionChoice(_Answer):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
 
-class CompletionAnswer(_Answer):
+class CompletionAnswer(Answer):
     """Streamed: server-sent events of the same objects, `[DONE]` at the end."""
 
     id: str
@@ -140,7 +149,7 @@ class CompletionAnswer(_Answer):
     usage: Usage
 
 
-class GenerateAnswer(_Answer):
+class GenerateAnswer(Answer):
     """Streamed: JSON lines `{"text_delta": ...}`, then `{"event": "done", ...}`."""
 
     text: str
@@ -150,7 +159,7 @@ class GenerateAnswer(_Answer):
     prompt_token_ids: list[int] | None = None  # only with return_token_ids
 
 
-class MetaInfo(_Answer):
+class MetaInfo(Answer):
     id: str
     finish_reason: dict[str, Any] | None  # {type, matched} or {type, length}
     prompt_tokens: int
@@ -170,7 +179,7 @@ class GenerateAnswers(RootModel[SglangAnswer | GenerateAnswer | list[SglangAnswe
     """By what the prompt is called, and how many there are."""
 
 
-class ModelInfo(_Answer):
+class ModelInfo(Answer):
     model_path: str
     tokenizer_path: str
     is_generation: bool
@@ -180,32 +189,32 @@ class ModelInfo(_Answer):
     preferred_sampling_params: dict[str, Any] | None
 
 
-class TokenPiece(_Answer):
+class TokenPiece(Answer):
     id: int
     piece: str | list[int]
 
 
-class TokenizeAnswer(_Answer):
+class TokenizeAnswer(Answer):
     count: int
     max_model_len: int
     tokens: list[int] | list[TokenPiece]
     token_strs: list[str] | None = None  # only with return_token_strs
 
 
-class DetokenizeAnswer(_Answer):
+class DetokenizeAnswer(Answer):
     """`content`: the same, by llama.cpp's name."""
 
     prompt: str
     content: str
 
 
-class EnginePrefix(_Answer):
+class EnginePrefix(Answer):
     engine: int
     state: Literal["warming", "ready", "refused", "failed"]
     hits: int
 
 
-class PrefixAnswer(_Answer):
+class PrefixAnswer(Answer):
     """`pages` are kept of `tokens`; `hits`: requests that found them in the cache; `reason` if it is refused."""
 
     id: str
@@ -219,29 +228,29 @@ class PrefixAnswer(_Answer):
     engines: list[EnginePrefix]
 
 
-class PrefixList(_Answer):
+class PrefixList(Answer):
     object: Literal["list"]
     data: list[PrefixAnswer]
 
 
-class PrefixDeleted(_Answer):
+class PrefixDeleted(Answer):
     id: str
     object: Literal["cache.prefix"]
     deleted: bool
 
 
-class EngineFreed(_Answer):
+class EngineFreed(Answer):
     engine: int
     freed_pages: int
 
 
-class CacheAnswer(_Answer):
+class CacheAnswer(Answer):
     object: Literal["cache"]
     freed_pages: int
     engines: list[EngineFreed]
 
 
-class ModelCard(_Answer):
+class ModelCard(Answer):
     id: str
     object: Literal["model"]
     created: int
@@ -251,20 +260,20 @@ class ModelCard(_Answer):
     max_model_len: int
 
 
-class ModelList(_Answer):
+class ModelList(Answer):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Version(_Answer):
+class Version(Answer):
     version: str
 
 
-class Status(_Answer):
+class Status(Answer):
     status: str
 
 
-class Stats(_Answer):
+class Stats(Answer):
     """What both processes measured of themselves; times in seconds since the start. `engine` comes with its first
     step."""
 
@@ -276,6 +285,6 @@ class Stats(_Answer):
     engine: dict[str, Any] | None
 
 
-class Health(_Answer):
+class Health(Answer):
     status: str
     stats: dict[str, Any] | None = None

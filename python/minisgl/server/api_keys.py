@@ -152,7 +152,7 @@ class KeyUse:
                 reason = f"it has used its {key.tokens_per_minute} tokens per minute"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
-    def check_may(self, number: int, what: Literal["lora", "cache"], path: str) -> None:
+    def check_may(self, number: int, what: Literal["lora", "cache", "models"], path: str) -> None:
         """Raise `ApiError` 403 for a route that an entry of the key file must allow."""
         if number and not getattr(self._keys[number - 1], what):
             reason = f"API key {self._keys[number - 1].name}: not without `{what}: true` in its entry of the key file"

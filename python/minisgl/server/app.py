@@ -1,9 +1,7 @@
-"""The HTTP application: what is built over an engine client and a tokenizer, and which endpoint answers what."""
+"""The HTTP application: what is built over an engine client and a tokenizer."""
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,109 +11,32 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from minisgl.config import ServerConfig
-from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
-from minisgl.server.admin import (
-    LOAD,
-    PREFIXES,
-    UNLOAD,
-    Later,
-    add_cache,
-    insert_prefix_endpoint,
-    load_adapter_endpoint,
-    unload_adapter_endpoint,
-)
+from minisgl.server.admin import PREFIXES, add_cache
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.batches.background import Background
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
 from minisgl.server.batches.store import Store
-from minisgl.server.bodies import (
-    AbortGenerate,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    LoadAdapterRequest,
-    PrefixRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-)
-from minisgl.server.chat import chat_endpoint
-from minisgl.server.classify import ClassifyRequest, classify_endpoint
-from minisgl.server.completions import completion_endpoint
 from minisgl.server.context import Served, ServerContext
-from minisgl.server.encoding import detokenize_endpoint, embeddings_endpoint, tokenize_endpoint
-from minisgl.server.errors import MESSAGES, RESPONSES, install_handlers
-from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.errors import install_handlers
+from minisgl.server.formatter import json_response
 from minisgl.server.gateway_forms import form_of
-from minisgl.server.health import add_health
 from minisgl.server.live import add_live
-from minisgl.server.llama_cpp import endpoint as llama_cpp
 from minisgl.server.log import say
-from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
-from minisgl.server.messages.endpoint import COUNT_TOKENS, count_tokens_endpoint, messages_endpoint
-from minisgl.server.middleware import Endpoint, Middleware, Posts
-from minisgl.server.ollama import endpoint as ollama
-from minisgl.server.ollama import models as ollama_models
+from minisgl.server.middleware import Middleware, Posts
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prompts import Prompts
 from minisgl.server.receipts import OF_GATEWAY, Receipts
-from minisgl.server.rerank import RerankRequest, ScoreRequest, rerank_endpoint, score_endpoint
-from minisgl.server.responses.body import ResponsesRequest
-from minisgl.server.responses.endpoint import (
-    INPUT_TOKENS,
-    add_responses,
-    input_tokens_endpoint,
-    responses_endpoint,
-)
-from minisgl.server.sglang import abort_endpoint, add_sglang, generate_endpoint
+from minisgl.server.responses.endpoint import add_responses
+from minisgl.server.routes import POSTS, ROUTES, Told, card
 from minisgl.server.tools import Parsing
 from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
-
-_log = logging.getLogger("minisgl.server")
-PlainEndpoint = Callable[[ServerContext, Any], Awaitable[Formatter | Response | Later]]
-GENERATING: dict[str, tuple[type[Any], PlainEndpoint]] = {
-    "/v1/chat/completions": (ChatRequest, chat_endpoint),
-    "/v1/completions": (CompletionRequest, completion_endpoint),
-    "/v1/embeddings": (EmbeddingRequest, embeddings_endpoint),
-    "/v1/rerank": (RerankRequest, rerank_endpoint),
-    "/v2/rerank": (RerankRequest, rerank_endpoint),
-    "/v1/score": (ScoreRequest, score_endpoint),
-    "/v1/classify": (ClassifyRequest, classify_endpoint),
-    "/generate": (GenerateRequest, generate_endpoint),
-}
-TOLD: dict[str, tuple[type[Any], Endpoint]] = {
-    RESPONSES: (ResponsesRequest, responses_endpoint),
-    INPUT_TOKENS: (ResponsesRequest, input_tokens_endpoint),
-    MESSAGES: (MessagesRequest, messages_endpoint),
-    COUNT_TOKENS: (CountTokensRequest, count_tokens_endpoint),
-    "/abort_request": (AbortGenerate, abort_endpoint),
-    LOAD: (LoadAdapterRequest, load_adapter_endpoint),
-    UNLOAD: (UnloadAdapterRequest, unload_adapter_endpoint),
-    PREFIXES: (PrefixRequest, insert_prefix_endpoint),
-    **ollama.POSTS,
-    **ollama_models.POSTS,
-}
-"""Those that are told of the request itself."""
-OTHER: dict[str, tuple[type[Any], PlainEndpoint]] = {
-    "/tokenize": (TokenizeRequest, tokenize_endpoint),
-    "/detokenize": (DetokenizeRequest, detokenize_endpoint),
-}
-
-
-def _for_any(endpoint: PlainEndpoint) -> Endpoint:
-    return lambda context, body, request: endpoint(context, body)
-
-
-_PLAIN: dict[str, tuple[type[Any], PlainEndpoint]] = {**GENERATING, **OTHER, **llama_cpp.POSTS}
-POSTS = {path: (model, _for_any(endpoint)) for path, (model, endpoint) in _PLAIN.items()} | TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +72,7 @@ def build_app(
         lambda: client.failure is None,
         waiting=lambda: client.processor.num_waiting,
         gateway=None if gateway is None else gateway.readings,
+        beat=(lambda: None) if gateway is None else gateway.beat,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         engines=lambda: client.engines,
         pool=pool,
@@ -177,12 +99,8 @@ def build_app(
     for path in POSTS:
         if path != PREFIXES:
             app.post(path)(_for_the_page)
-    _add_models(app, context, config.engine.shown_model)
-    add_health(app, context)
+    _add_told(app, context)
     add_live(app, context)
-    add_sglang(app, context, config.engine.shown_model)
-    llama_cpp.add_llama_cpp(app, context, config.engine.shown_model)
-    ollama_models.add_ollama(app, context)
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
@@ -199,39 +117,24 @@ async def _for_the_page() -> None:
     """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `Posts` answers its own."""
 
 
-def _card(context: ServerContext, root: str, adapter: Adapter | None = None) -> dict[str, object]:
-    """`root`: what was loaded, whatever it is called."""
-    return {
-        "id": context.served.name if adapter is None else adapter.name,
-        "object": "model",
-        "created": context.served.created,
-        "owned_by": "minisgl",
-        "root": root if adapter is None else os.path.basename(os.path.abspath(adapter.path)),
-        **({} if adapter is None else {"parent": context.served.name}),
-        "max_model_len": context.info.max_seq_len,
-        **({"simulated": context.info.simulated} if context.info.simulated else {}),
-    }
+def _answers(context: ServerContext, told: Told) -> Callable[[], Awaitable[Response]]:
+    async def answer() -> Response:
+        found = told(context)
+        return found if isinstance(found, Response) else json_response(found)
+
+    return answer
 
 
-def model_list(context: ServerContext, root: str) -> Response:
-    """The answer to GET /v1/models."""
-    adapters = [_card(context, root, adapter) for adapter in context.client.adapters.ready()]
-    return json_response({"object": "list", "data": [_card(context, root), *adapters]})
-
-
-def _add_models(app: FastAPI, context: ServerContext, root: str) -> None:
-    @app.api_route("/v1", methods=["GET", "POST", "OPTIONS"])
-    async def api() -> Response:
-        return json_response({"status": "ok"})
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return model_list(context, root)
+def _add_told(app: FastAPI, context: ServerContext) -> None:
+    for route in ROUTES:
+        if route.told is not None:
+            methods = [route.method.upper(), *route.also]
+            app.api_route(route.path, methods=methods)(_answers(context, route.told))
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
         name = context.served.check(model_id)
-        return json_response(_card(context, root, context.client.adapters.by_name.get(name)))
+        return json_response(card(context, context.client.adapters.by_name.get(name)))
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, Items, Side, TextOrParts, TokenId, chars_of, described, ranged
+from minisgl.server.answers import Answer
+from minisgl.server.fields import Body, Int64, Items, Side, TextOr, TextOrParts, TokenId, chars_of, described, ranged
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.tools import Choice, Tools
 
@@ -32,14 +33,6 @@ def prompt_kind(value: object) -> str:
     return "<texts>" if isinstance(first, str) else "<id_lists>" if isinstance(first, list) else "<ids>"
 
 
-def _kind_of_texts(value: object) -> str:
-    return "<texts>" if isinstance(value, list) else "<text>"
-
-
-def _kind_of_ids(value: object) -> str:
-    return "<id_lists>" if prompt_kind(value) == "<id_lists>" else "<ids>"
-
-
 Prompt = Annotated[
     Annotated[StrictStr, Tag("<text>")]
     | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<texts>")]
@@ -49,15 +42,11 @@ Prompt = Annotated[
 ]
 
 
-Texts = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<texts>")],
-    Discriminator(_kind_of_texts),
-]
+Texts = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts)]]
 Ids = Annotated[
     Annotated[Items[TokenId], Tag("<ids>")]
     | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<id_lists>")],
-    Discriminator(_kind_of_ids),
+    Discriminator(lambda value: "<id_lists>" if prompt_kind(value) == "<id_lists>" else "<ids>"),
 ]
 
 
@@ -264,11 +253,7 @@ class CompletionRequest(Sampling, Receipted):
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)  # type: ignore[arg-type]
+        return inputs_of(self.prompt)
 
 
 class GenerateSampling(Sampling):
@@ -334,18 +319,20 @@ class GenerateRequest(GenerateSampling):
         return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
 
 
-class AbortGenerate(Body):
+class OfModel(Body):
     model: StrictStr | None = described("The served model's name.")
+
+
+class AbortGenerate(OfModel):
     rid: StrictStr | None = described(
         "End the requests to POST /generate with this `rid` (those with `text` or `input_ids`)."
     )
     abort_all: StrictBool | None = described("End all such requests of the caller's API key.")
 
 
-class TokenizeRequest(Conversation):
+class TokenizeRequest(OfModel, Conversation):
     """One of `prompt`, `messages` and `content`."""
 
-    model: StrictStr | None = described("The served model's name.")
     prompt: StrictStr | None = described("A text.")
     add_special_tokens: StrictBool | None = described("Add the tokenizer's special tokens to a text; true by default.")
     return_token_strs: StrictBool | None = described("Report each token's text, too.")
@@ -356,10 +343,9 @@ class TokenizeRequest(Conversation):
     )
 
 
-class PrefixRequest(Conversation):
+class PrefixRequest(OfModel, Conversation):
     """One of `text`, `messages` and `token_ids`."""
 
-    model: StrictStr | None = described("The served model's name.")
     text: StrictStr | None = described("The beginning of a completion's prompt.")
     messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
     add_generation_prompt: StrictBool | None = described(
@@ -372,8 +358,7 @@ class PrefixRequest(Conversation):
     wait: StrictBool | None = described("Answer when it is computed, not already when it is accepted; true by default.")
 
 
-class LoadAdapterRequest(Body):
-    model: StrictStr | None = described("The served model's name.")
+class LoadAdapterRequest(OfModel):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name that requests use as `model`."
     )
@@ -383,15 +368,13 @@ class LoadAdapterRequest(Body):
     load_inplace: Literal[False] | None = described("Only false; unload the old adapter first.")
 
 
-class UnloadAdapterRequest(Body):
-    model: StrictStr | None = described("The served model's name.")
+class UnloadAdapterRequest(OfModel):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name under which it was loaded."
     )
 
 
-class DetokenizeRequest(Body):
-    model: StrictStr | None = described("The served model's name.")
+class DetokenizeRequest(OfModel):
     tokens: Items[TokenId] = Field(description="Token ids.")
     skip_special_tokens: StrictBool | None = described("Omit special tokens from the text; false by default.")
 
@@ -405,10 +388,19 @@ EmbeddingInput = Annotated[
 ]
 
 
-class EmbeddingRequest(Body):
-    ALIASES: ClassVar[dict[str, str]] = {"input_type": "prompt_name"}
+class OfInputs(Body):
+    """What requests have in common that nothing is generated for."""
 
     model: StrictStr | None = described("The served model's name. Default: the served model.")
+    priority: Int64 | None = described(
+        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
+    )
+    user: StrictStr | None = described("Accepted, without effect.")
+
+
+class EmbeddingRequest(OfInputs):
+    ALIASES: ClassVar[dict[str, str]] = {"input_type": "prompt_name"}
+
     input: EmbeddingInput = Field(
         description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one "
         "embedding."
@@ -433,10 +425,6 @@ class EmbeddingRequest(Body):
         minimum=-1,
     )
     truncation_side: Side = described("`right` keeps the first tokens, `left` the last ones.")
-    priority: Int64 | None = described(
-        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
-    )
-    user: StrictStr | None = described("Accepted, without effect.")
 
 
 def inputs_of(given: EmbeddingInput) -> list[Any]:
@@ -446,22 +434,18 @@ def inputs_of(given: EmbeddingInput) -> list[Any]:
     return [given] if given and isinstance(given[0], int) else list(given)
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-
-class EmbeddingObject(_Answer):
+class EmbeddingObject(Answer):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str  # a text with `base64`
 
 
-class EmbeddingUsage(_Answer):
+class EmbeddingUsage(Answer):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingAnswer(_Answer):
+class EmbeddingAnswer(Answer):
     object: Literal["list"]
     data: list[EmbeddingObject]
     model: str

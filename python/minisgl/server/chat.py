@@ -14,10 +14,9 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, PlainParser, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
-from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, param_errors
+from minisgl.server.errors import bad_value, missing, param_errors, wrong
 from minisgl.server.formatter import (
     NOT_ASKED_FOR,
     SSE_DONE,
@@ -28,12 +27,11 @@ from minisgl.server.formatter import (
     prompt_logprobs,
     sse,
 )
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Generation, Wanted
 from minisgl.server.lengths import TO_THE_END, asked_limit
-from minisgl.server.sampling_fields import Sampling
+from minisgl.server.request import HttpRequest
 from minisgl.server.sections import JoinedText
 from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
-from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -104,20 +102,14 @@ class TurnChoice:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """`prompts`: one; `names_length`, `only_prompt` and `ignored`: see `Formatter`."""
+class Turn(Wanted):
+    """A call with one prompt, a conversation. `shown`: what the parser looks for."""
 
-    prompts: list[Int32Array]
-    sampling: SamplingParams
-    names_length: bool
     new_parser: Callable[[], MessageParser] = PlainParser
     named_call: bool = False
-    shown: frozenset[int] = frozenset()  # special tokens that the parser looks for
     thinks: bool = False  # the model may, and that is told from the content
     shows_thoughts: bool = True
     think_end: int | None = None  # the token that ends it, if one does
-    only_prompt: bool = False
-    ignored: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -162,7 +154,7 @@ async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: 
         with param_errors():
             grammar = context.parsing.grammar(thinking, use, source, budget)
             sampling = await context.prompts.with_grammar(sampling, grammar.text)
-    turn = Turn(prompts, sampling, named, only_prompt=only_prompt, ignored=_ignored(context, chat))
+    turn = Turn(prompts, sampling, named, only_prompt, ignored=_ignored(context, chat))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 
 
@@ -216,13 +208,13 @@ def _check_prompt(chat: ChatRequest) -> None:
     """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
     if chat.prompt is not None:
         if chat.messages:
-            raise ApiError(400, "prompt: give either messages or prompt", param="prompt", code="invalid_value")
+            raise wrong("prompt", "give either messages or prompt")
         for name in OF_MESSAGES:
             if (value := getattr(chat, name)) is not None:
                 raise bad_value(name, value, "needs messages: a prompt is not rendered by the chat template")
         return
     if chat.messages is None:
-        raise ApiError(400, "messages: required", param="messages", code="missing_required_parameter")
+        raise missing("messages")
     if not chat.messages:
         raise bad_value("messages", [], "must not be empty")
     for i, message in enumerate(chat.messages):
@@ -233,30 +225,14 @@ def _check_prompt(chat: ChatRequest) -> None:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
 
 
-class TurnFormatter(Formatter):
-    """Formats the answer to one call of the model with a conversation."""
-
-    def __init__(self, asked: Sampling, turn: Turn) -> None:
-        super().__init__(
-            turn.prompts,
-            turn.sampling,
-            stream=asked.stream,
-            priority=asked.priority,
-            names_length=turn.names_length,
-            shown=turn.shown,
-            only_prompt=turn.only_prompt,
-            ignored=turn.ignored,
-        )
-
-
-async def chat_endpoint(context: ServerContext, chat: ChatRequest) -> ChatFormatter:
+async def chat_endpoint(context: ServerContext, chat: ChatRequest, request: HttpRequest) -> ChatFormatter:
     return ChatFormatter(context, chat, await chat_turn(context, chat))
 
 
-class ChatFormatter(TurnFormatter):
+class ChatFormatter(Formatter):
     def __init__(self, context: ServerContext, chat: ChatRequest, turn: Turn) -> None:
         sampling = turn.sampling
-        super().__init__(chat, turn)
+        super().__init__(turn, chat.stream, chat.priority)
         self._turn = turn
         self._is_plain = turn.is_plain
         self._choices = [turn.choice() for _ in range(sampling.n)]

@@ -14,24 +14,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, StrictStr
+from pydantic import Field
 
-from minisgl.config import MAX_PRIORITY
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS
-from minisgl.server.bodies import EmbeddingInput, inputs_of
+from minisgl.server.answers import Answer
+from minisgl.server.bodies import EmbeddingInput, OfInputs, inputs_of
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError
-from minisgl.server.fields import Body, Int64, Side, described
+from minisgl.server.errors import wrong
+from minisgl.server.fields import Int64, Side, described
 from minisgl.server.formatter import Formatter
 from minisgl.server.generation import Generation
-from minisgl.server.rerank import Answer, OfScores, ScoreUsage, pooled, sigmoid
+from minisgl.server.request import HttpRequest
+from minisgl.server.rerank import OfScores, ScoreUsage, pooled, sigmoid
 from minisgl.step import Int32Array
 
 
-class ClassifyRequest(Body):
-    model: StrictStr | None = described("The served model's name. Default: the served model.")
+class ClassifyRequest(OfInputs):
     input: EmbeddingInput = Field(
         description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one label."
     )
@@ -41,10 +41,6 @@ class ClassifyRequest(Body):
         minimum=-1,
     )
     truncation_side: Side = described("`right`, the default, keeps the first tokens, `left` the last ones.")
-    priority: Int64 | None = described(
-        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
-    )
-    user: StrictStr | None = described("Accepted, without effect.")
 
 
 class ClassifiedObject(Answer):
@@ -91,12 +87,12 @@ def own_labels(model_dir: str | None) -> Labels:
     none."""
     raw = json.loads((Path(model_dir or "none") / "config.json").read_text(encoding="utf-8"))
     if not str(raw["architectures"][0]).endswith("ForSequenceClassification"):
-        text = "model: it scores pairs of texts and has no labels: a ...ForSequenceClassification does"
-        raise ApiError(400, text, param="model", code="unsupported_value")
+        reason = "it scores pairs of texts and has no labels: a ...ForSequenceClassification does"
+        raise wrong("model", reason, "unsupported_value")
     return Labels(raw.get("id2label") or {}, raw.get("problem_type"))
 
 
-async def classify_endpoint(context: ServerContext, asked: ClassifyRequest) -> Formatter:
+async def classify_endpoint(context: ServerContext, asked: ClassifyRequest, request: HttpRequest) -> Formatter:
     name = context.served.check(asked.model)
     prompts, _ = await context.prompts.encode(
         inputs_of(asked.input), SCORING, asked.truncate_prompt_tokens, "input", side=asked.truncation_side or "right"

@@ -25,13 +25,14 @@ from minisgl.server.formatter import (
     prompt_logprobs,
     sse,
 )
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Generation, Wanted
 from minisgl.server.lengths import asked_limit
-from minisgl.server.sampling_fields import Sampling
-from minisgl.step import Int32Array
+from minisgl.server.request import HttpRequest
 
 
-async def completion_endpoint(context: ServerContext, completion: CompletionRequest) -> CompletionFormatter:
+async def completion_endpoint(
+    context: ServerContext, completion: CompletionRequest, request: HttpRequest
+) -> CompletionFormatter:
     return CompletionFormatter(context, completion, await continuation(context, completion))
 
 
@@ -50,7 +51,8 @@ async def continuation(
     prompts, sampling = await context.prompts.encode(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
-    return Continuation(options, given, prompts, sampling, only_prompt)
+    names_length = completion.max_tokens is not None
+    return Continuation(prompts, sampling, names_length, only_prompt, options=options, given=given)
 
 
 async def _filled_in(
@@ -81,31 +83,12 @@ class _Options:
     as_ids: bool  # so tokens are shown
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """One call of the model with texts, whichever API asks for it. `given`: prompts as the client wrote them;
-    `only_prompt`: see `Formatter`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Continuation(Wanted):
+    """A call with texts. `given`: prompts as the client wrote them."""
 
     options: _Options
     given: list[str | list[int]]
-    prompts: list[Int32Array]
-    sampling: SamplingParams
-    only_prompt: bool
-
-
-class ContinuationFormatter(Formatter):
-    """Formats the answers to one call of the model with texts."""
-
-    def __init__(self, asked: Sampling, found: Continuation, *, ignored: Sequence[str] = ()) -> None:
-        super().__init__(
-            found.prompts,
-            found.sampling,
-            stream=asked.stream,
-            priority=asked.priority,
-            names_length=asked.max_tokens is not None,
-            only_prompt=found.only_prompt,
-            ignored=ignored,
-        )
 
 
 def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams, bool]:
@@ -145,9 +128,9 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
     return options, sampling, only_prompt
 
 
-class CompletionFormatter(ContinuationFormatter):
+class CompletionFormatter(Formatter):
     def __init__(self, context: ServerContext, completion: CompletionRequest, found: Continuation) -> None:
-        super().__init__(completion, found)
+        super().__init__(found, completion.stream, completion.priority)
         self._tokenizer = context.tokenizer
         self._options = found.options
         self._choices: dict[int, _Choice] = {}  # of a stream

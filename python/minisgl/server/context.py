@@ -17,7 +17,7 @@ from minisgl.frontend.pooling import Prompts as OwnPrompts
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import BOUNDS, SamplingParams
-from minisgl.server.errors import ApiError, bad_value, draining
+from minisgl.server.errors import NO_MODEL, bad_value, draining, wrong
 from minisgl.server.prompts import Prompts
 from minisgl.server.responses.store import ResponseStore
 from minisgl.server.waiting import Queue, Turns
@@ -50,8 +50,7 @@ class Served:
         if self._any_model_name:
             return self.name
         served = " and ".join(repr(one) for one in (self.name, *(a.name for a in self._adapters.ready())))
-        text = f"model: {name[:80]!r} does not exist here: this server serves {served}"
-        raise ApiError(404, text, param="model", code="model_not_found")
+        raise wrong("model", f"{name[:80]!r} does not exist here: this server serves {served}", *NO_MODEL)
 
     def sampling_for(self, sampling: SamplingParams, name: str) -> SamplingParams:
         """`name`: what `check` found. Raises `ApiError` for an adapter that has gone since then."""

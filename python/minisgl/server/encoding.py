@@ -18,9 +18,10 @@ from minisgl.message import EngineReady
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest, inputs_of
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, no_embedding, too_many_dimensions
+from minisgl.server.errors import bad_value, no_embedding, too_many_dimensions, wrong
 from minisgl.server.formatter import Formatter, json_response, token_text
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Generation, Wanted
+from minisgl.server.request import HttpRequest
 from minisgl.step import Int32Array
 
 
@@ -29,7 +30,10 @@ def gives_embeddings(info: EngineReady) -> bool:
 
 
 async def embeddings_endpoint(
-    context: ServerContext, asked: EmbeddingRequest, shown_as: type[EmbeddingFormatter] | None = None
+    context: ServerContext,
+    asked: EmbeddingRequest,
+    request: HttpRequest,
+    shown_as: type[EmbeddingFormatter] | None = None,
 ) -> EmbeddingFormatter:
     if asked.dimensions is not None and asked.dimensions < 1:
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
@@ -46,12 +50,12 @@ def embedding_sampling(context: ServerContext, asked: Pooled | None) -> Sampling
     info = context.info
     if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"
-        text = f"model: embeddings need the cpu engine or torch on the CPU: this is {where}"
-        raise ApiError(400, text, param="model", code="unsupported_value")
+        reason = f"embeddings need the cpu engine or torch on the CPU: this is {where}"
+        raise wrong("model", reason, "unsupported_value")
     pooling = asked or context.pooling.name
     if pooling is None:
-        text = f"pooling: the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
-        raise ApiError(400, text, param="pooling", code="unsupported_value")
+        reason = f"the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
+        raise wrong("pooling", reason, "unsupported_value")
     return SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
 
 
@@ -70,7 +74,7 @@ class EmbeddingFormatter(Formatter):
     def __init__(
         self, model: str, asked: EmbeddingRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
     ) -> None:
-        super().__init__(prompts, sampling, stream=False, priority=asked.priority, names_length=True)
+        super().__init__(Wanted(prompts, sampling), priority=asked.priority)
         self._model = model
         self._dimensions = asked.dimensions
         self._as_text = asked.encoding_format == "base64"
@@ -96,17 +100,10 @@ class EmbeddingFormatter(Formatter):
         scaled = (numbers / (length or 1.0)).astype(np.float32)
         return base64.b64encode(scaled.astype("<f4").tobytes()).decode() if self._as_text else scaled.tolist()
 
-    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        raise NotImplementedError("embeddings come whole")
 
-    def end(self, generation: Generation) -> bytes:
-        raise NotImplementedError("embeddings come whole")
-
-
-async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest) -> Response:
+async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, request: HttpRequest) -> Response:
     if sum(one is not None for one in (asked.prompt, asked.messages, asked.content)) != 1:
-        text = "prompt: give one of prompt, messages and content"
-        raise ApiError(400, text, param="prompt", code="invalid_value")
+        raise wrong("prompt", "give one of prompt, messages and content")
     if asked.messages is not None:
         if not asked.messages:
             raise bad_value("messages", [], "must not be empty")
@@ -132,7 +129,7 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest) -> Response:
+async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest, request: HttpRequest) -> Response:
     """Special tokens are shown unless `skip_special_tokens` is true."""
     if len(asked.tokens) > (most := context.info.max_seq_len):
         raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")

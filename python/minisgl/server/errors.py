@@ -22,6 +22,8 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+NO_MODEL = ("model_not_found", 404)
+"""Code and status."""
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -128,6 +130,15 @@ def renamed(names: Names) -> Iterator[None]:
         raise
 
 
+def wrong(field: str, reason: str, code: str = "invalid_value", status: int = 400) -> ApiError:
+    """A field that cannot be, whatever its value is, or whose value the reason has."""
+    return ApiError(status, f"{field}: {reason}", param=field, code=code)
+
+
+def missing(field: str) -> ApiError:
+    return wrong(field, "required", "missing_required_parameter")
+
+
 def bad_value(field: str, value: object, reason: str, code: str | None = "invalid_value") -> ApiError:
     return from_param_error(ParamError(field, value, reason, code))
 
@@ -159,9 +170,9 @@ def engine_gone(message: str) -> ApiError:
     return ApiError(503, message, kind=SERVER, code="engine_unavailable")
 
 
-def _try_again(status: int, message: str, code: str) -> ApiError:
+def _try_again(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     error = ApiError(status, message, kind=SERVER, code=code)
-    error.headers["retry-after"] = str(RETRY_AFTER_S)
+    error.headers["retry-after"] = str(retry_after_s)
     return error
 
 
@@ -179,9 +190,12 @@ def queue_full(reason: str) -> ApiError:
 
 def key_limit(reason: str, retry_after_s: int) -> ApiError:
     """A limit of the caller's own; the server has room."""
-    error = _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit")
-    error.headers["retry-after"] = str(retry_after_s)
-    return error
+    return _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit", retry_after_s)
+
+
+def model_not_loaded(reason: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    """One of several is not."""
+    return _try_again(503, f"model: {reason}", "model_not_loaded", retry_after_s)
 
 
 def too_late(timeout_s: float) -> ApiError:

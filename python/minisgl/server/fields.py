@@ -6,6 +6,7 @@ Invariants: a field is refused if its value could change the answer there; one t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag
@@ -20,15 +21,17 @@ T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 
-def text_or_list(value: object) -> str:
-    return "<list>" if isinstance(value, list) else "<text>"
-
-
-TextOrParts = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.max_parts), Tag("<list>")],
-    Discriminator(text_or_list),
+TextOr = Annotated[
+    Annotated[StrictStr, Tag("<text>")] | Annotated[T, Tag("<other>")],
+    Discriminator(lambda value: "<other>" if isinstance(value, list | dict) else "<text>"),
 ]
+"""A text, or a list or an object."""
+TextOrParts = TextOr[Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.max_parts)]]
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def described(description: str, **bounds: Any) -> Any:

@@ -18,11 +18,9 @@ import msgspec
 from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
-from minisgl.sampling_params import SamplingParams
 from minisgl.server.errors import ApiError
-from minisgl.server.generation import Generation
-from minisgl.server.receipts import FIELD, OfAnswers
-from minisgl.step import Int32Array
+from minisgl.server.generation import Generation, Wanted
+from minisgl.server.receipts import FIELD
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +33,10 @@ SSE_DONE = b"data: [DONE]\n\n"
 def sse(data: object) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def json_line(data: object) -> bytes:
+    return json_bytes(data) + b"\n"
 
 
 def json_response(data: object) -> Response:
@@ -83,41 +85,25 @@ class Formatter(ABC):
 
     media_type = b"text/event-stream; charset=utf-8"  # of a stream
 
-    def __init__(
-        self,
-        prompts: Sequence[Int32Array],
-        sampling: SamplingParams,
-        *,
-        stream: bool | None,
-        priority: int | None,
-        names_length: bool,
-        shown: frozenset[int] = frozenset(),
-        only_prompt: bool = False,
-        ignored: Sequence[str] = (),
-    ) -> None:
-        self.prompts = prompts
-        self.sampling = sampling
+    def __init__(self, wanted: Wanted, stream: bool | None = False, priority: int | None = None) -> None:
+        wanted.priority = priority or 0
+        self.wanted = wanted
+        self.prompts = wanted.prompts
         self.stream = bool(stream)
-        self.priority = priority or 0
-        self.names_length = names_length  # else `sampling.max_tokens` is a default
-        self.shown = shown  # special tokens that are part of the text
-        self.only_prompt = only_prompt  # the answer is empty
-        self.rid: str | None = None  # by which /abort_request knows it
-        self.receipts: OfAnswers | None = None
-        names = ", ".join(ignored).encode()
-        self.headers = [(b"x-minisgl-ignored", names)] if ignored else []  # fields that have no effect on this model
+        names = ", ".join(wanted.ignored).encode()
+        self.headers = [(b"x-minisgl-ignored", names)] if names else []
 
     @abstractmethod
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         """The answer, with every choice in one delta."""
 
-    @abstractmethod
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         """The next part of a stream."""
+        raise NotImplementedError("this answer comes whole")
 
-    @abstractmethod
     def end(self, generation: Generation) -> bytes:
         """What comes after every choice has ended."""
+        raise NotImplementedError("this answer comes whole")
 
     def error(self, error: ApiError) -> bytes:
         """The last part instead, if a choice fails."""

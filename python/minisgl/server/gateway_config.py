@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from minisgl.config import MAX_PRIORITY, ApiKey, Limits, ServerConfig
+from minisgl.config import MAX_PRIORITY, Limits, ServerConfig
 from minisgl.message import GRAMMAR_REFUSED
-from minisgl.message.heartbeat import TIMES, WatchTimes
+from minisgl.message.heartbeat import TIMES
 from minisgl.metrics.meters import WINDOW_NS
 from minisgl.metrics.server_metrics import SECONDS, TOKENS
-from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES, Bounds, Range
-from minisgl.server.app import Application, model_list
+from minisgl.sampling_params import BOUNDS, LOGIT_BIAS, RANGES
+from minisgl.server.app import Application
 from minisgl.server.bodies import (
     TEMPLATE_NAMES,
     ChatRequest,
@@ -43,9 +43,9 @@ from minisgl.server.log import shows_access
 from minisgl.server.messages.body import MessagesRequest
 from minisgl.server.responses.body import ResponsesRequest
 from minisgl.server.responses.store import MAX_BYTES, MAX_RESPONSES
+from minisgl.server.routes import models
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat_template import ContentShape
 
 VERSION = 5
 """The version of what is told. The extension reads one, and refuses others."""
@@ -64,168 +64,82 @@ BODIES: dict[str, type[Body]] = {
 }
 
 
-class Template(msgspec.Struct, frozen=True):
-    source: str
-    content: ContentShape  # how it takes a message's content
-
-
-class LogConfig(msgspec.Struct, frozen=True):
-    json: bool
-    access: bool
-    probes: bool
-
-
-class ToolsConfig(msgspec.Struct, frozen=True):
-    name: str
-    explained: bool
-
-
-class MetricsConfig(msgspec.Struct, frozen=True):
-    """Bounds of histograms, and how long what is recent is."""
-
-    seconds: tuple[float, ...]
-    tokens: tuple[float, ...]
-    window_s: float
-
-
-class Told(msgspec.Struct, frozen=True):
-    status: int
-    code: str | None
-    openai: dict[str, Any]
-    anthropic: dict[str, Any]
-
-
-class ErrorsConfig(msgspec.Struct, frozen=True):
-    """What is said where a request fails that was accepted. A message is empty where the engine has the words."""
-
-    grammar_refused: str
-    engine: Told
-    grammar: Told
-    engine_gone: Told
-    no_embedding: Told
-    dimensions: Told
-    too_late: Told
-    bug: Told
-
-
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields are described where they are read."""
-
-    version: int = VERSION
-    model_name: str
-    aliases: list[str]
-    any_model_name: bool
-    models: str
-    max_seq_len: int
-    vocab_size: int
-    simulated: bool
-    chat_templates: dict[str, Template]
-    template_variables: list[str]
-    template_names: list[str]
-    thinking: str | None
-    tools: ToolsConfig | None
-    special_tokens: dict[str, str]
-    defaults: dict[str, Any]
-    fields: dict[str, dict[str, list[Any] | None]]
-    limits: Limits
-    ranges: dict[str, Range]
-    bounds: Bounds
-    max_kept_answers: int
-    max_kept_bytes: int
-    max_priority: int
-    api_key: str | None
-    api_keys: tuple[ApiKey, ...]
-    hosts: list[str] | None
-    harmless_headers: list[tuple[str, str]]
-    exposed_headers: str
-    cors_origins: list[str]
-    errors: ErrorsConfig
-    embeds: bool
-    writes: bool
-    pooling: str | None
-    log: LogConfig
-    metrics: MetricsConfig
-    watch: WatchTimes
-
-
 def encoded(config: ServerConfig, app: Application, tokenizer: Tokenizer, defaults: Mapping[str, Any]) -> bytes:
-    """JSON. Raises `ValueError` for texts that it cannot hold."""
-    return msgspec.json.encode(gateway_config(config, app, tokenizer, defaults))
-
-
-def gateway_config(
-    config: ServerConfig, app: Application, tokenizer: Tokenizer, defaults: Mapping[str, Any]
-) -> GatewayConfig:
-    """For a server whose engine is ready. Compiles the chat templates."""
+    """JSON, for a server whose engine is ready; its fields are described where they are read. Compiles the chat
+    templates. Raises `ValueError` for texts that JSON cannot hold."""
     info = app.context.info
     callers = Callers.of(config)
-    return GatewayConfig(
-        model_name=config.model_name,
-        aliases=sorted(app.context.served.aliases),
-        any_model_name=config.any_model_name,
-        models=bytes(model_list(app.context, config.engine.shown_model).body).decode(),
-        max_seq_len=info.max_seq_len,
-        vocab_size=info.vocab_size,
-        simulated=bool(info.simulated),
-        chat_templates={name: Template(source, shape) for name, source, shape in tokenizer.templates()},
-        template_variables=sorted(app.context.parsing.variables & BY_FIELDS),
-        template_names=sorted(TEMPLATE_NAMES),
-        thinking=None if (thinking := app.context.parsing.thinking) is None else thinking.name,
-        tools=_tools(app.context.parsing, config.tool_call_parser),
-        special_tokens=tokenizer.special_tokens,
-        defaults=dict(defaults),
-        fields={name: _fields(model) for name, model in BODIES.items()},
-        limits=config.limits,
-        ranges={**RANGES, "logit_bias": LOGIT_BIAS},
-        bounds=BOUNDS,
-        max_kept_answers=MAX_RESPONSES,
-        max_kept_bytes=MAX_BYTES,
-        max_priority=MAX_PRIORITY,
-        api_key=config.api_key,
-        api_keys=config.api_keys,
-        hosts=callers.hosts,
-        harmless_headers=[(name.decode(), value.decode()) for name, value in HARMLESS],
-        exposed_headers=EXPOSED.decode(),
-        cors_origins=callers.origins,
-        errors=_errors(config.limits),
-        embeds=gives_embeddings(info) and app.context.own_prompts.default is None,
-        writes=info.kind == "decoder",
-        pooling=app.context.pooling.name,
-        log=LogConfig(
-            json=config.log_format == "json",
-            access=shows_access(config.access_log, config.engine.log_level),
-            probes=config.access_log_probes,
-        ),
-        metrics=MetricsConfig(SECONDS, TOKENS, WINDOW_NS / 1e9),
-        watch=TIMES,
-    )
+    found = {
+        "version": VERSION,
+        "model_name": config.model_name,
+        "aliases": sorted(app.context.served.aliases),
+        "any_model_name": config.any_model_name,
+        "models": msgspec.json.encode(models(app.context)).decode(),
+        "max_seq_len": info.max_seq_len,
+        "vocab_size": info.vocab_size,
+        "simulated": bool(info.simulated),
+        "chat_templates": {name: {"source": source, "content": shape} for name, source, shape in tokenizer.templates()},
+        "template_variables": sorted(app.context.parsing.variables & BY_FIELDS),
+        "template_names": sorted(TEMPLATE_NAMES),
+        "thinking": None if (thinking := app.context.parsing.thinking) is None else thinking.name,
+        "tools": _tools(app.context.parsing, config.tool_call_parser),
+        "special_tokens": tokenizer.special_tokens,
+        "defaults": dict(defaults),
+        "fields": {name: _fields(model) for name, model in BODIES.items()},
+        "limits": config.limits,
+        "ranges": {**RANGES, "logit_bias": LOGIT_BIAS},
+        "bounds": BOUNDS,
+        "max_kept_answers": MAX_RESPONSES,
+        "max_kept_bytes": MAX_BYTES,
+        "max_priority": MAX_PRIORITY,
+        "api_key": config.api_key,
+        "api_keys": config.api_keys,
+        "hosts": callers.hosts,
+        "harmless_headers": [(name.decode(), value.decode()) for name, value in HARMLESS],
+        "exposed_headers": EXPOSED.decode(),
+        "cors_origins": callers.origins,
+        "errors": _errors(config.limits),
+        "embeds": gives_embeddings(info) and app.context.own_prompts.default is None,
+        "writes": info.kind == "decoder",
+        "pooling": app.context.pooling.name,
+        "log": {
+            "json": config.log_format == "json",
+            "access": shows_access(config.access_log, config.engine.log_level),
+            "probes": config.access_log_probes,
+        },
+        "metrics": {"seconds": SECONDS, "tokens": TOKENS, "window_s": WINDOW_NS / 1e9},
+        "watch": TIMES,
+    }
+    return msgspec.json.encode(found)
 
 
-def _errors(limits: Limits) -> ErrorsConfig:
+def _errors(limits: Limits) -> dict[str, Any]:
+    """What is said where a request fails that was accepted. A message is empty where the engine has the words."""
     asked, has = 10**15, 10**16
     few = _told(too_many_dimensions(asked, has))
-    for body in (few.openai, few.anthropic):
-        text = body["error"]["message"].replace(str(has), "{has}").replace(str(asked), "{asked}")
-        body["error"] = {**body["error"], "message": text}
-    return ErrorsConfig(
-        grammar_refused=GRAMMAR_REFUSED,
-        engine=_told(engine_error("")),
-        grammar=_told(grammar_refused("")),
-        engine_gone=_told(engine_gone("")),
-        no_embedding=_told(no_embedding()),
-        dimensions=few,
-        too_late=_told(too_late(limits.request_timeout or 0.0)),
-        bug=_told(internal_error("panic")),
-    )
+    for name in ("openai", "anthropic"):
+        error = few[name]["error"]
+        text = error["message"].replace(str(has), "{has}").replace(str(asked), "{asked}")
+        few[name]["error"] = {**error, "message": text}
+    return {
+        "grammar_refused": GRAMMAR_REFUSED,
+        "engine": _told(engine_error("")),
+        "grammar": _told(grammar_refused("")),
+        "engine_gone": _told(engine_gone("")),
+        "no_embedding": _told(no_embedding()),
+        "dimensions": few,
+        "too_late": _told(too_late(limits.request_timeout or 0.0)),
+        "bug": _told(internal_error("panic")),
+    }
 
 
-def _told(error: ApiError) -> Told:
-    return Told(error.status, error.code, error.body, error.anthropic_body())
+def _told(error: ApiError) -> dict[str, Any]:
+    return {"status": error.status, "code": error.code, "openai": error.body, "anthropic": error.anthropic_body()}
 
 
-def _tools(parsing: Parsing, name: str) -> ToolsConfig | None:
+def _tools(parsing: Parsing, name: str) -> dict[str, Any] | None:
     """None: conversations with tools have a template of their own."""
-    return None if parsing.has_own_template else ToolsConfig(name, not parsing.shows_tools)
+    return None if parsing.has_own_template else {"name": name, "explained": not parsing.shows_tools}
 
 
 def _fields(model: type[Body]) -> dict[str, list[Any] | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -31,27 +32,30 @@ _ERROR = FinishReason.ERROR
 _NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
 
 
-class Generation:
-    """`prompts` times `sampling.n` choices; choice i * n + j belongs to prompt i."""
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """One call of the model, whichever API asks for it. `names_length`: `sampling.max_tokens` is the client's, no
+    default. `only_prompt`: the token that comes is dropped. `shown`: special tokens that are part of the text.
+    `ignored`: fields that have no effect on this model. `rid`: whoever knows it may end this."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        request: HttpRequest,
-        prompts: Sequence[Int32Array],
-        sampling: SamplingParams,
-        priority: int = 0,
-        *,
-        names_length: bool = True,
-        shown: frozenset[int] = frozenset(),
-        only_prompt: bool = False,
-        rid: str | None = None,
-        receipts: OfAnswers | None = None,
-    ) -> None:
-        """Submit to the engine. `names_length`: `sampling.max_tokens` is the client's, no default. `shown`: special
-        tokens that are part of the text. `only_prompt`: the token that comes is dropped. `rid`: whoever knows it may
-        end this. Raises `ApiError` 429 if too much waits already."""
-        context.keys.check_priority(request.key, priority)
+    prompts: Sequence[Int32Array]
+    sampling: SamplingParams
+    names_length: bool = True
+    only_prompt: bool = False
+    shown: frozenset[int] = frozenset()
+    ignored: tuple[str, ...] = ()
+    priority: int = 0
+    rid: str | None = None
+    receipts: OfAnswers | None = None
+
+
+class Generation:
+    """Prompts times `sampling.n` choices; choice i * n + j belongs to prompt i."""
+
+    def __init__(self, context: ServerContext, request: HttpRequest, wanted: Wanted) -> None:
+        """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
+        prompts, sampling, names_length = wanted.prompts, wanted.sampling, wanted.names_length
+        context.keys.check_priority(request.key, wanted.priority)
         num_prompt_tokens = sum(map(len, prompts))
         context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
         self._run_in_lane = context.prompts.run
@@ -66,11 +70,11 @@ class Generation:
         self._sink: Callable[[list[Delta]], None] | None = None
         self._is_paused = False
         self._n = sampling.n
-        self._only_prompt = only_prompt
+        self._only_prompt = wanted.only_prompt
         self._timer: asyncio.TimerHandle | None = None
         self._is_replaying = False
         self._keys = context.keys
-        self._receipts = receipts
+        self._receipts = wanted.receipts
         self._prompt_tokens: dict[int, list[Logprob]] = {}  # by prompt, with log probabilities
         sampling = context.served.sampling_for(sampling, request.model or context.served.name)
         resumable, before = request.resumable, None
@@ -91,10 +95,10 @@ class Generation:
                 context.tokenizer,
                 max_seq_len,
                 subscriber,
-                priority,
+                wanted.priority,
                 lengths=found.by_prompt,
                 key=request.key,
-                shown=shown,
+                shown=wanted.shown,
                 before=before,
                 background=in_background,
             )
@@ -102,8 +106,8 @@ class Generation:
             raise engine_gone(str(error)) from error
         self._open = list(self._states)
         self._running, self._entry = context.running, set[Running]()
-        if rid is not None:
-            self._entry.add((request.key, rid, self.end_early))
+        if wanted.rid is not None:
+            self._entry.add((request.key, wanted.rid, self.end_early))
             self._running |= self._entry
         self._metrics.accepted(len(self._states))
         self._keys.accepted(request.key, len(self._states), num_prompt_tokens)
@@ -370,26 +374,22 @@ class Generation:
 
     def usage_of(self, index: int) -> dict[str, Any]:
         """The usage of one choice."""
-        state = self._states[index]
-        num_prompt, num_generated = len(state.prompt), len(state.token_ids)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt + num_generated,
-            "prompt_tokens_details": {"cached_tokens": state.cached_len or 0},
-        }
+        return _usage([self._states[index]], [self._states[index]])
 
-    def usage(self) -> dict[str, object]:
+    def usage(self) -> dict[str, Any]:
         """OpenAI's usage: each prompt counts once, however many choices it has."""
-        prompts = self._of_prompts()
-        num_prompt = sum(len(state.prompt) for state in prompts)
-        num_generated = sum(len(state.token_ids) for state in self._states)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt + num_generated,
-            "prompt_tokens_details": {"cached_tokens": sum(state.cached_len or 0 for state in prompts)},
-        }
+        return _usage(self._of_prompts(), self._states)
+
+
+def _usage(prompts: Sequence[RequestState], choices: Sequence[RequestState]) -> dict[str, Any]:
+    num_prompt = sum(len(state.prompt) for state in prompts)
+    num_generated = sum(len(state.token_ids) for state in choices)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(state.cached_len or 0 for state in prompts)},
+    }
 
 
 def _with_room_for_logprobs(

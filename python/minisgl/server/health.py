@@ -10,8 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.engine_client import ProcessClient
@@ -22,6 +21,7 @@ from minisgl.server.formatter import json_response
 from minisgl.server.live import about
 from minisgl.utils.installed import own_version
 
+OK = {"status": "ok"}
 DEGRADED = "degraded"  # one of several engines does not serve: the others do
 
 
@@ -48,7 +48,7 @@ class Starting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason = f"the model is loading: {self._doing}"
         if scope["path"] == "/livez":
-            answer = json_response({"status": "ok"})
+            answer = json_response(OK)
         elif scope["path"] == "/health":
             answer = json_response({"status": "loading", "model": self._model_name, "reason": reason})
             answer.status_code = 503
@@ -57,48 +57,42 @@ class Starting:
         await answer(scope, receive, send)
 
 
-def add_health(app: FastAPI, context: ServerContext) -> None:
-    def check_alive() -> None:
-        if (found := trouble(context.client, context.limits.step_timeout)) is not None:
-            raise ApiError(503, found, kind=SERVER, code="not_alive")
+def livez(context: ServerContext) -> dict[str, str]:
+    """Whether the process and its step loop are alive."""
+    if (found := trouble(context.client, context.limits.step_timeout)) is not None:
+        raise ApiError(503, found, kind=SERVER, code="not_alive")
+    return OK
 
-    @app.get("/livez")
-    async def livez() -> Response:
-        """Whether the process and its step loop are alive."""
-        check_alive()
-        return json_response({"status": "ok"})
 
-    @app.get("/readyz")
-    @app.get("/health_generate")  # SGLang's: it generates a token; here the step loop says that it lives
-    async def readyz() -> Response:
-        """Whether new requests are served: loaded, warm, alive, not draining."""
-        check_alive()
-        _ = context.info
-        if context.draining:
-            raise draining()
-        if context.opening:
-            raise loading("the gateway is starting")
-        return json_response({"status": "ok"})
+def readyz(context: ServerContext) -> dict[str, str]:
+    """Whether new requests are served: loaded, warm, alive, not draining. SGLang's `/health_generate` generates a token
+    for that; here the step loop says that it lives."""
+    livez(context)
+    _ = context.info
+    if context.draining:
+        raise draining()
+    if context.opening:
+        raise loading("the gateway is starting")
+    return OK
 
-    @app.get("/health")
-    @app.get("/v1/health")  # llama.cpp's
-    async def health() -> Response:
-        found = _health(context)
-        answer = json_response(found)
-        answer.status_code = 200 if found["status"] in ("ok", DEGRADED) else 503
-        return answer
 
-    @app.get("/version")
-    async def version() -> Response:
-        return json_response({"version": own_version()})
+def health(context: ServerContext) -> Response:
+    found = _health(context)
+    answer = json_response(found)
+    answer.status_code = 200 if found["status"] in ("ok", DEGRADED) else 503
+    return answer
 
-    @app.get("/stats")
-    async def stats() -> Response:
-        return json_response(about(context) | {"load": load(context)} | context.metrics.snapshot())
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+def version(context: ServerContext) -> dict[str, str]:
+    return {"version": own_version()}
+
+
+def stats(context: ServerContext) -> dict[str, Any]:
+    return about(context) | {"load": load(context)} | context.metrics.snapshot()
+
+
+def metrics(context: ServerContext) -> Response:
+    return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def load(context: ServerContext) -> dict[str, float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import resource
 import select
 import socket
@@ -42,6 +43,7 @@ PROBE_AFTER_S = (
 MAX_PROBES_WAIT = 10  # times as long
 _log = logging.getLogger("minisgl.server")
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute target
 _HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
 
 
@@ -143,10 +145,11 @@ def _is_reset(transport: asyncio.Transport) -> bool:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with seven changes: what is no HTTP gets an error of our shape too, a request line with headers
+    """uvicorn's, with eight changes: what is no HTTP gets an error of our shape too, a request line with headers
     that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
     requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
-    of the connection and still be answered, and what comes behind a body in chunks (trailers) is no header."""
+    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, and the host of
+    an absolute target counts instead of `Host`, as RFC 9112 says."""
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
@@ -219,6 +222,8 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = -1
         self._stop_timer()
+        if (target := _AUTHORITY.match(self.url)) is not None:
+            self.headers[:] = [(name, target[1] if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
         self._cycles = (*self._unanswered(), self.cycle)
         if self.scope["http_version"] == "1.0":

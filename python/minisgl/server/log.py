@@ -63,18 +63,10 @@ def set_up(kind: LogFormat, *, access: bool, level: str = "info") -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, LEVELS[level]))
 
 
-def say(text: str) -> None:
-    """A line of the server's own."""
-    _server.info(text)
-
-
-def warn(text: str) -> None:
-    _server.warning(text)
-
-
-def complain(text: str) -> None:
-    """Why the server ends."""
-    _server.error(text)
+say, warn = _server.info, _server.warning
+"""A line of the server's own."""
+complain = _server.error
+"""Why the server ends."""
 
 
 def narrate(lines: Sequence[str]) -> None:

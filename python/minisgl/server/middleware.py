@@ -182,18 +182,7 @@ class Posts:
         try:
             answer = await self._prepare(request, receive, *found)
             if isinstance(answer, Formatter):
-                with Generation(
-                    self._context,
-                    request,
-                    answer.prompts,
-                    answer.sampling,
-                    answer.priority,
-                    names_length=answer.names_length,
-                    shown=answer.shown,
-                    only_prompt=answer.only_prompt,
-                    rid=answer.rid,
-                    receipts=answer.receipts,
-                ) as generation:
+                with Generation(self._context, request, answer.wanted) as generation:
                     if answer.stream:
                         end = await _stream(generation, answer, request, scope[CONNECTION], send)
                     else:
@@ -232,9 +221,10 @@ class Posts:
                 with ids.of(None if request.resumable is None else request.resumable.source):
                     answer = await endpoint(context, body, request)
                     if isinstance(answer, Formatter) and getattr(body, FIELD, None):
-                        if answer.only_prompt:
+                        wanted = answer.wanted
+                        if wanted.only_prompt:
                             raise bad_value(FIELD, True, "an answer of no tokens has none")
-                        answer.sampling, answer.receipts = await self._receipts.begin(answer.sampling, request.model)
+                        wanted.sampling, wanted.receipts = await self._receipts.begin(wanted.sampling, request.model)
                     return answer
         except TimeoutError as error:
             raise too_late(limits.request_timeout or 0.0) from error
@@ -269,7 +259,7 @@ async def _stream(
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
         with connection.stream(generation.pause, generation.resume):
-            if generation.is_large and formatter.sampling.prompt_logprobs is not None:
+            if generation.is_large and formatter.wanted.sampling.prompt_logprobs is not None:
                 await generation.stream_from_lane(first, show, connection.write)
             else:
                 await generation.stream(first, show, connection.write)

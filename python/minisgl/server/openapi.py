@@ -1,8 +1,8 @@
 """The OpenAPI page: every route with the body it takes and the answers it gives. /docs is the same as HTML that needs
 nothing else, no script and no other host.
 
-Invariants: bodies and answers are those of bodies.py and answers.py; a route of the app that is not described here is
-an error at the first look; text of a schema stands in the HTML as text.
+Invariants: bodies and answers are those of routes.py; a route of the app that is not described there is an error at the
+first look; text of a schema stands in the HTML as text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -19,15 +18,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies, classify, rerank
-from minisgl.server.batches import body as batches
+from minisgl.server import answers, bodies
 from minisgl.server.errors import is_anthropic, is_ollama
-from minisgl.server.llama_cpp import body as llama_cpp
-from minisgl.server.messages import body as messages_answers
-from minisgl.server.messages import body as messages_body
-from minisgl.server.ollama import body as ollama
-from minisgl.server.responses import body as responses_answers
-from minisgl.server.responses import body as responses_body
+from minisgl.server.messages.body import AnthropicErrorAnswer
+from minisgl.server.ollama.body import OllamaError
+from minisgl.server.routes import ROUTES, Route
 from minisgl.utils.installed import own_version
 
 WORDS = {
@@ -79,245 +74,6 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    path: str
-    method: str
-    summary: str
-    answer: type[BaseModel] | None  # None: plain text
-    body: type[BaseModel] | None = None
-    errors: tuple[int, ...] = (401, 403, 503)
-    body_type: str = "application/json"
-
-
-_GENERATE = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-_TEXT = tuple(status for status in _GENERATE if status != 500)
-_RESPONSE = "/v1/responses/{response_id}"
-_KEPT = (400, 401, 403, 404)
-_REFUSED = (401, 403, 415, 501)
-_KEEP = (*_GENERATE[:5], 409, *_GENERATE[5:])
-_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
-_STATE = (401, 403, 404, 500, 501, 503)
-_STATES = (400, 401, 403, 500, 501, 503)
-_NEW_BATCH = (400, 401, 403, 408, 409, 413, 415, 429, 500, 501, 503)
-ROUTES: tuple[Route, ...] = (
-    Route("/v1/chat/completions", "post", "Answer a conversation.", answers.ChatAnswer, bodies.ChatRequest, _GENERATE),
-    Route(
-        "/v1/completions",
-        "post",
-        "Continue texts or token ids.",
-        answers.CompletionAnswer,
-        bodies.CompletionRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/v1/responses",
-        "post",
-        "Answer a conversation (OpenAI's newer API).",
-        responses_answers.ResponseAnswer,
-        responses_body.ResponsesRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/v1/responses/input_tokens",
-        "post",
-        "Count an input's tokens.",
-        responses_answers.InputTokens,
-        responses_body.ResponsesRequest,
-        _TEXT,
-    ),
-    Route(_RESPONSE, "get", "Get a stored answer.", responses_answers.ResponseAnswer, errors=_KEPT),
-    Route(_RESPONSE, "delete", "Delete a stored answer.", responses_answers.ResponseDeleted, errors=_KEPT[1:]),
-    Route(
-        f"{_RESPONSE}/cancel",
-        "post",
-        "Always refused: there is no background mode.",
-        responses_answers.ResponseAnswer,
-        errors=(400, 401, 403, 404, 415),
-    ),
-    Route(
-        f"{_RESPONSE}/input_items", "get", "Get the input of a stored answer.", responses_answers.ItemList, errors=_KEPT
-    ),
-    Route(
-        "/v1/messages",
-        "post",
-        "Answer a conversation (Anthropic's API).",
-        messages_answers.MessageAnswer,
-        messages_body.MessagesRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/v1/messages/count_tokens",
-        "post",
-        "Count a conversation's tokens.",
-        messages_answers.TokenCount,
-        messages_body.CountTokensRequest,
-        _TEXT,
-    ),
-    Route(
-        "/v1/embeddings",
-        "post",
-        "Get vectors of texts.",
-        bodies.EmbeddingAnswer,
-        bodies.EmbeddingRequest,
-        _GENERATE,
-    ),
-    *(
-        Route(path, "post", "Rank texts by a query.", rerank.RerankAnswer, rerank.RerankRequest, _GENERATE)
-        for path in ("/v1/rerank", "/v2/rerank")
-    ),
-    Route("/v1/score", "post", "Score pairs of texts.", rerank.ScoreAnswer, rerank.ScoreRequest, _GENERATE),
-    Route("/v1/classify", "post", "Label texts.", classify.ClassifyAnswer, classify.ClassifyRequest, _GENERATE),
-    Route(
-        "/v1/files",
-        "post",
-        "Upload a file of requests for a batch.",
-        batches.FileAnswer,
-        batches.FileUpload,
-        _NEW_BATCH,
-        "multipart/form-data",
-    ),
-    Route("/v1/files", "get", "List the caller's files.", batches.FileList, errors=_STATES),
-    Route(_FILE, "get", "One file.", batches.FileAnswer, errors=_STATE),
-    Route(f"{_FILE}/content", "get", "A file's content.", None, errors=_STATE),
-    Route(_FILE, "delete", "Delete a file.", batches.FileDeleted, errors=(*_STATE[:3], 409, *_STATE[3:])),
-    Route(
-        "/v1/batches",
-        "post",
-        "Answer the requests of a file in the background.",
-        batches.BatchAnswer,
-        batches.BatchRequest,
-        _NEW_BATCH,
-    ),
-    Route("/v1/batches", "get", "List the caller's batches.", batches.BatchList, errors=_STATES),
-    Route(_BATCH, "get", "One batch, with how far it is.", batches.BatchAnswer, errors=_STATE),
-    Route(
-        f"{_BATCH}/cancel",
-        "post",
-        "Cancel a batch; what is answered is kept.",
-        batches.BatchAnswer,
-        errors=(*_STATE[:3], 409, 415, *_STATE[3:]),
-    ),
-    Route("/generate", "post", "Continue one prompt.", answers.GenerateAnswers, bodies.GenerateRequest, _GENERATE),
-    Route(
-        "/tokenize",
-        "post",
-        "Get the token ids of a text or a conversation.",
-        answers.TokenizeAnswer,
-        bodies.TokenizeRequest,
-        _TEXT,
-    ),
-    Route(
-        "/detokenize", "post", "Get the text of token ids.", answers.DetokenizeAnswer, bodies.DetokenizeRequest, _TEXT
-    ),
-    Route(
-        "/completion",
-        "post",
-        "Continue texts, in llama.cpp's form.",
-        llama_cpp.LlamaCppAnswers,
-        llama_cpp.LlamaCppCompletion,
-        _GENERATE,
-    ),
-    Route(
-        "/infill",
-        "post",
-        "Fill the gap between two texts, in llama.cpp's form.",
-        llama_cpp.LlamaCppAnswer,
-        llama_cpp.InfillRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/apply-template",
-        "post",
-        "Get the text that the chat template makes of a conversation.",
-        llama_cpp.RenderedTemplate,
-        bodies.TokenizeRequest,
-        _TEXT,
-    ),
-    Route("/props", "get", "What is served, in llama.cpp's form.", llama_cpp.Props),
-    Route("/slots", "get", "How many requests run, in llama.cpp's form.", llama_cpp.Slots),
-    Route(
-        "/api/chat",
-        "post",
-        "Answer a conversation (Ollama's API).",
-        ollama.OllamaChatAnswer,
-        ollama.OllamaChatRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/api/generate",
-        "post",
-        "Answer or continue a prompt (Ollama's API).",
-        ollama.OllamaGenerateAnswer,
-        ollama.OllamaGenerateRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/api/embed",
-        "post",
-        "Get vectors of texts (Ollama's API).",
-        ollama.OllamaEmbedAnswer,
-        ollama.OllamaEmbedRequest,
-        _GENERATE,
-    ),
-    Route(
-        "/api/embeddings",
-        "post",
-        "Get the vector of a text (Ollama's older API).",
-        ollama.OllamaEmbeddingsAnswer,
-        ollama.OllamaEmbeddingsRequest,
-        _GENERATE,
-    ),
-    Route("/api/show", "post", "The model (Ollama's API).", ollama.OllamaShown, ollama.OllamaShowRequest, _TEXT),
-    Route("/api/tags", "get", "The model and its adapters (Ollama's API).", ollama.OllamaModels),
-    Route("/api/ps", "get", "The same, with when they are unloaded: never.", ollama.OllamaModels),
-    Route("/api/version", "get", "The version of Ollama's API.", ollama.OllamaVersion, errors=(401, 403)),
-    *(
-        Route(f"/api/{name}", method, "Always refused: there is one model.", ollama.OllamaError, errors=_REFUSED)
-        for name, method in (
-            ("pull", "post"),
-            ("push", "post"),
-            ("create", "post"),
-            ("copy", "post"),
-            ("delete", "delete"),
-        )
-    ),
-    Route("/abort_request", "post", "End requests to /generate.", None, bodies.AbortGenerate, _TEXT),
-    Route("/v1/load_lora_adapter", "post", "Load an adapter.", None, bodies.LoadAdapterRequest, _KEEP),
-    Route("/v1/unload_lora_adapter", "post", "Unload an adapter.", None, bodies.UnloadAdapterRequest, _TEXT),
-    Route("/v1", "get", "Check that the API is there; POST and OPTIONS do the same.", answers.Status),
-    Route("/v1/models", "get", "The served model and its adapters.", answers.ModelList),
-    Route("/v1/models/{model_id}", "get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
-    Route("/version", "get", "The server's version.", answers.Version, errors=(401, 403)),
-    Route("/livez", "get", "Check that the process and its step loop are alive.", answers.Status, errors=(403, 503)),
-    Route("/readyz", "get", "Check that the server accepts requests.", answers.Status, errors=(403, 503)),
-    Route("/health_generate", "get", "The same, by SGLang's name.", answers.Status),
-    Route("/get_model_info", "get", "The served model, in SGLang's form.", answers.ModelInfo),
-    Route("/model_info", "get", "The same.", answers.ModelInfo),
-    Route("/get_server_info", "get", "The same.", answers.ModelInfo),
-    Route("/server_info", "get", "The same.", answers.ModelInfo),
-    Route("/health", "get", "The state in detail.", answers.Health),
-    Route("/v1/health", "get", "The same.", answers.Health),
-    Route("/stats", "get", "What both processes measure about themselves.", answers.Stats, errors=(401, 403)),
-    Route("/metrics", "get", "Metrics in Prometheus' text format.", None, errors=(401, 403)),
-    Route(
-        "/v1/cache", "delete", "Empty the prefix cache, except for what requests and pins hold.", answers.CacheAnswer
-    ),
-    Route("/v1/cache/prefixes", "get", "List the stored prefixes.", answers.PrefixList),
-    Route(
-        "/v1/cache/prefixes", "post", "Store a prefix in the cache.", answers.PrefixAnswer, bodies.PrefixRequest, _KEEP
-    ),
-    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", answers.PrefixAnswer, errors=(401, 403, 404, 503)),
-    Route(
-        "/v1/cache/prefixes/{prefix_id}",
-        "delete",
-        "Release a stored prefix.",
-        answers.PrefixDeleted,
-        errors=(401, 403, 404, 503, 504),
-    ),
-)
-
-
 def install_openapi(app: FastAPI) -> None:
     """Make the page of `app` the one described here. Raises `RuntimeError` for a route without a description."""
     served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
@@ -334,7 +90,7 @@ def _name(path: str) -> str:
 
 def _page() -> dict[str, Any]:
     models: set[Any] = {m for route in ROUTES for m in (route.body, route.answer) if m is not None}
-    models |= {answers.ErrorAnswer, messages_answers.AnthropicErrorAnswer, ollama.OllamaError}
+    models |= {answers.ErrorAnswer, AnthropicErrorAnswer, OllamaError}
     ordered = sorted(models, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=_REF)
     return {
@@ -379,9 +135,9 @@ def _responses(route: Route) -> dict[str, Any]:
         responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
     error: type[BaseModel] = answers.ErrorAnswer
     if is_anthropic(route.path):
-        error = messages_answers.AnthropicErrorAnswer
+        error = AnthropicErrorAnswer
     elif is_ollama(route.path):
-        error = ollama.OllamaError
+        error = OllamaError
     for status in route.errors:
         responses[str(status)] = {"description": _REASONS[status], "content": _json(error)}
     return responses

@@ -24,7 +24,7 @@ from minisgl.message import EngineReady
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import BOUNDS, SCORE, SamplingParams
 from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
-from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors
+from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors, wrong
 from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
 from minisgl.server.tools import Parsing, explained
 from minisgl.server.waiting import Queue
@@ -191,7 +191,7 @@ class Prompts:
         try:
             return Pairs.of(self.tokenizer)
         except ValueError as error:
-            raise ApiError(400, f"model: {error}", param="model", code="unsupported_value") from error
+            raise wrong("model", str(error), "unsupported_value") from error
 
     @functools.cached_property
     def _behind_judged(self) -> Int32Array:
@@ -316,13 +316,12 @@ class Prompts:
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
         """What only the model knows."""
         if self._encodes and sampling.embedding is None:
-            text = "model: it is an encoder, which gives embeddings (POST /v1/embeddings) and no text"
+            what = "is an encoder, which gives embeddings (POST /v1/embeddings)"
             if self.info.gives_scores:
-                text = "model: it gives scores (POST /v1/rerank, /v1/score, /v1/classify) and no text"
-            raise ApiError(400, text, param="model", code="unsupported_value")
+                what = "gives scores (POST /v1/rerank, /v1/score, /v1/classify)"
+            raise wrong("model", f"it {what} and no text", "unsupported_value")
         if sampling.embedding == SCORE and not self.info.gives_scores:
-            text = "model: it gives no scores: a cross encoder or a classifier does"
-            raise ApiError(400, text, param="model", code="unsupported_value")
+            raise wrong("model", "it gives no scores: a cross encoder or a classifier does", "unsupported_value")
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
@@ -406,4 +405,4 @@ class _Fits:
         if isinstance(error, TooManyTokens):
             raise self._too_long(error.count, self._field, at_least=error.at_least) from None
         if isinstance(error, NotEncodable):
-            raise ApiError(400, f"{self._field}: {error}", param=self._field, code="invalid_value") from None
+            raise wrong(self._field, str(error)) from None

@@ -17,7 +17,7 @@ from minisgl.config import ConfigError
 from minisgl.frontend.output_processor import Delta, RequestState
 from minisgl.receipt import LogprobDigest, Model, Numerics, Receipt
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import ApiError, wrong
 from minisgl.tokenizer.tokenizer import tokenizer_json
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Receipts:
             try:
                 self._found[number] = self._model(folder)
             except ConfigError as error:
-                raise ApiError(400, f"{FIELD}: {error}", param=FIELD, code="unsupported_value") from error
+                raise wrong(FIELD, str(error), "unsupported_value") from error
 
     def _model(self, adapter: str | None) -> tuple[Model, Numerics]:
         info, config, tokenizer = self._context.info, self._context.config.engine, self._context.tokenizer

@@ -33,7 +33,7 @@ from minisgl.config import Limits
 from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.bodies import GenerateSampling
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.errors import ApiError, bad_value, missing, wrong
 from minisgl.server.fields import SAY_INSTEAD, Body
 from minisgl.server.resume import Resumable
 from minisgl.server.waiting import Turns
@@ -169,7 +169,7 @@ class HttpRequest:
                 step_s = min(STALLED_S, timeout_s - silent_s)
 
     async def _wait_for_turn(self, turns: Turns, size: int) -> None:
-        self._held = await turns.take(size)
+        self._held = await turns.take(size, self.key)
         self._turns = turns
 
     def body_done(self) -> None:
@@ -274,7 +274,7 @@ def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) ->
     if found["type"] in OF_ERRORS:
         return bad_value(field, found["input"], f"must be {allowed(model, path, data, found['type'])}")
     if found["type"] == "missing":
-        return ApiError(400, f"{field}: required", param=field, code="missing_required_parameter")
+        return missing(field)
     if found["type"] == "too_long":
         return bad_value(field, len(found["input"]), f"at most {found['ctx']['max_length']} entries")
     reason = found["msg"][0].lower() + found["msg"][1:]
@@ -340,8 +340,7 @@ def _too_many(body: bytes | bytearray, end: int, what: str) -> ApiError:
                 depth -= 1
             elif depth == 1 and _COLON.match(body, after):
                 field = _name(body[at:after])
-    text = f"{field}: {what} up to here in the body: send fewer in one request"
-    return ApiError(400, text, param=field, code="too_many_values")
+    return wrong(field, f"{what} up to here in the body: send fewer in one request", "too_many_values")
 
 
 def _name(written: bytes | bytearray) -> str:

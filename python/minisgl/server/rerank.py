@@ -15,18 +15,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import Field, StrictBool, StrictStr
 
-from minisgl.config import MAX_PRIORITY
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.server.answers import Answer
+from minisgl.server.bodies import OfInputs
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import embedding_sampling
-from minisgl.server.errors import ApiError, bad_value, no_embedding
-from minisgl.server.fields import Body, Int64, described
+from minisgl.server.errors import bad_value, no_embedding, wrong
+from minisgl.server.fields import Body, Int64, TextOr, described
 from minisgl.server.formatter import Formatter
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Generation, Wanted
+from minisgl.server.request import HttpRequest
 from minisgl.step import Int32Array
 
 _CUT = "with false, what is too long is refused; by default it is cut at its end."
@@ -38,24 +40,11 @@ class Document(Body):
     text: StrictStr
 
 
-def _kind(value: object) -> str:
-    return "<document>" if isinstance(value, dict) else "<text>"
+_Document = TextOr[Document]
+_OneOrMore = TextOr[Annotated[list[StrictStr], _TEXTS]]
 
 
-def _is_list(value: object) -> str:
-    return "<texts>" if isinstance(value, list) else "<text>"
-
-
-_Document = Annotated[
-    Annotated[StrictStr, Tag("<text>")] | Annotated[Document, Tag("<document>")], Discriminator(_kind)
-]
-_OneOrMore = Annotated[
-    Annotated[StrictStr, Tag("<text>")] | Annotated[list[StrictStr], _TEXTS, Tag("<texts>")], Discriminator(_is_list)
-]
-
-
-class RerankRequest(Body):
-    model: StrictStr | None = described("The served model's name. Default: the served model.")
+class RerankRequest(OfInputs):
     query: StrictStr = Field(description="What is looked for.")
     documents: Annotated[list[_Document], _TEXTS] = Field(
         description=f"1 to {BOUNDS.max_inputs} texts, or objects with a `text`."
@@ -65,25 +54,16 @@ class RerankRequest(Body):
     max_tokens_per_doc: Int64 | None = described("Cohere's: read so many tokens of each document.", minimum=1)
     truncate: StrictBool | None = described(f"A document beside its query: {_CUT}")
     instruction: StrictStr | None = described(_INSTRUCTION)
-    priority: Int64 | None = described(
-        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
-    )
-    user: StrictStr | None = described("Accepted, without effect.")
 
     def texts(self) -> list[str]:
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class ScoreRequest(Body):
-    model: StrictStr | None = described("The served model's name. Default: the served model.")
+class ScoreRequest(OfInputs):
     text_1: _OneOrMore = Field(description="A text, or as many as `text_2` has.")
     text_2: _OneOrMore = Field(description="A text, or several; one `text_1` is compared with each.")
     truncate: StrictBool | None = described(f"The second text beside the first: {_CUT}")
     instruction: StrictStr | None = described(_INSTRUCTION)
-    priority: Int64 | None = described(
-        "Smaller numbers go first; 0 by default.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY
-    )
-    user: StrictStr | None = described("Accepted, without effect.")
 
     def pairs(self) -> list[tuple[str, str]]:
         one, other = ([text] if isinstance(text, str) else text for text in (self.text_1, self.text_2))
@@ -92,10 +72,6 @@ class ScoreRequest(Body):
         if len(one) != len(other):
             raise bad_value("text_1", len(one), f"must be one text, or as many as text_2 has: {len(other)}")
         return list(zip(one, other, strict=True))
-
-
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class ScoreUsage(Answer):
@@ -131,18 +107,17 @@ class ScoreAnswer(Answer):
     usage: ScoreUsage
 
 
-async def rerank_endpoint(context: ServerContext, asked: RerankRequest) -> Formatter:
-    if asked.top_n is not None and asked.top_n < 1:
-        raise bad_value("top_n", asked.top_n, "must be at least 1")
-    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
-        raise bad_value("max_tokens_per_doc", asked.max_tokens_per_doc, "must be at least 1")
+async def rerank_endpoint(context: ServerContext, asked: RerankRequest, request: HttpRequest) -> Formatter:
+    for name in ("top_n", "max_tokens_per_doc"):
+        if (value := getattr(asked, name)) is not None and value < 1:
+            raise bad_value(name, value, "must be at least 1")
     pairs = [(asked.query, text) for text in asked.texts()]
     name = context.served.check(asked.model)
     scores = await _Scores.of(context, pairs, ("query", "documents"), asked, asked.max_tokens_per_doc)
     return _Ranked(name, scores, asked)
 
 
-async def score_endpoint(context: ServerContext, asked: ScoreRequest) -> Formatter:
+async def score_endpoint(context: ServerContext, asked: ScoreRequest, request: HttpRequest) -> Formatter:
     name = context.served.check(asked.model)
     scores = await _Scores.of(context, asked.pairs(), ("text_1", "text_2"), asked, None)
     return _Scored(name, scores, asked)
@@ -193,8 +168,8 @@ class _Scores:
         if self._pairs is None:
             labels = [score(one) for one in numbers]
             if len(labels[0]) != 1:
-                text = f"model: its head has {len(labels[0])} labels: a score needs one with a single one"
-                raise ApiError(400, text, param="model", code="unsupported_value")
+                reason = f"its head has {len(labels[0])} labels: a score needs one with a single one"
+                raise wrong("model", reason, "unsupported_value")
             return [sigmoid(one[0]) for one in labels]
         vectors = [np.frombuffer(one, np.float32).astype(np.float64) for one in numbers]
         vectors = [one / (math.sqrt(float(one @ one)) or 1.0) for one in vectors]
@@ -218,19 +193,13 @@ class OfScores(Formatter):
     def __init__(
         self, model: str, prompts: Sequence[Int32Array], sampling: SamplingParams, priority: int | None
     ) -> None:
-        super().__init__(prompts, sampling, stream=False, priority=priority, names_length=True)
+        super().__init__(Wanted(prompts, sampling), priority=priority)
         self._model = model
 
     def answer(self, **more: Any) -> dict[str, Any]:
         num_tokens = sum(map(len, self.prompts))
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return {"model": self._model, **more, "usage": usage}
-
-    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        raise NotImplementedError("scores come whole")
-
-    def end(self, generation: Generation) -> bytes:
-        raise NotImplementedError("scores come whole")
 
 
 class _Ranked(OfScores):

@@ -17,18 +17,18 @@ from minisgl.config import MAX_PRIORITY
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource, Kind, the_one
 from minisgl.sampling_params import BOUNDS, ParamError, SamplingParams
 from minisgl.server import fields
-from minisgl.server.fields import Body, Int64, Side, TokenId, described, ranged, text_or_list
+from minisgl.server.fields import Body, Int64, Side, TextOr, TokenId, described, present, ranged
 
 MAX_CHOICE_TEXTS = 16_384
 MAX_WHITESPACE_CHARS = 64
-
-
-def _is_text(value: object) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
+_PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+_AS_ASKED = ("temperature", "top_p", "seed", "n", "min_tokens", "ignore_eos", "min_p", *_PENALTIES)
+"""Fields that a request and its `SamplingParams` have in common."""
 
 
 Schema = Annotated[
-    Annotated[StrictStr, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")], Discriminator(_is_text)
+    Annotated[StrictStr, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
 ]
 Choice = Annotated[list[StrictStr], Field(fail_fast=True, max_length=MAX_CHOICE_TEXTS)]
 
@@ -154,11 +154,7 @@ def _source(kind: Kind, value: Any, field: str, whitespace: str | None) -> Gramm
     return GrammarSource(kind, value, field, whitespace)
 
 
-Stop = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+Stop = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings)]]
 
 
 class StreamOptions(Body):
@@ -242,24 +238,14 @@ class Sampling(Structured):
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
+        given = {name: getattr(self, name) for name in _AS_ASKED} | {
             "top_k": -1 if self.top_k == 0 else self.top_k,
-            "seed": self.seed,
-            "n": self.n,
-            "min_tokens": self.min_tokens,
-            "ignore_eos": self.ignore_eos,
-            "min_p": self.min_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
             "logit_bias": _logit_bias(self.logit_bias),
             "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             "bad_words": None if self.bad_words is None else tuple(self.bad_words),
             **asked,
         }
-        fields = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        fields = {**defaults, **present(given)}
         fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
         return SamplingParams(**fields).check()
 
@@ -283,5 +269,4 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
 
 def shared_fields(asked: Sampling, but_for: Collection[str]) -> dict[str, Any]:
     """Those of `asked` that every generating endpoint has, and that are given."""
-    given = {name: getattr(asked, name) for name in Sampling.model_fields if name not in but_for}
-    return {name: value for name, value in given.items() if value is not None}
+    return present({name: getattr(asked, name) for name in Sampling.model_fields if name not in but_for})

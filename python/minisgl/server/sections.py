@@ -88,7 +88,8 @@ class Sections:
         self._open: Section | None = None
         self._blank = JoinedText()  # text that may turn out to be none
 
-    def take(self, parts: list[Part]) -> list[Change]:
+    def take(self, parts: list[Part], *, is_end: bool = False) -> list[Change]:
+        """`is_end`: no more come."""
         changes: list[Change] = []
         for part in parts:
             match part:
@@ -100,7 +101,7 @@ class Sections:
                     self._begin(Section(len(self.all), "call", call_id, name), changes)
                 case CallArguments(_, text):
                     self._grow("call", text, changes)
-        return changes
+        return changes + self.finish() if is_end else changes
 
     def finish(self) -> list[Change]:
         """At the end of the answer. Idempotent."""

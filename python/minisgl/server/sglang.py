@@ -13,60 +13,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
-from minisgl.sampling_params import BOUNDS, ParamError, SamplingParams
+from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.bodies import AbortGenerate, GenerateRequest, GenerateSampling
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value
+from minisgl.server.errors import ApiError, bad_value, wrong
 from minisgl.server.formatter import (
     SSE_DONE,
     Formatter,
     JsonList,
-    json_bytes,
-    json_response,
+    json_line,
     of_its_end,
     sse,
     token_text,
 )
-from minisgl.server.generation import Generation
+from minisgl.server.generation import Generation, Wanted
 from minisgl.server.lengths import asked_limit
 from minisgl.server.request import HttpRequest
-from minisgl.step import Int32Array
 
 
 class SglangFormatter(Formatter):
     def __init__(
-        self,
-        context: ServerContext,
-        fields: GenerateSampling,
-        prompts: Sequence[Int32Array],
-        sampling: SamplingParams,
-        *,
-        is_list: bool,
-        generate: GenerateRequest,
-        only_prompt: bool,
+        self, context: ServerContext, fields: GenerateSampling, wanted: Wanted, generate: GenerateRequest, is_list: bool
     ) -> None:
-        super().__init__(
-            prompts,
-            sampling,
-            stream=fields.stream,
-            priority=fields.priority,
-            names_length=fields.max_tokens is not None,
-            only_prompt=only_prompt,
-        )
+        super().__init__(wanted, fields.stream, fields.priority)
+        sampling, num_answers = wanted.sampling, len(wanted.prompts) * wanted.sampling.n
+        self._n = sampling.n
         self._is_list = is_list or sampling.n > 1
         self._eos_ids = frozenset(context.info.eos_ids)
         self._with_token_ids = bool(fields.return_token_ids)
-        self.rid = self._id = generate.rid or ids.new_id()
-        self._logprobs = (
-            SglangLogprobs(context, generate, len(prompts) * sampling.n) if generate.return_logprob else None
-        )
+        wanted.rid = self._id = generate.rid or ids.new_id()
+        self._logprobs = SglangLogprobs(context, generate, num_answers) if generate.return_logprob else None
         self._began = time.monotonic()
-        self._texts = [""] * (len(prompts) * sampling.n)  # of a stream
+        self._texts = [""] * num_answers  # of a stream
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         for one in choices:
@@ -94,7 +76,7 @@ class SglangFormatter(Formatter):
     def _answer(self, generation: Generation, at: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         ids = generation.token_ids(at)
         usage = generation.usage_of(at)
-        prompt = self.prompts[at // self.sampling.n]
+        prompt = at // self._n
         return {
             "text": text,
             "output_ids": ids,
@@ -105,12 +87,12 @@ class SglangFormatter(Formatter):
                 "completion_tokens": usage["completion_tokens"],
                 "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
                 "e2e_latency": time.monotonic() - self._began,
-                **({} if self._logprobs is None else self._logprobs.shown(generation, at, at // self.sampling.n)),
+                **({} if self._logprobs is None else self._logprobs.shown(generation, at, prompt)),
             },
             "token_ids": ids,
             "finish_reason": finish_reason,
             "usage": usage,
-            **({"prompt_token_ids": prompt.tolist()} if self._with_token_ids else {}),
+            **({"prompt_token_ids": self.prompts[prompt].tolist()} if self._with_token_ids else {}),
         }
 
     def _reason(
@@ -129,7 +111,7 @@ class SglangFormatter(Formatter):
 async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
     """Ends what the caller's own key asked for, with what there is of it: the finish reason is `abort`."""
     if not asked.abort_all and asked.rid is None:
-        raise ApiError(400, "rid: give it, or abort_all: true", param="rid", code="missing_required_parameter")
+        raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
     for key, rid, end_early in tuple(context.running):
         if key == request.key and (asked.abort_all or rid == asked.rid):
             end_early()
@@ -171,29 +153,20 @@ class SglangLogprobs:
         return [logprob, token_id, None if self._tokenizer is None else token_text(self._tokenizer, token_id)]
 
 
-def add_sglang(app: FastAPI, context: ServerContext, root: str) -> None:
-    """`root`: what was loaded, whatever it is called."""
-
-    @app.get("/get_server_info")
-    @app.get("/server_info")
-    @app.get("/get_model_info")
-    @app.get("/model_info")
-    async def model_info() -> Response:
-        info = context.info
-        return json_response(
-            {
-                "model_path": root,
-                "tokenizer_path": root,
-                "is_generation": True,
-                "served_model_name": context.served.name,
-                "max_model_len": info.max_seq_len,
-                "vocab_size": info.vocab_size,
-                "preferred_sampling_params": None,
-            }
-        )
+def model_info(context: ServerContext) -> dict[str, Any]:
+    info, root = context.info, context.config.engine.shown_model
+    return {
+        "model_path": root,
+        "tokenizer_path": root,
+        "is_generation": True,
+        "served_model_name": context.served.name,
+        "max_model_len": info.max_seq_len,
+        "vocab_size": info.vocab_size,
+        "preferred_sampling_params": None,
+    }
 
 
-async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -> Formatter:
+async def generate_endpoint(context: ServerContext, generate: GenerateRequest, request: HttpRequest) -> Formatter:
     field, given = _prompt(generate)
     fields, names = _merged(generate)
     if context.served.check(fields.model) != context.served.check(generate.model):
@@ -210,11 +183,10 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest) -
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
+    wanted = Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt)
     if field == "prompt":
-        return GenerateFormatter(fields, prompts, sampling, only_prompt=only_prompt)
-    return SglangFormatter(
-        context, fields, prompts, sampling, is_list=is_list, generate=generate, only_prompt=only_prompt
-    )
+        return GenerateFormatter(fields, wanted)
+    return SglangFormatter(context, fields, wanted, generate, is_list)
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
@@ -225,8 +197,7 @@ def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
             found[name] = value
     if len(found) != 1:
         given = " and ".join(found) or "none"
-        reason = f"prompt: give one of prompt, text and input_ids (got {given})"
-        raise ApiError(400, reason, param="prompt", code="invalid_value")
+        raise wrong("prompt", f"give one of prompt, text and input_ids (got {given})")
     return found.popitem()
 
 
@@ -266,21 +237,12 @@ def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
 class GenerateFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
-    def __init__(
-        self, fields: GenerateSampling, prompts: Sequence[Int32Array], sampling: SamplingParams, *, only_prompt: bool
-    ) -> None:
-        super().__init__(
-            prompts,
-            sampling,
-            stream=fields.stream,
-            priority=fields.priority,
-            names_length=fields.max_tokens is not None,
-            only_prompt=only_prompt,
-        )
+    def __init__(self, fields: GenerateSampling, wanted: Wanted) -> None:
+        super().__init__(wanted, fields.stream, fields.priority)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
         # of the next line
-        self._more: dict[str, Any] = {"prompt_token_ids": prompts[0].tolist()} if self._with_token_ids else {}
+        self._more: dict[str, Any] = {"prompt_token_ids": wanted.prompts[0].tolist()} if self._with_token_ids else {}
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         [found] = choices
@@ -295,18 +257,14 @@ class GenerateFormatter(Formatter):
             if self._continuous_usage:
                 self._more["usage"] = generation.usage()
             if delta.text or self._more.get("token_ids"):
-                lines.append(_line({"text_delta": delta.text, **self._more}))
+                lines.append(json_line({"text_delta": delta.text, **self._more}))
                 self._more = {}
         if (reason := deltas[-1].finish_reason) is not None:
-            lines.append(_line({"event": "done", **_end(generation, reason)}))
+            lines.append(json_line({"event": "done", **_end(generation, reason)}))
         return b"".join(lines)
 
     def end(self, generation: Generation) -> bytes:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        return _line(error.body)
-
-
-def _line(data: object) -> bytes:
-    return json_bytes(data) + b"\n"
+        return json_line(error.body)

@@ -21,8 +21,8 @@ from minisgl.grammar.check import checked, grammar_of, validate
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
 from minisgl.parsers.choice import thinking, tool_format
 from minisgl.sampling_params import ParamError
-from minisgl.server.errors import ApiError, bad_value
-from minisgl.server.fields import Body, described
+from minisgl.server.errors import bad_value, wrong
+from minisgl.server.fields import Body, described, present
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ class Parsing:
         try:
             return tool_format(self._tool_call_parser, source, self._tokenizer.token_id)
         except ValueError as error:
-            raise ApiError(501, f"tools: {error}", param="tools", code="unsupported_value") from error
+            raise wrong("tools", str(error), "unsupported_value", 501) from error
 
     @cached_property
     def thinking(self) -> Thinking | None:
@@ -120,7 +120,7 @@ class Tool(Body):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: what the model is to know."""
         given = {name: getattr(self.function, name) for name in ("name", "description", "parameters")}
-        return {"type": "function", "function": {name: one for name, one in given.items() if one is not None}}
+        return {"type": "function", "function": present(given)}
 
 
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]

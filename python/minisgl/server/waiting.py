@@ -1,8 +1,9 @@
 """What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
 And what else the gateway is to know of this side.
 
-Invariants: what waits is bounded; turns are taken in order, and given back by whoever is cancelled; what waits in the
-gateway counts here, and what waits or is used here is told to the gateway, once a turn of the event loop at most.
+Invariants: what waits is bounded; an owner's turns are taken in order, those of several owners by rotation, and given
+back by whoever is cancelled; what waits in the gateway counts here, and what waits or is used here is told to the
+gateway, once a turn of the event loop at most.
 """
 
 from __future__ import annotations
@@ -22,49 +23,64 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 256
 """Large bodies that wait for their turn, each with what a connection buffers of it."""
+_Waiting = deque[tuple[asyncio.Future[None], int]]
 
 
 class Turns:
-    """`most` bytes in hand at once, first come, first served. What is larger than that goes alone. When nothing is in
-    hand any more, `when_idle` is called with the bytes that were."""
+    """`most` bytes in hand at once, first come, first served; where several owners (API keys) wait, each in turn. What
+    is larger than that goes alone. When nothing is in hand any more, `when_idle` is called with the bytes that were."""
 
     def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
         self._most = most
         self._when_idle = when_idle
         self._held = 0
         self._given = 0  # since it was idle
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: dict[int, _Waiting] = {}  # by owner; the next turn is the first one's
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_bytes(self) -> int:
         """In hand."""
         return self._held
 
-    async def take(self, size: int) -> int:
-        """Returns what is to be given back. Raises `ApiError` 429: `MAX_WAITING` others wait already."""
+    async def take(self, size: int, owner: int = 0) -> int:
+        """Returns what is to be given back. Raises `ApiError` 429: `MAX_WAITING` others wait already, or as many are
+        there later, most of them this owner's."""
         size = min(size, self._most)
         if not self._waiting and self._held + size <= self._most:
             self._held += size
             return size
-        if len(self._waiting) >= MAX_WAITING:
-            raise queue_full(f"{len(self._waiting)} large bodies wait for their turn already")
+        if self.num_waiting >= MAX_WAITING:
+            self._make_room(owner)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (turn, size)
-        self._waiting.append(entry)
+        self._waiting.setdefault(owner, deque()).append(entry)
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came in the same moment
-                self.give(size)
-            elif entry in self._waiting:
-                self._waiting.remove(entry)
+            if not turn.cancelled():  # it came, or was taken from it, in the same moment
+                if turn.exception() is None:
+                    self.give(size)
+            elif entry in (waiting := self._waiting.get(owner, deque())):
+                waiting.remove(entry)
+                if not waiting:
+                    del self._waiting[owner]
                 self._go_on()
             raise
         return size
+
+    def _make_room(self, owner: int) -> None:
+        """The last one goes of the owner that has most. Raises its `ApiError` if that is the owner who comes."""
+        full = queue_full(f"{self.num_waiting} large bodies wait for their turn already")
+        waiting = max(self._waiting.values(), key=len)
+        if len(waiting) <= len(self._waiting.get(owner, ())) + 1:
+            raise full
+        turn, _ = waiting.pop()
+        if not turn.done():
+            turn.set_exception(full)
 
     def give(self, size: int) -> None:
         self._held -= size
@@ -75,8 +91,15 @@ class Turns:
             self._when_idle(given)
 
     def _go_on(self) -> None:
-        while self._waiting and (self._waiting[0][0].done() or self._held + self._waiting[0][1] <= self._most):
-            turn, size = self._waiting.popleft()
+        while self._waiting:
+            owner, waiting = next(iter(self._waiting.items()))
+            turn, size = waiting[0]
+            if not turn.done() and self._held + size > self._most:
+                return
+            waiting.popleft()
+            del self._waiting[owner]
+            if waiting:
+                self._waiting[owner] = waiting  # behind the others
             if not turn.done():  # else cancelled
                 self._held += size
                 turn.set_result(None)

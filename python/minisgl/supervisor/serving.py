@@ -14,9 +14,10 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,7 +33,6 @@ from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
 from minisgl.server.app import Application, build_app
 from minisgl.server.callers import binds_loopback
-from minisgl.server.demo_load import DemoLoad
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
 DRAINED_S = 0.02  # how often the gateway is asked whether it is
+DEMO_STOP_S = 5.0
 LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection
 Engines: TypeAlias = EngineProcess | EngineProcesses
 SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
@@ -143,26 +144,30 @@ def _client(process: Engines) -> ProcessClient:
     return client
 
 
+@contextlib.contextmanager
+def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Future[Any]]]:
+    """All of it has begun; what has not ended with the block is cancelled."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
     """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
     assert client.ready is not None
-    waits: list[asyncio.Future[object]] = [
-        asyncio.ensure_future(process.wait()),
-        asyncio.ensure_future(stopping.wait()),
-    ]
-    try:
-        first: list[asyncio.Future[Any]] = [client.ready, *waits]
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if stopping.is_set():
-            return None
-        if not client.ready.done():
-            client.fail(process.last_words or "the engine process died while it was loading")
-        return await client.ready
-    except EngineGone as error:  # what tells of the end of a connection does not know why it ended
-        raise EngineGone(process.last_words or str(error)) from error
-    finally:
-        for wait in waits:
-            wait.cancel()
+    with under_way(process.wait(), stopping.wait()) as others:
+        try:
+            await asyncio.wait([client.ready, *others], return_when=asyncio.FIRST_COMPLETED)
+            if stopping.is_set():
+                return None
+            if not client.ready.done():
+                client.fail(process.last_words or "the engine process died while it was loading")
+            return await client.ready
+        except EngineGone as error:  # what tells of the end of a connection does not know why it ended
+            raise EngineGone(process.last_words or str(error)) from error
 
 
 async def _warmed(
@@ -181,17 +186,12 @@ async def _warmed(
             read = [one if isinstance(one, str) else prefix_file.read_head(one.path).ids for one in texts]
             await warm(client, tokenizer, read, ready.max_seq_len, client.on_progress)
 
-    warming = asyncio.ensure_future(work())
-    signal_came = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({warming, signal_came}, return_when=asyncio.FIRST_COMPLETED)
+    with under_way(work(), stopping.wait()) as both:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if stopping.is_set():
             return False
-        await warming
+        await both[0]
         return True
-    finally:
-        warming.cancel()
-        signal_came.cancel()
 
 
 async def _serve(
@@ -226,15 +226,16 @@ async def _serve(
         app.batches.start()
     url = url_of(front_end.address)
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
-    demo = DemoLoad(url, config.model_name, config.any_key) if config.demo_load else None
+    demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
     told = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
     await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
-    if demo is not None:
-        demo.stop()
+    if demo is not None:  # before the server drains: none of its requests is waited for
+        demo.kill()
+        demo.communicate(timeout=DEMO_STOP_S)
     if app.batches is not None:
         await app.batches.stop(engine_died=died.done())
     if not died.done() and not stop.done():
@@ -256,6 +257,17 @@ async def _serve(
         with contextlib.suppress(OSError):
             _tell(keys.readings())
     return code
+
+
+def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[bytes]:
+    """A load of the server on itself, for people who watch. It ends with this process."""
+    demo = subprocess.Popen([sys.executable, "-m", "minisgl.bench.demo_load"], stdin=subprocess.PIPE)
+    assert demo.stdin is not None
+    line = {"url": url, "model": model, "api_key": api_key, "seed": 0}
+    with contextlib.suppress(BrokenPipeError):
+        demo.stdin.write(json.dumps(line).encode() + b"\n")
+        demo.stdin.flush()
+    return demo
 
 
 def _open(
@@ -294,23 +306,18 @@ async def _drain(
                 await asyncio.sleep(DRAINED_S)
 
     say(f"draining: {num_open()} open requests have {timeout_s:g} s to end; a second signal ends them at once")
-    idle: asyncio.Future[Any] = asyncio.ensure_future(all_answered())
-    await asyncio.wait({died, stop, idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    idle.cancel()
+    with under_way(all_answered()) as idle:
+        await asyncio.wait({died, stop, *idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     say(f"drained: {num_open()} requests are cut off")
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
     """Until the engine process is dead or has nothing more to say; returns the exit code, None if there is none."""
-    exited = asyncio.ensure_future(process.wait())
-    lost = asyncio.ensure_future(client.lost.wait())
-    try:
-        await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({exited, lost}, timeout=LAST_WORDS_S)  # the one comes with the other
-        return exited.result() if exited.done() else None
-    finally:
-        exited.cancel()
-        lost.cancel()
+    with under_way(process.wait(), client.lost.wait()) as both:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, timeout=LAST_WORDS_S)  # the one comes with the other
+        exit_code: int | None = both[0].result() if both[0].done() else None
+        return exit_code
 
 
 def _last_words(client: ProcessClient, exit_code: int | None) -> None:

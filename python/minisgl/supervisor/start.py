@@ -7,14 +7,14 @@ and ends the server like any other; whatever happens, no process and no file is 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
@@ -30,18 +30,15 @@ if TYPE_CHECKING:
 MAX_DESCRIPTORS = 65_536
 
 
-class EarlySignals:
+@contextlib.contextmanager
+def early_signals() -> Iterator[list[int]]:
     """Signals before the event loop takes them: which came, in order."""
-
-    def __init__(self) -> None:
-        self.came: list[int] = []
-        self._before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.came.append(number)
-
-    def restore(self) -> None:
-        for number, handler in self._before.items():
+    came = list[int]()
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
@@ -61,14 +58,10 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     listener = listen(config)
     raise_descriptors()
     keep_little()
-    signals = EarlySignals()
-    try:
-        with listener, _engines(config) as process:
-            process.start()
-            with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
-                return _serving()(config, front_end, process, signals.came, began)
-    finally:
-        signals.restore()
+    with early_signals() as came, listener, _engines(config) as process:
+        process.start()
+        with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
+            return _serving()(config, front_end, process, came, began)
 
 
 def check_files(config: EngineConfig) -> None:

@@ -1,9 +1,8 @@
 """Text to token ids and back, by `rust/minisgl-text`, and chat templates. No torch."""
 
-from minisgl.tokenizer.bad_words import bad_token_ids
 from minisgl.tokenizer.chat_template import ChatTemplate, ChatTemplateError, read_chat_template
 from minisgl.tokenizer.fill_in import FillIn
-from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TokenizerError, TooManyTokens
+from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TokenizerError, TooManyTokens, bad_token_ids
 
 __all__ = [
     "ChatTemplate",

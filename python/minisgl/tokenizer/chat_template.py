@@ -3,20 +3,21 @@
 In what shape a chat template takes a message's content, read from its syntax tree.
 
 Invariants: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
-the calls of its macros, together; what goes wrong in it is a `ChatTemplateError` for the client. A template that loops
-over content, directly, through a variable or through a macro's parameter, takes parts, and strings too only if it asks
-anywhere whether something is one; any other gets one string.
+the calls of its macros, together, and the time that they take; what goes wrong in it is a `ChatTemplateError` for the
+client. A template that loops over content, directly, through a variable or through a macro's parameter, takes parts,
+and strings too only if it asks anywhere whether something is one; any other gets one string.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.compiler
@@ -78,7 +79,6 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 Message = Mapping[str, Any]
 
 MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
-MAX_TURNS = 1 << 21  # some seconds; the gateway's renderer counts its steps
 _TURN = "minisgl_turn"
 _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
 
@@ -103,8 +103,19 @@ class ChatTemplateError(ValueError):
     """The conversation does not fit the template, or there is none. The text is meant for the client."""
 
 
-class TooManyTurns(ChatTemplateError):
-    """A template's loops and macros took more turns than they may."""
+class TooMuchWork(ChatTemplateError):
+    """A template's loops and macros did more than they may."""
+
+
+class Work(NamedTuple):
+    """Turns of loops and calls of macros, and seconds of the processor's time. They are read at each turn, which may
+    sort a hundred thousand values."""
+
+    turns: int
+    seconds: float
+
+
+MAX_WORK = Work(1 << 21, 10.0)  # as many turns take some seconds; the gateway's renderer counts its steps
 
 
 class _Generation(jinja2.ext.Extension):
@@ -188,7 +199,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        max_turns: int = MAX_TURNS,
+        most: Work = MAX_WORK,
         /,
         *,
         add_generation_prompt: bool = True,
@@ -200,7 +211,7 @@ class ChatTemplate:
 
         `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
         `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        Raises `ChatTemplateError`; `TooManyTurns` beyond `max_turns`.
+        Raises `ChatTemplateError`; `TooMuchWork` beyond `most`.
         """
         if not messages:
             raise ChatTemplateError("messages: must not be empty")
@@ -218,7 +229,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _run(template, variables, max_turns)
+        text = _run(template, variables, most)
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
@@ -252,14 +263,17 @@ class ChatTemplate:
         return shaped
 
 
-def _run(template: jinja2.Template, variables: Mapping[str, Any], max_turns: int) -> str:
+def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work) -> str:
     pieces: list[str] = []
     size = 0
     turns = itertools.count(1)
+    end = time.thread_time() + most.seconds
 
     def turn() -> bool:
-        if next(turns) > max_turns:
-            raise TooManyTurns("messages: the chat template takes too many turns over them")
+        if next(turns) > most.turns:
+            raise TooMuchWork("messages: the chat template takes too many turns over them")
+        if time.thread_time() > end:
+            raise TooMuchWork("messages: the chat template takes too long over them")
         return True
 
     try:

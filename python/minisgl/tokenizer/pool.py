@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from minisgl.metrics.meters import Meter
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
-from minisgl.tokenizer.chat_template import MAX_TURNS, TooManyTurns
+from minisgl.tokenizer.chat_template import MAX_WORK, TooMuchWork, Work
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
 # A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
 # its turn at the interpreter.
 MAX_CHARS_HERE = 4096
-MAX_TURNS_HERE = 4096  # of the template's loops: 15 ms; what takes more is begun again in a lane
+MAX_WORK_HERE = Work(4096, 0.05)  # so many turns take 15 ms; what needs more is begun again in a lane
 T = TypeVar("T")
 
 
@@ -89,13 +89,13 @@ class TokenizePool:
         """Ids of a conversation of about `num_chars`, rendered with `variables` of the template; if it is short and may
         be, `here`, on the event loop. Raises what `Tokenizer.apply_chat_template` and `Tokenizer.encode` do."""
 
-        def render(max_turns: int = MAX_TURNS) -> str:
-            return self._tokenizer.apply_chat_template(messages(), max_turns, **variables)
+        def render(most: Work = MAX_WORK) -> str:
+            return self._tokenizer.apply_chat_template(messages(), most, **variables)
 
         if here and num_chars <= MAX_CHARS_HERE:
             try:
-                text = render(MAX_TURNS_HERE)
-            except TooManyTurns:
+                text = render(MAX_WORK_HERE)
+            except TooMuchWork:
                 pass  # in a lane
             else:
                 return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)

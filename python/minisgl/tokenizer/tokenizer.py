@@ -18,7 +18,7 @@ import numpy as np
 
 from minisgl.config import ConfigError
 from minisgl.step import Int32Array
-from minisgl.tokenizer.chat_template import MAX_TURNS, ChatTemplate, ChatTemplateError, ContentShape, Message
+from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, ContentShape, Message, Work
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
 
 if TYPE_CHECKING:  # loaded with the first tokenizer
@@ -192,7 +192,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Message],
-        max_turns: int = MAX_TURNS,
+        most: Work = MAX_WORK,
         /,
         *,
         tools: Sequence[Any] | None = None,
@@ -204,7 +204,7 @@ class Tokenizer:
             others = f" named default, only {', '.join(sorted(self._chat_templates))}" if self._chat_templates else ""
             how = "use /v1/completions, or give one with --chat-template"
             raise ChatTemplateError(f"this model has no chat template{others}: {how}")
-        return template.render(messages, max_turns, tools=tools, **kwargs)
+        return template.render(messages, most, tools=tools, **kwargs)
 
 
 def _text_tokenizer(name: str, **source: Any) -> TextTokenizer:
@@ -226,6 +226,18 @@ def _text_only() -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         raise NotEncodable("the text is not valid Unicode: it has a lone surrogate") from error
+
+
+def bad_token_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """What vLLM's `bad_words` means: sequences of ids below the model's `vocab_size`, each once, of a word at the
+    beginning of a text and after a space, as the tokenizer spells it. Another spelling of the same letters by smaller
+    tokens is another sequence, and not found. Raises `ValueError` for a word that is no Unicode."""
+    spellings = []
+    for word in words:
+        bare = word.lstrip()
+        spellings += [bare, f" {bare}"] if bare else [word]
+    found = [tuple(ids.tolist()) for ids in tokenizer.encode_batch(spellings, add_special_tokens=False)]
+    return tuple(dict.fromkeys(ids for ids in found if ids and max(ids) < vocab_size))
 
 
 def tokenizer_json(model_dir: str | None) -> str:

@@ -51,15 +51,20 @@ def need_torch_engine(asked: str, device: str) -> None:
     need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
 
 
-@functools.cache  # every receipt has it, and finding out takes 0.3 ms
-def own_version() -> str:
-    """What clients are told; `0+sources` where no package is installed."""
+def version_of(package: str) -> str | None:
+    """None where it is not installed."""
     from importlib import metadata  # takes its time, which few programs have to spend
 
     try:
-        return metadata.version("minisgl")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "0+sources"
+        return None
+
+
+@functools.cache  # every receipt has it, and finding out takes 0.3 ms
+def own_version() -> str:
+    """What clients are told; `0+sources` where no package is installed."""
+    return version_of("minisgl") or "0+sources"
 
 
 def find_smollm2() -> Path:

@@ -358,6 +358,9 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
             expected[f"blk.{layer}.attn_k.weight"] = (count * dim, hidden)
         _check_shapes(shapes, expected)
     embedding = "per_layer_token_embd.weight"
+    if "blk.0.ffn_gate_inp.weight" in shapes:
+        size_of_experts = fields.positive(own("expert_feed_forward_length"))
+        found |= {**_experts(fields), "enable_moe_block": True, "moe_intermediate_size": size_of_experts}
     return {
         **found,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -374,7 +377,6 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "vocab_size_per_layer_input": shapes[embedding][0] if embedding in shapes else 0,
         "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
-        **(_gemma4_experts(fields) if "blk.0.ffn_gate_inp.weight" in shapes else {}),
     }
 
 
@@ -402,14 +404,6 @@ def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         ],
         "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
-    }
-
-
-def _gemma4_experts(fields: Fields) -> dict[str, Any]:
-    return {
-        **_experts(fields),
-        "enable_moe_block": True,
-        "moe_intermediate_size": fields.positive(fields.own("expert_feed_forward_length")),
     }
 
 
@@ -654,11 +648,18 @@ def _grouped(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
     _check_shapes(shapes, _experts_of_last(config, experts, size))
     return {
-        "n_routed_experts": experts,
-        "num_experts_per_tok": fields.positive(own("expert_used_count")),
-        "moe_intermediate_size": size,
+        **_routing(fields),
         "n_shared_experts": max(fields.whole(own("expert_shared_count"), 0), 0),
         "first_k_dense_replace": max(fields.whole(own("leading_dense_block_count"), 0), 0),
+    }
+
+
+def _routing(fields: Fields) -> dict[str, Any]:
+    own = fields.own
+    return {
+        "n_routed_experts": fields.positive(own("expert_count")),
+        "num_experts_per_tok": fields.positive(own("expert_used_count")),
+        "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
         "n_group": fields.positive(own("expert_group_count"), 1),
         "topk_group": fields.positive(own("expert_group_used_count"), 1),
         "routed_scaling_factor": fields.real(own("expert_weights_scale"), 1.0) or 1.0,
@@ -848,7 +849,7 @@ def _delta_net_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, 
     }
 
 
-# what configs call the sizes of a Mamba-2 layer: of most, of Nemotron-H, of Mamba2 itself
+# what configs call the sizes of a Mamba-2 layer: of most, of Mamba2 itself, of Nemotron-H
 MAMBA_FIELDS = {
     "heads": "mamba_n_heads",
     "head_dim": "mamba_d_head",
@@ -856,14 +857,6 @@ MAMBA_FIELDS = {
     "size": "mamba_d_state",
     "length": "mamba_d_conv",
     "conv_bias": "mamba_conv_bias",
-}
-NEMOTRON_FIELDS = {
-    "heads": "mamba_num_heads",
-    "head_dim": "mamba_head_dim",
-    "groups": "n_groups",
-    "size": "ssm_state_size",
-    "length": "conv_kernel",
-    "conv_bias": "use_conv_bias",
 }
 MAMBA2_FIELDS = {
     "heads": "num_heads",
@@ -873,6 +866,7 @@ MAMBA2_FIELDS = {
     "length": "conv_kernel",
     "conv_bias": "use_conv_bias",
 }
+NEMOTRON_FIELDS = MAMBA2_FIELDS | {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "size": "ssm_state_size"}
 _KINDS = {"ssm_in": "mamba", "ssm_out": "mamba", "attn_q": "attention", "ffn_up": "mlp", "ffn_up_exps": "moe"}
 
 
@@ -929,7 +923,7 @@ def _falcon_h1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 
 
 def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    own, experts = fields.own, max(fields.whole(fields.own("expert_count"), 0), 0)
+    own = fields.own
     if latent := fields.whole(key := own("moe_latent_size"), 0):
         raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
     found: dict[str, Any] = {
@@ -938,19 +932,13 @@ def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
         "layer_norm_epsilon": config["rms_norm_eps"],
         "mlp_hidden_act": "relu2",
     }
-    if not experts:
+    if fields.whole(own("expert_count"), 0) < 1:
         return found
     return {
         **found,
-        "n_routed_experts": experts,
-        "num_experts_per_tok": fields.positive(own("expert_used_count")),
-        "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
+        **_routing(fields),
         "moe_shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
         "n_shared_experts": fields.positive(own("expert_shared_count")),
-        "n_group": fields.positive(own("expert_group_count"), 1),
-        "topk_group": fields.positive(own("expert_group_used_count"), 1),
-        "routed_scaling_factor": fields.real(own("expert_weights_scale"), 1.0) or 1.0,
-        "norm_topk_prob": fields.flag(own("expert_weights_norm"), False),
     }
 
 

@@ -23,36 +23,24 @@ from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
+from minisgl.weights.names import CHECKPOINT, GGUF
 from minisgl.weights.stored import head_of
 
 FORMAT = "8"  # part of the key: a change of what is written makes new folders
 Floats = npt.NDArray[np.float32]
 
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-}
+_LAYER_PARTS = (
+    *("attention_norm", "q", "k", "v", "out", "q_norm", "k_norm"),
+    *("mlp_norm", "gate", "up", "down", "router"),
+)
+_GLOBAL_NAMES = {f"{GGUF[part]}.weight": f"{CHECKPOINT[part]}.weight" for part in ("embedding", "norm", "head")}
+_LAYER_NAMES = {str(GGUF[part]): str(CHECKPOINT[part]) for part in _LAYER_PARTS}
 _GEMMA_NAMES = _LAYER_NAMES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_EXPERT_NAMES = {f"ffn_{one}_exps": f"{one}_proj" for one in ("gate", "up", "down")}
 _EXPERTS_DIMS = 3
 _CHUNK = 1 << 22  # bytes that are decoded at once
 

@@ -54,7 +54,7 @@ impl Chunk {
 /// Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a
 /// page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
 ///
-/// Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
+/// The match of a model with states ends with a checkpoint. Tokens behind it whose pages are cached are computed for
 /// the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
 /// tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
 /// loaded at once.
@@ -129,7 +129,7 @@ struct Found {
     has_state: bool,
 }
 
-/// Of `length` tokens of a request, for a row of `step`.
+/// It looks for `length` tokens of a request, for a row of `step`.
 fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> Found {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let num_pages = requests.pages(index).len();

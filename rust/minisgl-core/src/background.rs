@@ -3,7 +3,7 @@
 
 use crate::step::{TOKEN_PARTS, UNBOUNDED};
 
-/// Of the tokens that others compute, one in so many.
+/// The background gets one in so many of the tokens that others compute.
 const PREFILL_SHARE: i64 = 20;
 
 /// Parts of tokens: `gain` for each step beside others; `credit` of those in the background, negative after a page that

@@ -125,7 +125,7 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
     Ok(())
 }
 
-/// Of tokens that somebody guessed.
+/// It says that tokens which somebody guessed are no ids.
 #[must_use]
 pub fn not_ids(index: usize) -> Error {
     let reason = "must be unsigned 31-bit integers".into();

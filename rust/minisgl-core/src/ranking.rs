@@ -44,7 +44,7 @@ impl Ranking {
         }
     }
 
-    /// Of those that wait, the one that starts next.
+    /// It finds the one that starts next, of those that wait.
     pub fn next(&self, waiting: &Queue, requests: &mut Requests, tree: &RadixTree, step: i64) -> Option<Index> {
         let rank = match self.policy {
             SchedulePolicy::Fcfs => return waiting.first(),
@@ -88,7 +88,7 @@ impl Ranking {
     }
 }
 
-/// Of ages, and as many candidates: of several priorities there could be more.
+/// It is one of ages, and of as many candidates: several priorities could have more.
 fn window(policy: SchedulePolicy) -> (i64, usize) {
     match policy {
         SchedulePolicy::Fcfs => (1, 1),

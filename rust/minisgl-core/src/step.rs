@@ -26,7 +26,7 @@ pub struct Arrival {
     pub stored_to: i64,
 }
 
-/// Of a token, what `TokenBudget::background` counts.
+/// A token has so many of the parts that `TokenBudget::background` counts.
 pub(crate) const TOKEN_PARTS: i64 = 1024;
 
 /// No bound of what is in the background.

@@ -40,3 +40,7 @@ pub use model::{Adapter, Pair};
 pub use openmp::OpenMp;
 pub use pooling::{HeadStep, Heads};
 pub use step::{Embedding, PromptLogprobs, Sampled, Step, StepLogprobs};
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests;

@@ -158,6 +158,14 @@ mod x86 {
         |acc, a, b| _mm256_add_epi16(acc, _mm256_maddubs_epi16(_mm256_xor_si256(a, acc), b))
     );
     chains!(
+        int8_avxvnni,
+        "avx2,avxvnni",
+        10,
+        _mm256_setzero_si256(),
+        _mm256_set1_epi8(1),
+        |acc, a, b| _mm256_dpbusd_avx_epi32(acc, a, b)
+    );
+    chains!(
         int8_vnni,
         "avx512f,avx512vnni",
         16,
@@ -257,6 +265,8 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
     measure("f32", "avx2", fma, 10 * 8, x86::f32_avx2);
     measure("f32", "avx512", avx512, 16 * 16, x86::f32_avx512);
     measure("int8", "avx2", fma, 10 * 32, x86::int8_avx2);
+    let avxvnni = fma && is_x86_feature_detected!("avxvnni");
+    measure("int8", "avxvnni", avxvnni, 10 * 32, x86::int8_avxvnni);
     measure("int8", "avx512 vnni", avx512 && vnni, 16 * 64, x86::int8_vnni);
     measure("int8", "amx", tiles, 4 * 16 * 16 * 64, x86::int8_amx);
     measure(

@@ -1,7 +1,7 @@
 //! Who may ask: `server/callers.py` for those who plainly may. Everybody else is passed on, and refused there.
 
 use crate::config::GatewayConfig;
-use crate::http::Head;
+use crate::http::{self, Head};
 use crate::keys::number_of;
 
 /// What an answer's head has for every caller: `x-request-id`, and what pages of other origins need.
@@ -68,22 +68,13 @@ pub fn headers(head: &Head, config: &GatewayConfig, request_id: String) -> Optio
 
 /// The client's own id if it can stand in a log and a header, else a new one; None: it gave several.
 pub fn request_id(head: &Head) -> Option<String> {
-    let given = head.header("x-request-id").ok()?;
-    let fits = |id: &&[u8]| {
-        (1..=128).contains(&id.len())
-            && id
-                .iter()
-                .all(|&byte| byte.is_ascii_alphanumeric() || b"._:/+=@-".contains(&byte))
-    };
-    Some(match given.filter(fits).and_then(text) {
-        Some(id) => id.to_owned(),
-        None => format!("req-{}", &random_hex()[..24]),
-    })
+    head.header("x-request-id").ok()?;
+    Some(http::request_id(Some(head)))
 }
 
 /// 32 random hexadecimal digits.
 pub fn random_hex() -> String {
-    random_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    http::hex(&random_bytes())
 }
 
 /// A seed, as `secrets.randbits(63)`.
@@ -97,7 +88,7 @@ pub fn random_uuid() -> String {
     let mut bytes = random_bytes();
     bytes[6] = bytes[6] & 0x0F | 0x40;
     bytes[8] = bytes[8] & 0x3F | 0x80;
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    http::hex(&bytes)
 }
 
 /// So many characters of these, which are at most 256 and plain ones.
@@ -155,118 +146,4 @@ fn is_loopback(name: &str) -> bool {
         || name
             .parse()
             .is_ok_and(|address: std::net::IpAddr| address.is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-    use bytes::Bytes;
-
-    fn head(headers: &[(&str, &'static str)]) -> Head {
-        Head {
-            raw: Bytes::new(),
-            method: "POST".into(),
-            target: "/generate".into(),
-            headers: headers
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), Bytes::from_static(value.as_bytes())))
-                .collect(),
-            content_length: 1,
-            keep_alive: true,
-        }
-    }
-
-    fn config(changes: serde_json::Value) -> GatewayConfig {
-        crate::answer::tests::config(changes)
-    }
-
-    #[test]
-    fn only_names_of_the_server_are_answered() {
-        let config = config(serde_json::json!({"hosts": ["box"]}));
-        for host in [
-            "localhost",
-            "localhost:80",
-            "127.0.0.1:1",
-            "127.9.9.9",
-            "[::1]:5",
-            "BOX:1",
-            "box",
-        ] {
-            assert!(may_ask(&head(&[("host", host)]), &config, true).is_some(), "{host}");
-        }
-        for host in [
-            "evil",
-            "box.evil",
-            "",
-            "localhost:x",
-            "a@localhost",
-            "[::1",
-            "localhost, box",
-            "localhost.",
-        ] {
-            assert!(may_ask(&head(&[("host", host)]), &config, true).is_none(), "{host}");
-        }
-        assert!(may_ask(&head(&[]), &config, true).is_none());
-        assert!(may_ask(&head(&[("host", "box"), ("host", "box")]), &config, true).is_none());
-        for (site, may) in [("cross-site", false), ("same-origin", true), ("none", true)] {
-            let asks = head(&[("host", "box"), ("sec-fetch-site", site)]);
-            assert_eq!(may_ask(&asks, &config, true).is_some(), may, "{site}");
-        }
-    }
-
-    #[test]
-    fn the_key_is_asked_for() {
-        let config = config(serde_json::json!({"api_key": "secret"}));
-        let asks = |key: &'static str| may_ask(&head(&[("host", "localhost"), ("authorization", key)]), &config, true);
-        assert!(asks("Bearer secret").is_some());
-        for key in ["Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"] {
-            assert!(asks(key).is_none(), "{key}");
-        }
-        assert!(may_ask(&head(&[("host", "localhost")]), &config, true).is_none());
-        assert!(may_ask(&head(&[("host", "localhost")]), &config, false).is_some());
-    }
-
-    #[test]
-    fn pages_of_the_server_itself_and_of_named_origins_are_answered() {
-        let names = |origin: &'static str, origins: serde_json::Value| {
-            let config = config(serde_json::json!({ "cors_origins": origins }));
-            let head = head(&[("host", "localhost:9"), ("origin", origin)]);
-            let found = headers(&head, &config, "id".into())?;
-            Some(found.into_iter().map(|(name, _)| name).skip(3).collect::<Vec<_>>())
-        };
-        let none = serde_json::json!([]);
-        assert_eq!(names("http://localhost:9", none.clone()), Some(vec![]));
-        assert_eq!(names("http://localhost:8", none.clone()), None);
-        assert_eq!(names("null", none), None);
-        let named = serde_json::json!(["https://page.example"]);
-        let allowed = vec!["access-control-allow-origin", "vary", "access-control-expose-headers"];
-        assert_eq!(names("https://page.example", named.clone()), Some(allowed));
-        assert_eq!(names("http://localhost:9", named.clone()), Some(vec!["vary"]));
-        assert_eq!(names("https://other.example", named), None);
-        let any = vec!["access-control-allow-origin", "access-control-expose-headers"];
-        assert_eq!(names("https://other.example", serde_json::json!(["*"])), Some(any));
-    }
-
-    #[test]
-    fn random_ids_have_their_length_and_letters() {
-        for (len, alphabet) in [(24, "0123456789abcdef"), (9, "xyz"), (0, "a")] {
-            let id = random_id(len, alphabet);
-            assert!(id.len() == len && id.chars().all(|one| alphabet.contains(one)), "{id}");
-        }
-        assert_ne!(random_id(24, "0123456789abcdef"), random_id(24, "0123456789abcdef"));
-    }
-
-    #[test]
-    fn an_id_that_cannot_stand_in_a_log_is_replaced() {
-        assert_eq!(request_id(&head(&[("x-request-id", "a-1")])).unwrap(), "a-1");
-        for id in ["", "a b", "a\"b"] {
-            assert!(
-                request_id(&head(&[("x-request-id", id)])).unwrap().starts_with("req-"),
-                "{id}"
-            );
-        }
-        assert!(request_id(&head(&[("x-request-id", "a"), ("x-request-id", "b")])).is_none());
-    }
 }

@@ -12,7 +12,7 @@ use crate::engine::WatchTimes;
 use crate::message::SamplingParams;
 use crate::metrics::MetricsConfig;
 
-/// Of what is told. Another one is refused.
+/// What is told has it. Another one is refused.
 pub const VERSION: u32 = 5;
 
 /// Everything that an answer depends on beside its request.
@@ -41,7 +41,7 @@ pub struct GatewayConfig {
     pub template_variables: Vec<String>,
     /// Arguments that a request's own fields set, and `chat_template_kwargs` may not.
     pub template_names: Vec<String>,
-    /// Of the format in which what the model thinks is told from the content.
+    /// The format has it in which what the model thinks is told from the content.
     pub thinking: Option<String>,
     /// The token that ends what it thinks, if one does: not told, but found in the tokenizer.
     #[serde(skip)]
@@ -87,7 +87,7 @@ pub struct GatewayConfig {
     pub embeds: bool,
     /// And text: else the Python server says why not.
     pub writes: bool,
-    /// Of requests that leave it out: the model's own. None: the Python server says why not.
+    /// Requests that leave it out have the model's own. None: the Python server says why not.
     pub pooling: Option<Pooling>,
     /// How answered requests are logged.
     pub log: LogConfig,
@@ -101,7 +101,7 @@ pub struct GatewayConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolsConfig {
-    /// Of the format; auto: the one that the model has.
+    /// The format has it; auto: the one that the model has.
     pub name: String,
     /// The template does not show them: conversations are written anew, and say in their texts what the tools are.
     pub explained: bool,
@@ -133,7 +133,6 @@ fn headers<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(&'static st
 /// See `minisgl.sampling_params.Range`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct Range {
     pub least: f64,
     pub most: Option<f64>,
@@ -156,7 +155,6 @@ impl Range {
 /// See `minisgl.sampling_params.RANGES`; and of what is added to logits.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct Ranges {
     pub max_tokens: Range,
     pub min_tokens: Range,
@@ -190,7 +188,7 @@ impl Ranges {
             && self.frequency_penalty.has(params.frequency_penalty)
             && self.presence_penalty.has(params.presence_penalty)
             && self.repetition_penalty.has(params.repetition_penalty)
-            && params.logit_bias.iter().all(|(_, value)| self.logit_bias.has(*value))
+            && params.logit_bias.0.iter().all(|(_, value)| self.logit_bias.has(*value))
             && params.max_tokens.is_none_or(|most| params.min_tokens <= most)
     }
 }
@@ -198,7 +196,6 @@ impl Ranges {
 /// See `minisgl.sampling_params.Bounds`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct Bounds {
     pub max_stop_strings: usize,
     pub max_stop_chars: usize,
@@ -223,7 +220,6 @@ pub struct Bounds {
 
 /// See `minisgl.config.ApiKey`, which has more; 0 is no limit.
 #[derive(Clone, Deserialize)]
-#[allow(missing_docs)]
 pub struct ApiKey {
     pub name: String,
     pub key: String,
@@ -241,7 +237,6 @@ impl std::fmt::Debug for ApiKey {
 /// See `minisgl.config.AdaptiveMaxTokens`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct AdaptiveMaxTokens {
     pub threshold: usize,
     pub millionths: u32,
@@ -250,7 +245,6 @@ pub struct AdaptiveMaxTokens {
 /// See `minisgl.config.Limits`; times in seconds.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct Limits {
     pub max_queued_requests: usize,
     pub max_queued_tokens: usize,
@@ -275,4 +269,18 @@ pub struct LogConfig {
     pub access: bool,
     /// Lines for probes too.
     pub probes: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_of_another_version_is_refused_by_its_number() {
+        let error = |json| GatewayConfig::read(json).err().unwrap_or_default();
+        let other = error(r#"{"version": 0, "no_such_field": 1}"#);
+        assert!(other.starts_with("it has version 0, the extension reads 5"), "{other}");
+        assert!(error(r#"{"version": 5}"#).contains("missing field"));
+        assert!(error("{}").contains("version"));
+    }
 }

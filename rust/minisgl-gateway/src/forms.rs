@@ -5,17 +5,17 @@
 //! Invariants: of tools and forms it is asked once for all requests that ask for the same; never by a thread that answers clients; what is
 //! remembered is bounded.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use minisgl_text::Recent;
 use minisgl_text::answer::Tools;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::python::Python;
+use crate::python::{Python, lock};
 
-/// Most bytes of questions that are remembered, in each of two generations.
-const KNOWN_BYTES: usize = 2 << 20;
+/// Most bytes of questions that are remembered.
+const KNOWN_BYTES: usize = 4 << 20;
 
 /// What is known of a question.
 #[derive(Debug, Deserialize)]
@@ -52,29 +52,10 @@ impl Form {
     }
 }
 
-/// Questions that were answered, by their text: those of late, and those before.
-#[derive(Default)]
-struct Known {
-    new: HashMap<String, Arc<Form>>,
-    old: HashMap<String, Arc<Form>>,
-    num_bytes: usize,
-}
-
-impl Known {
-    fn put(&mut self, question: String, form: Arc<Form>) {
-        self.num_bytes += question.len();
-        if self.num_bytes > KNOWN_BYTES {
-            self.num_bytes = question.len();
-            self.old = std::mem::take(&mut self.new);
-        }
-        self.new.insert(question, form);
-    }
-}
-
 /// See the module.
 pub struct Forms {
     python: Python,
-    known: Mutex<Known>,
+    known: Mutex<Recent<Arc<Form>>>,
 }
 
 impl Forms {
@@ -82,19 +63,15 @@ impl Forms {
     pub fn new(python: Python) -> Forms {
         Forms {
             python,
-            known: Mutex::new(Known::default()),
+            known: Mutex::new(Recent::new(KNOWN_BYTES)),
         }
     }
 
     /// What is known already.
     pub fn find(&self, question: &str) -> Option<Arc<Form>> {
-        let mut known = lock(&self.known);
-        if let Some(found) = known.new.get(question) {
-            return Some(Arc::clone(found));
-        }
-        let (question, found) = known.old.remove_entry(question)?;
-        known.put(question, Arc::clone(&found));
-        Some(found)
+        let mut found = None;
+        lock(&self.known).get(question, |form| found = Some(Arc::clone(form)));
+        found
     }
 
     /// Asks, which may take seconds; false: there is no answer.
@@ -103,7 +80,7 @@ impl Forms {
         let Some(form) = text.and_then(|text| Form::read(&text)) else {
             return false;
         };
-        lock(&self.known).put(question, Arc::new(form));
+        lock(&self.known).put(&question, Arc::new(form), question.len());
         true
     }
 
@@ -118,10 +95,6 @@ impl Forms {
             .ok()
             .map(|found| found.messages)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -164,13 +137,11 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded_and_what_is_used_stays() {
         let (forms, _) = forms(Some(ANSWER));
-        let long = |number: usize| format!("{number}{}", "x".repeat(KNOWN_BYTES / 4));
+        let long = |number: usize| format!("{number}{}", "x".repeat(KNOWN_BYTES / 8));
         for number in 0..20 {
             assert!(forms.learn(long(number)));
             assert!(forms.find(&long(0)).is_some(), "{number}");
         }
-        assert!(forms.find(&long(5)).is_none());
-        let known = lock(&forms.known);
-        assert!(known.new.len() + known.old.len() <= 8);
+        assert!((1..12).all(|number| forms.find(&long(number)).is_none()));
     }
 }

@@ -123,31 +123,19 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use serde_json::json;
     use std::time::Duration;
-
-    fn key(changes: serde_json::Value) -> ApiKey {
-        let mut found = json!({"name": "a", "key": "x", "share": 1, "max_inflight": 0, "max_queued_requests": 0,
-            "tokens_per_minute": 0, "max_priority": 3});
-        for (name, value) in changes.as_object().unwrap() {
-            found[name] = value.clone();
-        }
-        serde_json::from_value(found).unwrap()
-    }
-
-    #[test]
-    fn a_queue_of_its_own_counts_both_sides() {
-        let (key, counts) = (key(json!({"max_queued_requests": 3})), KeyCounts::default());
-        let room = |own, num_requests| has_room(&key, &counts, own, num_requests, None, Instant::now());
-        assert!(room(2, 1) && !room(2, 2) && !room(3, 1) && room(0, 9));
-        counts.others_waiting.store(2, Relaxed);
-        assert!(room(0, 1) && !room(0, 2) && !room(1, 1));
-    }
 
     #[test]
     fn tokens_are_a_bucket_that_fills_evenly() {
         let now = Instant::now();
-        let mut bucket = Bucket::of(&key(json!({"tokens_per_minute": 60})), now).unwrap();
+        let key = |tokens_per_minute| ApiKey {
+            name: "a".to_owned(),
+            key: "x".to_owned(),
+            max_queued_requests: 0,
+            tokens_per_minute,
+            max_priority: 3,
+        };
+        let mut bucket = Bucket::of(&key(60), now).unwrap();
         let after = |seconds| now + Duration::from_secs(seconds);
         assert!(bucket.has_some(59, now) && !bucket.has_some(60, now));
         assert!(bucket.has_some(60, after(1)), "one a second");
@@ -157,26 +145,6 @@ mod tests {
             bucket.has_some(150, after(1_000)) && !bucket.has_some(151, after(1_000)),
             "it holds a minute's"
         );
-        assert!(Bucket::of(&key(json!({})), now).is_none());
-    }
-
-    #[test]
-    fn keys_have_their_places_as_numbers() {
-        let keys = json!([{"name": "a", "key": "x1", "share": 1, "max_inflight": 0, "max_queued_requests": 0,
-            "tokens_per_minute": 0, "max_priority": 3}]);
-        let config = crate::answer::tests::config(json!({"api_keys": keys, "api_key": "flag"}));
-        assert_eq!((max_priority(&config, 1), max_priority(&config, 0)), (3, 100));
-        let number = |given: &'static str| number_of(Some(given.as_bytes()), &config);
-        assert_eq!((number("x1"), number("flag")), (Some(1), Some(0)));
-        assert_eq!((number("x"), number(""), number_of(None, &config)), (None, None, None));
-        let open = crate::answer::tests::config(json!({}));
-        assert_eq!(
-            (number_of(None, &open), number_of(Some(b"any"), &open)),
-            (Some(0), Some(0))
-        );
-        assert_eq!(
-            (KeyCounts::of(&config.api_keys).len(), KeyCounts::of(&[]).len()),
-            (2, 0)
-        );
+        assert!(Bucket::of(&key(0), now).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! How long an answer may become: `server/lengths.py`, which has the rule, in the same whole numbers.
 
+use crate::answer::plan::Plan;
 use crate::config::Limits;
-use crate::message::SamplingParams;
 
 /// Limits of generated tokens.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,15 +13,9 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// `room`: tokens of the context that each prompt leaves. The client has `named` the length of `sampling`, else it is
-    /// a default.
-    pub fn new(
-        room: impl Iterator<Item = i64>,
-        sampling: &SamplingParams,
-        limits: &Limits,
-        named: bool,
-        num_in_flight: usize,
-    ) -> Lengths {
+    /// `room`: tokens of the context that each prompt leaves. A length that the client has not named is a default.
+    pub fn new(room: impl Iterator<Item = i64>, plan: &Plan, limits: &Limits, num_in_flight: usize) -> Lengths {
+        let (sampling, named) = (&plan.sampling, plan.names_length);
         let adaptive = limits
             .adaptive_max_tokens
             .as_ref()
@@ -41,12 +35,12 @@ impl Lengths {
         }
     }
 
-    /// Cuts those that the client has not `named` to what `most` log probabilities of one request leave; false: there would
-    /// be more.
-    pub fn fit_logprobs(&mut self, sampling: &SamplingParams, n: usize, named: bool, most: i64) -> bool {
-        let Some(top) = sampling.logprobs else { return true };
-        let (each, n) = (1 + top, n as i64);
-        if !named {
+    /// Cuts those that the client has not named to what `most` log probabilities of one request leave; false: there
+    /// would be more.
+    pub fn fit_logprobs(&mut self, plan: &Plan, most: i64) -> bool {
+        let Some(top) = plan.sampling.logprobs else { return true };
+        let (each, n) = (1 + top, plan.n as i64);
+        if !plan.names_length {
             let longest = most / n / (each * self.by_prompt.len() as i64);
             for length in &mut self.by_prompt {
                 *length = (*length).min(longest).max(1);
@@ -69,50 +63,22 @@ fn share(length: i64, millionths: u32) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
-    use serde_json::json;
-
-    fn found(max_tokens: Option<i64>, min_tokens: i64, margin: i64, named: bool, num_in_flight: usize) -> Vec<i64> {
-        let mut limits = crate::answer::tests::config(json!({})).limits;
-        limits.context_margin = margin;
-        limits.adaptive_max_tokens =
-            Some(serde_json::from_value(json!({"threshold": 2, "millionths": 290_000})).unwrap());
-        let sampling = SamplingParams {
-            max_tokens,
-            min_tokens,
-            ..SamplingParams::default()
-        };
-        Lengths::new([100, 10, 1].into_iter(), &sampling, &limits, named, num_in_flight).by_prompt
-    }
-
-    #[test]
-    fn a_named_length_is_cut_to_the_context_only() {
-        assert_eq!(found(Some(50), 0, 5, true, 99), [50, 10, 1]);
-    }
-
-    #[test]
-    fn a_default_leaves_a_margin_and_is_shortened_above_the_threshold() {
-        assert_eq!(found(None, 0, 5, false, 2), [95, 5, 1]);
-        assert_eq!(found(Some(50), 0, 0, false, 2), [50, 10, 1]);
-        assert_eq!(found(None, 0, 0, false, 3), [29, 2, 1]);
-        assert_eq!(found(Some(1_000), 40, 5, false, 3), [40, 10, 1]);
-        assert_eq!(found(Some(i64::MAX), 0, 0, false, 3), [29, 2, 1]);
-    }
 
     #[test]
     fn log_probabilities_shorten_a_default_and_refuse_a_named_length() {
-        let sampling = SamplingParams {
-            logprobs: Some(4),
-            ..SamplingParams::default()
+        let mut plan = Plan {
+            n: 2,
+            ..Plan::default()
         };
-        let fitted = |named, most| {
+        plan.sampling.logprobs = Some(4);
+        let mut fitted = |named, most| {
+            plan.names_length = named;
             let mut found = Lengths {
                 by_prompt: vec![100, 10],
                 are_shortened: false,
             };
-            let fits = found.fit_logprobs(&sampling, 2, named, most);
+            let fits = found.fit_logprobs(&plan, most);
             (fits, found.by_prompt)
         };
         assert_eq!(fitted(true, 1_100), (true, vec![100, 10]));

@@ -15,6 +15,7 @@
 
 pub mod answer;
 pub mod callers;
+#[allow(missing_docs)] // of fields that Python describes
 pub mod config;
 pub mod engine;
 pub mod forms;

@@ -27,7 +27,10 @@ impl Hasher for IdHasher {
         }
     }
     fn write_i64(&mut self, id: i64) {
-        self.0 = (id as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.write_u64(id as u64);
+    }
+    fn write_u64(&mut self, id: u64) {
+        self.0 = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }
 
@@ -132,7 +135,9 @@ impl Live {
     pub fn process(&mut self, step: &mut StepTokens, metrics: &Metrics, due: &mut Vec<Rc<Generation>>) {
         for &(id, cached_len) in &step.admitted {
             if let Some(entry) = self.entries.get_mut(&id) {
-                entry.generation.admitted(entry.choice, cached_len);
+                entry
+                    .generation
+                    .tell(entry.choice, |choice| choice.cached_len = Some(cached_len));
                 metrics.queue.observe(entry.sent.elapsed().as_secs_f64(), 1);
                 self.waiting.ends(entry);
             }
@@ -140,23 +145,24 @@ impl Live {
         for found in step.logprobs.drain(..) {
             let entry = step.req_ids.get(found.index).and_then(|id| self.entries.get(id));
             if let Some(entry) = entry {
-                entry.generation.add_scored(entry.choice, found);
+                entry.generation.tell(entry.choice, |choice| choice.add_scored(found));
             }
         }
         for found in step.embeddings.drain(..) {
             if let Some(entry) = self.entries.get(&found.req_id) {
-                entry.generation.add_embedding(entry.choice, found.numbers);
+                let numbers = Some(found.numbers);
+                entry.generation.tell(entry.choice, |choice| choice.embedding = numbers);
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
             let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
             let reason = Finish::of(reason);
             let error = reason.and_then(|_| {
-                let at = step.errors.iter().position(|(one, _)| *one == id)?;
-                Some(step.errors.swap_remove(at).1)
+                let at = step.errors.0.iter().position(|(one, _)| *one == id)?;
+                Some(step.errors.0.swap_remove(at).1)
             });
             let generation = &entry.generation;
-            generation.add(entry.choice, token, reason, error);
+            generation.tell(entry.choice, |choice| choice.add(token, reason, error));
             if !generation.is_due.replace(true) {
                 due.push(Rc::clone(generation));
             }

@@ -57,45 +57,6 @@ impl Histogram {
     }
 }
 
-/// How often something happened, and how long it took, in nanoseconds.
-#[derive(Debug, Default)]
-pub struct Meter {
-    count: AtomicU64,
-    total: AtomicU64,
-    longest: AtomicU64,
-    window: AtomicU64,
-    before: AtomicU64,
-}
-
-impl Meter {
-    /// `count` things took `took` together.
-    pub fn add(&self, took: Duration, count: u64) {
-        let ns = took.as_nanos() as u64;
-        self.count.fetch_add(count, Relaxed);
-        self.total.fetch_add(ns, Relaxed);
-        self.window.fetch_max(ns, Relaxed);
-    }
-
-    fn next_window(&self) {
-        let window = self.window.swap(0, Relaxed);
-        self.longest.fetch_max(window, Relaxed);
-        self.before.store(window, Relaxed);
-    }
-
-    /// Count, and seconds: altogether, at most, at most in this window and the one before.
-    pub fn read(&self) -> (u64, f64, f64, f64) {
-        let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
-        let longest = self.longest.load(Relaxed).max(recent);
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        (
-            self.count.load(Relaxed),
-            seconds(self.total.load(Relaxed)),
-            seconds(longest),
-            seconds(recent),
-        )
-    }
-}
-
 /// The most that something has been.
 #[derive(Debug, Default)]
 pub struct Peak {
@@ -106,8 +67,8 @@ pub struct Peak {
 
 impl Peak {
     /// It is so many now.
-    pub fn see(&self, now: usize) {
-        self.window.fetch_max(now as u64, Relaxed);
+    pub fn see(&self, now: u64) {
+        self.window.fetch_max(now, Relaxed);
     }
 
     fn next_window(&self) {
@@ -120,6 +81,37 @@ impl Peak {
     pub fn read(&self) -> (u64, u64) {
         let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
         (recent, self.most.load(Relaxed).max(recent))
+    }
+}
+
+/// How often something happened, and how long it took, in nanoseconds.
+#[derive(Debug, Default)]
+pub struct Meter {
+    count: AtomicU64,
+    total: AtomicU64,
+    longest: Peak,
+}
+
+impl Meter {
+    /// `count` things took `took` together.
+    pub fn add(&self, took: Duration, count: u64) {
+        let ns = took.as_nanos() as u64;
+        self.count.fetch_add(count, Relaxed);
+        self.total.fetch_add(ns, Relaxed);
+        self.longest.see(ns);
+    }
+
+    /// Count, and seconds: altogether, at most, at most in this window and the one before.
+    pub fn read(&self) -> (u64, f64, f64, f64) {
+        let (recent, longest) = self.longest.read();
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let total = self.total.load(Relaxed);
+        (
+            self.count.load(Relaxed),
+            seconds(total),
+            seconds(longest),
+            seconds(recent),
+        )
     }
 }
 
@@ -273,22 +265,22 @@ impl Metrics {
 #[derive(Debug)]
 pub struct Windows(Instant);
 
-impl Windows {
-    /// The first begins.
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Windows {
+/// The first begins.
+impl Default for Windows {
+    fn default() -> Windows {
         Windows(Instant::now())
     }
+}
 
+impl Windows {
     /// Called before meters are read.
     pub fn turn(&mut self, metrics: &Metrics, window_s: f64) {
         if self.0.elapsed().as_secs_f64() >= window_s {
             self.0 = Instant::now();
-            for (_, meter) in metrics.meters() {
-                meter.next_window();
+            let meters = metrics.meters().map(|(_, meter)| &meter.longest);
+            for peak in meters.into_iter().chain([&metrics.in_flight, &metrics.queued]) {
+                peak.next_window();
             }
-            metrics.in_flight.next_window();
-            metrics.queued.next_window();
         }
     }
 }

@@ -27,24 +27,15 @@ pub enum Lane {
 }
 
 /// A bounded pool of threads. They end when it is dropped.
-pub struct Pool {
-    short: Sender<Job>,
-    long: Sender<Job>,
-    ask: Sender<Job>,
-    receipt: Sender<Job>,
-}
+pub struct Pool([Sender<Job>; 4]); // by lane
 
 impl Pool {
     /// Starts the threads.
     pub fn new() -> std::io::Result<Pool> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / 4).clamp(1, MOST_THREADS);
-        Ok(Pool {
-            short: lane("encode-short", threads)?,
-            long: lane("encode-long", threads)?,
-            ask: lane("ask", 1)?,
-            receipt: lane("receipt", 1)?,
-        })
+        let (short, long) = (lane("encode-short", threads)?, lane("encode-long", threads)?);
+        Ok(Pool([short, long, lane("ask", 1)?, lane("receipt", 1)?]))
     }
 
     /// The result of `work`; None if it panicked.
@@ -57,13 +48,7 @@ impl Pool {
                 let _ = sender.send(result); // nobody waits any more
             }
         });
-        let queue = match lane {
-            Lane::Short => &self.short,
-            Lane::Long => &self.long,
-            Lane::Ask => &self.ask,
-            Lane::Receipt => &self.receipt,
-        };
-        queue.send(job).ok()?;
+        self.0[lane as usize].send(job).ok()?;
         receiver.await.ok()
     }
 }

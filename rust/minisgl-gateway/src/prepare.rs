@@ -48,18 +48,13 @@ impl Loaded {
         ask: Ask,
     ) -> Result<(Loaded, Vec<String>), String> {
         let mut lines = Vec::new();
-        let template = match config.chat_templates.get("default") {
-            None => None,
-            Some(source) => match ChatTemplate::new(source, &config.special_tokens) {
-                Ok(template) => Some(template),
-                Err(error) => {
-                    lines.push(format!(
-                        "chats are passed on to the Python server: the chat template: {error}"
-                    ));
-                    None
-                }
-            },
-        };
+        let template = config.chat_templates.get("default");
+        let template = template.map(|source| ChatTemplate::new(source, &config.special_tokens));
+        if let Some(Err(error)) = &template {
+            lines.push(format!(
+                "chats are passed on to the Python server: the chat template: {error}"
+            ));
+        }
         let keys = KeyCounts::of(&config.api_keys);
         let thinking = config.thinking.as_ref().map(|name| {
             let found = Thinking::named(name);
@@ -89,14 +84,12 @@ impl Loaded {
                 keys,
                 config,
                 tokenizer,
-                template,
+                template: template.and_then(Result::ok),
             },
             lines,
         ))
     }
-}
 
-impl Loaded {
     /// The name of a key's number; None: there is no file of them.
     pub fn key_name(&self, number: usize) -> Option<&str> {
         let keys = &self.config.api_keys;
@@ -130,12 +123,14 @@ impl From<Reason> for Stop {
     }
 }
 
-/// Parses, renders and encodes. `explained`: the conversation, if Python has said how it is to be written.
+/// Parses, renders and encodes. `explained`: the conversation, if Python has said how it is to be written; `most_steps`:
+/// of the rendering.
 pub fn prepare(
     loaded: &Loaded,
     endpoint: Endpoint,
     body: &[u8],
     explained: Option<Vec<Value>>,
+    most_steps: u64,
 ) -> Result<Prepared, Stop> {
     let mut plan = plan(endpoint, body, &loaded.config)?;
     let fields = plan.form.take();
@@ -144,7 +139,7 @@ pub fn prepare(
         .filter(|_| matches!(plan.input, Input::Conversation { .. }));
     let first = if thinking.is_some() { "later" } else { "none" };
     let form = fields.as_ref().map(|fields| known(loaded, fields, first)).transpose()?;
-    let mut input = std::mem::replace(&mut plan.input, Input::Prompts(Vec::new()));
+    let mut input = std::mem::take(&mut plan.input);
     if let (Some(form), Some(fields), Input::Conversation { messages, .. }) = (&form, &fields, &mut input)
         && !form.tools.is_empty()
     {
@@ -160,7 +155,7 @@ pub fn prepare(
             None => {}
         }
     }
-    let prompts = encode(loaded, input, form.as_deref())?;
+    let prompts = encode(loaded, input, form.as_deref(), most_steps)?;
     for ids in &prompts {
         if ids.is_empty() || ids.len() >= loaded.config.max_seq_len {
             return Err(Reason::Error.into());
@@ -185,7 +180,7 @@ pub fn prepare(
     Ok(Prepared { plan, prompts })
 }
 
-fn encode(loaded: &Loaded, input: Input, form: Option<&Form>) -> Result<Vec<Vec<i32>>, Reason> {
+fn encode(loaded: &Loaded, input: Input, form: Option<&Form>, most_steps: u64) -> Result<Vec<Vec<i32>>, Reason> {
     match input {
         Input::Conversation {
             messages,
@@ -197,7 +192,7 @@ fn encode(loaded: &Loaded, input: Input, form: Option<&Form>) -> Result<Vec<Vec<
                 variables.insert("tools".into(), form.tools.clone().into());
             }
             let text = template
-                .render(&messages, &variables, add_generation_prompt)
+                .render(&messages, &variables, add_generation_prompt, most_steps)
                 .map_err(|_| Reason::Template)?;
             Ok(vec![encoded(loaded, &text, false)?])
         }

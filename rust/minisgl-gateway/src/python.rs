@@ -3,7 +3,7 @@
 //!
 //! Invariants: never asked by a thread that answers clients.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// The answer to a question; None: there is none.
 pub type Ask = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
@@ -28,4 +28,9 @@ impl Python {
     pub fn close(&self) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
+}
+
+/// Whoever panicked while it was held left it whole.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,16 +5,17 @@
 //! at the end of each answer.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::Serialize;
 use serde_json::json;
 
 use crate::answer::logprobs::Scored;
 use crate::message::SamplingParams;
-use crate::python::Python;
+use crate::python::{Python, lock};
 
 /// An answer as it grows, and its receipt.
+#[derive(Default)]
 pub struct Receipt {
     sampling: SamplingParams,
     prompt: Vec<i32>,
@@ -35,14 +36,12 @@ struct Answer<'a> {
 }
 
 impl Receipt {
-    /// Of an answer to `prompt`, of which nothing has come. `sampling` is resolved.
+    /// It is for an answer to `prompt`, of which nothing has come. `sampling` is resolved.
     pub fn new(sampling: &SamplingParams, prompt: &[i32]) -> Receipt {
         Receipt {
             sampling: sampling.clone(),
             prompt: prompt.to_vec(),
-            logprobs: Vec::new(),
-            shown: None,
-            is_seen: false,
+            ..Receipt::default()
         }
     }
 
@@ -87,20 +86,14 @@ impl Receipts {
 
     /// Whether it is known that there can be some of this adapter; 0: of the model itself.
     pub fn has(&self, adapter: i64) -> bool {
-        self.known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&adapter)
+        lock(&self.known).contains(&adapter)
     }
 
     /// Finds that out, which may take as long as reading the model. `name`: of the adapter.
     pub fn learn(&self, adapter: i64, name: Option<&str>) {
         let question = json!({"receipt": {"adapter": adapter, "name": name}}).to_string();
         if self.python.ask(&question).is_some() {
-            self.known
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(adapter);
+            lock(&self.known).insert(adapter);
         }
     }
 
@@ -146,13 +139,5 @@ mod tests {
         assert_eq!(bytes("tokens"), [7, 0, 0, 0]);
         let logprobs = [0.0_f32, 0.1, f32::NEG_INFINITY].map(f32::to_le_bytes).concat();
         assert_eq!(bytes("logprobs"), logprobs);
-    }
-
-    #[test]
-    fn a_receipt_is_shown_once() {
-        let mut receipt = Receipt::new(&SamplingParams::default(), &[1]);
-        assert!(!receipt.has_come());
-        receipt.shown = Some("{}".to_owned());
-        assert!(receipt.has_come() && !receipt.has_come());
     }
 }

@@ -55,7 +55,7 @@ impl Gateway {
             .enable_io()
             .enable_time()
             .build()?;
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::default());
         let pool = Pool::new()?;
         let (commands, receiver) = unbounded_channel();
         let seen = Arc::clone(&shared);
@@ -138,7 +138,7 @@ async fn run(
     fallback: PathBuf,
     mut commands: UnboundedReceiver<Command>,
 ) {
-    let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line, false))));
+    let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line))));
     let accepting = spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
     let mut following = None;
     let looking = spawn_local(look(Rc::clone(&worker)));
@@ -188,11 +188,7 @@ async fn until_idle(options: &Options) {
 
 async fn take_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
     if let Err(error) = accept(listener, worker, options).await {
-        say(
-            "error",
-            &format!("gateway: no client can connect any more: {error}"),
-            false,
-        );
+        say("error", &format!("gateway: no client can connect any more: {error}"));
     }
 }
 
@@ -202,7 +198,6 @@ async fn follow(worker: Rc<Worker>, engine: PathBuf) {
         Err(error) => say(
             "error",
             &format!("gateway: the engine process cannot be reached: {error}"),
-            false,
         ),
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crate::metrics::{Metrics, Windows};
 use crate::prepare::Loaded;
+use crate::python::lock;
 
 /// An answer to POST /v1/responses that clients may come back to.
 #[derive(Debug)]
@@ -14,7 +16,7 @@ pub struct KeptAnswer {
     pub key: usize,
     /// Its own.
     pub id: String,
-    /// Of the items of its output.
+    /// The items of its output have them.
     pub item_ids: Vec<String>,
     /// JSON: the whole object.
     pub answer: String,
@@ -29,6 +31,7 @@ impl KeptAnswer {
 }
 
 /// What the gateway's thread and its owner's threads share.
+#[derive(Default)]
 pub struct Shared {
     /// What the gateway measures.
     pub metrics: Metrics,
@@ -50,29 +53,10 @@ pub struct Shared {
     kept: Mutex<Vec<KeptAnswer>>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
+    python_beat: Mutex<Option<Instant>>,
 }
 
 impl Shared {
-    /// Nothing has happened yet.
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Shared {
-        let zero = || AtomicUsize::new(0);
-        Shared {
-            metrics: Metrics::default(),
-            num_open: zero(),
-            num_live: zero(),
-            num_waiting: zero(),
-            num_waiting_tokens: zero(),
-            others_waiting: zero(),
-            others_waiting_tokens: zero(),
-            others_live: zero(),
-            adapters: Mutex::new(HashMap::new()),
-            kept: Mutex::new(Vec::new()),
-            loaded: Mutex::new(None),
-            windows: Mutex::new(Windows::new()),
-        }
-    }
-
     /// What the Python side has waiting and in the engine; and by number of an API key what waits there, and the tokens
     /// that were used there.
     pub fn publish(&self, num_waiting: usize, num_waiting_tokens: usize, num_live: usize, keys: &[(usize, u64)]) {
@@ -88,10 +72,20 @@ impl Shared {
         }
     }
 
+    /// The Python server's event loop runs.
+    pub fn beat(&self) {
+        *lock(&self.python_beat) = Some(Instant::now());
+    }
+
+    /// Whether it ran within so many seconds; until its first beat it is starting.
+    pub fn python_runs(&self, silence_s: f64) -> bool {
+        lock(&self.python_beat).is_none_or(|beat| beat.elapsed().as_secs_f64() <= silence_s)
+    }
+
     /// Keeps an answer until the Python server takes it, which it does before it looks one up: at most so many, of so
     /// many bytes; beyond that the oldest is forgotten of the key that has most, as there.
     pub fn keep(&self, one: KeptAnswer, max_answers: usize, max_bytes: usize) {
-        let kept = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = &mut *lock(&self.kept);
         kept.push(one);
         while kept.len() > max_answers || kept.iter().map(KeptAnswer::num_bytes).sum::<usize>() > max_bytes {
             let mut weights = HashMap::<usize, usize>::new();
@@ -109,39 +103,39 @@ impl Shared {
 
     /// What was kept since the last time, in order.
     pub fn take_kept(&self) -> Vec<KeptAnswer> {
-        std::mem::take(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.kept))
     }
 
     /// The adapters that requests may name from now on, with their numbers.
     pub fn set_adapters(&self, found: HashMap<String, i64>) {
-        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        *lock(&self.adapters) = found;
     }
 
     /// The number of the adapter of this name.
     pub fn adapter(&self, name: &str) -> Option<i64> {
-        let adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        let adapters = lock(&self.adapters);
         adapters.get(name).copied()
     }
 
     /// Whether there is any.
     pub fn has_adapters(&self) -> bool {
-        !self.adapters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !lock(&self.adapters).is_empty()
     }
 
     /// What the model needs, once it is loaded.
     pub fn loaded(&self) -> Option<Arc<Loaded>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.loaded).clone()
     }
 
     /// From now on.
     pub fn set_loaded(&self, loaded: &Arc<Loaded>) {
-        *self.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(loaded));
+        *lock(&self.loaded) = Some(Arc::clone(loaded));
     }
 
     /// Before the meters are read.
     pub fn turn_windows(&self) {
         if let Some(loaded) = self.loaded() {
-            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut windows = lock(&self.windows);
             windows.turn(&self.metrics, loaded.config.metrics.window_s);
         }
     }
@@ -153,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_key_that_keeps_most_loses_its_oldest_answer() {
-        let shared = Shared::new();
+        let shared = Shared::default();
         let keep = |key, id: &str, size, most: (usize, usize)| {
             let one = KeptAnswer {
                 key,

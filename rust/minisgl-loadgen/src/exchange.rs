@@ -4,7 +4,7 @@
 //! a second time.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -24,6 +24,7 @@ use crate::sse::Splitter;
 /// The sending half of an open connection.
 pub(crate) type Connection = http1::SendRequest<Full<Bytes>>;
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ERROR_TEXT_BYTES: usize = 300;
 const JSON_BYTES: usize = 1 << 20;
 
@@ -98,9 +99,9 @@ async fn reusable(idle: Option<Connection>) -> Option<Connection> {
 
 async fn connect(plan: &Plan, start: Instant, record: &mut Record) -> Result<Connection, Failed> {
     let failed = |error: String| (Failure::Connect, error);
-    let stream = timeout(plan.connect_timeout, TcpStream::connect(&plan.target.addresses[..]))
+    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&plan.target.addresses[..]))
         .await
-        .map_err(|_| failed(format!("not connected after {:?}", plan.connect_timeout)))?
+        .map_err(|_| failed(format!("not connected after {CONNECT_TIMEOUT:?}")))?
         .map_err(|error| failed(error.to_string()))?;
     record.connected = Some(start.elapsed().as_secs_f64());
     // a request is one write; without this a delayed acknowledgement could hold back the end of a long one

@@ -17,7 +17,7 @@ mod run;
 mod sse;
 
 pub use frame::{Frame, Usage, classify, usage};
-pub use plan::{Arrivals, Plan, PlanError, Target};
+pub use plan::{Arrivals, Plan, Target};
 pub use record::{FAILURES, Failure, Record, Shared};
 pub use run::{Outcome, monotonic_s, run};
 pub use sse::Splitter;

@@ -49,22 +49,16 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// Whether connections are used again.
     pub keep_alive: bool,
-    /// For a connection to be made.
-    pub connect_timeout: Duration,
     /// For a request from its sending to its last byte.
     pub timeout: Duration,
     /// Threads of the generator.
     pub threads: usize,
 }
 
-/// A plan that cannot be carried out; says why.
-#[derive(Debug)]
-pub struct PlanError(pub String);
-
 impl Target {
     /// `url`: `http://host[:port]/path`. Looks up the host.
-    pub fn parse(url: &str, method: &str, headers: &[(String, String)]) -> Result<Self, PlanError> {
-        let wrong = |what: &str| PlanError(format!("url: {url}: {what}"));
+    pub fn parse(url: &str, method: &str, headers: &[(String, String)]) -> Result<Self, String> {
+        let wrong = |what: &str| format!("url: {url}: {what}");
         let uri: hyper::Uri = url.parse().map_err(|_| wrong("not a URL"))?;
         if uri.scheme_str() != Some("http") {
             return Err(wrong("must begin with http:// (TLS is not supported)"));
@@ -78,7 +72,7 @@ impl Target {
             .collect();
         let mut map = HeaderMap::new();
         for (name, value) in headers {
-            let bad = || PlanError(format!("header {name}: not allowed"));
+            let bad = || format!("header {name}: not allowed");
             let name: HeaderName = name.parse().map_err(|_| bad())?;
             map.append(name, HeaderValue::from_str(value).map_err(|_| bad())?);
         }
@@ -93,9 +87,7 @@ impl Target {
                 .path_and_query()
                 .map_or_else(hyper::Uri::default, |path| path.clone().into()),
             headers: map,
-            method: method
-                .parse()
-                .map_err(|_| PlanError(format!("method: {method}: unknown")))?,
+            method: method.parse().map_err(|_| format!("method: {method}: unknown"))?,
         })
     }
 }
@@ -106,9 +98,9 @@ impl Plan {
         self.chains.iter().sum()
     }
 
-    /// Whether it can be carried out.
-    pub fn check(&self) -> Result<(), PlanError> {
-        let fail = |what: &str| Err(PlanError(what.to_owned()));
+    /// Whether it can be carried out; Err: why not.
+    pub fn check(&self) -> Result<(), String> {
+        let fail = |what: &str| Err(what.to_owned());
         if self.bodies.is_empty() {
             return fail("bodies: none");
         }

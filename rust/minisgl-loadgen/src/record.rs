@@ -37,7 +37,7 @@ pub const FAILURES: [&str; 8] = [
 ];
 
 /// One request. Times are seconds since the start of the run, None for what did not happen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Record {
     /// Its number: chains in order.
     pub index: usize,
@@ -78,20 +78,7 @@ impl Record {
         Self {
             index,
             scheduled,
-            connected: None,
-            sent: None,
-            headers: None,
-            first: None,
-            last: None,
-            end: None,
-            text_events: 0,
-            events: 0,
-            usage: Usage::default(),
-            status: None,
-            failure: None,
-            error: String::new(),
-            bytes: 0,
-            gaps: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::exchange::{Connection, exchange};
-use crate::plan::{Arrivals, Plan, PlanError};
+use crate::plan::{Arrivals, Plan};
 use crate::record::Shared;
 use crate::record::{Failure, Record};
 
@@ -52,7 +52,7 @@ struct Context {
 }
 
 /// Send everything, wait for the ends. Blocks the calling thread, which tells the others when a request is due.
-pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, PlanError> {
+pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, String> {
     plan.check()?;
     let cpu_before = thread_cpu_s();
     let plan = Arc::new(plan);
@@ -79,7 +79,7 @@ pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, PlanError> {
     drop(senders);
     let (mut records, mut cpu_s) = (Vec::new(), 0.0);
     for one in threads {
-        let (of_thread, cpu) = one.join().map_err(|_| PlanError("a thread panicked".into()))??;
+        let (of_thread, cpu) = one.join().map_err(|_| "a thread panicked".to_owned())??;
         records.extend(of_thread);
         cpu_s += cpu;
     }
@@ -128,12 +128,12 @@ fn share(part: usize, whole: usize) -> f64 {
 }
 
 /// A thread of the generator: its records and its CPU seconds.
-fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) -> Result<(Vec<Record>, f64), PlanError> {
+fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) -> Result<(Vec<Record>, f64), String> {
     let cpu_before = thread_cpu_s();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| PlanError(error.to_string()))?;
+        .map_err(|error| error.to_string())?;
     let all = async {
         match context.plan.arrivals {
             Arrivals::At(_) => open_loop(context, due).await,
@@ -146,7 +146,7 @@ fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) ->
     };
     let result = runtime.block_on(unless_stopped(&context.shared, all));
     drop(runtime); // ends every task
-    result.map_err(PlanError)?;
+    result?;
     let blocks = std::mem::take(&mut *context.records.lock().unwrap_or_else(PoisonError::into_inner));
     let mut records: Vec<Record> = blocks.into_iter().flatten().collect();
     for record in &mut records {
@@ -265,7 +265,7 @@ impl Kept<'_> {
 
 impl Drop for Kept<'_> {
     fn drop(&mut self) {
-        let record = std::mem::replace(&mut self.record, Record::new(0, 0.0));
+        let record = std::mem::take(&mut self.record);
         let mut blocks = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
         match blocks.last_mut() {
             Some(block) if block.len() < RECORDS_A_BLOCK => block.push(record),

@@ -1,6 +1,6 @@
 //! Answers taken apart: `minisgl._rust.AnswerParser`, and the formats that it knows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minisgl_text::answer::{self, AnswerParser as Parser, End, Part, THINKING, TOOL_FORMATS, Tools};
@@ -46,15 +46,15 @@ impl ToolFormat {
 
     #[staticmethod]
     fn names() -> Vec<&'static str> {
-        let mut found: Vec<_> = TOOL_FORMATS
-            .iter()
-            .flat_map(|one| one.aliases.iter().chain([&one.name]))
-            .copied()
-            .collect();
-        found.sort_unstable();
-        found.dedup();
-        found
+        all_names(TOOL_FORMATS.iter().map(|one| (one.name, one.aliases)))
     }
+}
+
+/// With aliases, in order.
+fn all_names(named: impl Iterator<Item = (&'static str, &'static [&'static str])>) -> Vec<&'static str> {
+    let names = named.flat_map(|(name, aliases)| aliases.iter().copied().chain([name]));
+    let names: BTreeSet<_> = names.collect();
+    names.into_iter().collect()
 }
 
 /// See `_rust.pyi`.
@@ -78,17 +78,13 @@ impl Thinking {
                     .ok_or_else(|| PyValueError::new_err(format!("no format of reasoning has the name {name}")))?,
             ),
         };
-        Ok(inner.map(|inner| Self {
-            inner,
-            is_open: inner.is_open.then_some(true),
-        }))
+        let is_open = inner.and_then(|one| one.is_open.then_some(true));
+        Ok(inner.map(|inner| Self { inner, is_open }))
     }
 
     fn opened(&self, is_open: Option<bool>) -> Self {
-        Self {
-            inner: self.inner,
-            is_open,
-        }
+        let inner = self.inner;
+        Self { inner, is_open }
     }
 
     #[getter]
@@ -113,13 +109,7 @@ impl Thinking {
 
     #[staticmethod]
     fn names() -> Vec<&'static str> {
-        let mut found: Vec<_> = THINKING
-            .iter()
-            .flat_map(|one| one.aliases.iter().chain([&one.name]))
-            .copied()
-            .collect();
-        found.sort_unstable();
-        found
+        all_names(THINKING.iter().map(|one| (one.name, one.aliases)))
     }
 }
 
@@ -220,7 +210,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
 
 /// See `_rust.pyi`.
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)] // what Python gives
+#[allow(clippy::too_many_arguments)] // what Python gives
 pub(crate) fn answer_rules(
     format: Option<&ToolFormat>,
     thinking: Option<&Thinking>,

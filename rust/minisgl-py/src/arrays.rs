@@ -1,4 +1,4 @@
-//! numpy arrays in and out of functions that stand by themselves.
+//! numpy arrays, and what is written as JSON, in and out of functions that stand by themselves.
 //!
 //! An argument is a contiguous int32 array; a result is a new one, which its receiver may write.
 
@@ -53,6 +53,11 @@ impl Numpy {
             })
         })
     }
+}
+
+/// What JSON says, as Python reads it.
+pub(crate) fn from_json<'py>(py: Python<'py>, value: &serde_json::Value) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (value.to_string(),))
 }
 
 /// A new int32 array.

@@ -50,6 +50,11 @@ impl<T: Element> Array<T> {
         })
     }
 
+    /// The attribute `name` of a ring entry, as long as `needed` says.
+    fn of(entry: &Bound<'_, PyAny>, name: &str, needed: impl Fn(&str) -> usize) -> PyResult<Self> {
+        Self::bind(&entry.getattr(name)?, name, needed(name))
+    }
+
     fn range(&self) -> (usize, usize) {
         let start = self.data.addr().get();
         (start, start + self.len * size_of::<T>())
@@ -64,33 +69,41 @@ impl<T: Element> Array<T> {
     }
 }
 
-/// The arrays of one ring entry, in the order of `RingEntry.__slots__` of the Python side.
-struct Entry {
-    int32: Vec<Array<i32>>,
-    assigned_ids: Array<i64>,
+macro_rules! ring_arrays {
+    ($($name:ident)*) => {
+        /// The arrays of one ring entry: the attributes of `RingEntry` of the Python side.
+        struct Entry {
+            $($name: Array<i32>,)*
+            assigned_ids: Array<i64>,
+        }
+
+        impl Entry {
+            /// `needed`: numbers of an array.
+            fn bind(entry: &Bound<'_, PyAny>, needed: impl Fn(&str) -> usize) -> PyResult<Self> {
+                Ok(Self {
+                    $($name: Array::of(entry, stringify!($name), &needed)?,)*
+                    assigned_ids: Array::of(entry, "assigned_ids", &needed)?,
+                })
+            }
+
+            fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+                [$(self.$name.range(),)* self.assigned_ids.range()].into_iter()
+            }
+
+            fn as_mut(&mut self) -> RingEntry<'_> {
+                RingEntry {
+                    $($name: self.$name.as_mut(),)*
+                    assigned_ids: self.assigned_ids.as_mut(),
+                }
+            }
+        }
+    };
 }
 
-const NAMES: [&str; 18] = [
-    "input_ids",
-    "positions",
-    "out_loc",
-    "req_slots",
-    "seq_lens",
-    "extend_lens",
-    "qo_indptr",
-    "kv_indptr",
-    "last_page_len",
-    "sample_rows",
-    "page_table_updates",
-    "page_ids",
-    "assigned",
-    "assigned_ids",
-    "freed",
-    "state_begins",
-    "state_saves",
-    "page_loads",
-];
-const ASSIGNED_IDS: usize = 13;
+ring_arrays! {
+    input_ids positions out_loc req_slots seq_lens extend_lens qo_indptr kv_indptr last_page_len sample_rows
+    page_table_updates page_ids assigned freed state_begins state_saves page_loads
+}
 
 /// A ring of step arrays.
 pub(crate) struct Ring {
@@ -113,19 +126,8 @@ impl Ring {
             "assigned_ids" | "freed" => limits.max_rows,
             _ => rows,
         };
-        let mut entries = Vec::new();
-        for one in ring.try_iter()? {
-            let one = one?;
-            let mut int32 = Vec::with_capacity(NAMES.len() - 1);
-            for name in NAMES {
-                if name != NAMES[ASSIGNED_IDS] {
-                    int32.push(Array::bind(&one.getattr(name)?, name, needed(name))?);
-                }
-            }
-            let name = NAMES[ASSIGNED_IDS];
-            let assigned_ids = Array::bind(&one.getattr(name)?, name, needed(name))?;
-            entries.push(Entry { int32, assigned_ids });
-        }
+        let entries = ring.try_iter()?.map(|one| Entry::bind(&one?, needed));
+        let entries: Vec<_> = entries.collect::<PyResult<_>>()?;
         if entries.len() < 2 {
             return Err(PyValueError::new_err(format!(
                 "ring: {} entries, at least 2",
@@ -138,11 +140,7 @@ impl Ring {
     }
 
     fn check_overlaps(&self) -> PyResult<()> {
-        let mut ranges: Vec<(usize, usize)> = Vec::new();
-        for entry in &self.entries {
-            ranges.extend(entry.int32.iter().map(Array::range));
-            ranges.push(entry.assigned_ids.range());
-        }
+        let mut ranges: Vec<_> = self.entries.iter().flat_map(Entry::ranges).collect();
         ranges.sort_unstable();
         if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
             return Err(PyValueError::new_err("ring: two arrays share memory"));
@@ -157,50 +155,8 @@ impl Ring {
     }
 
     /// The arrays of entry `index`, for the length of a call.
-    pub fn entry(&mut self, index: usize) -> Option<RingEntry<'_>> {
-        let entry = &mut self.entries[index];
-        let [
-            input_ids,
-            positions,
-            out_loc,
-            req_slots,
-            seq_lens,
-            extend_lens,
-            qo_indptr,
-            kv_indptr,
-            last_page_len,
-            sample_rows,
-            page_table_updates,
-            page_ids,
-            assigned,
-            freed,
-            state_begins,
-            state_saves,
-            page_loads,
-        ] = entry.int32.as_mut_slice()
-        else {
-            return None;
-        };
-        Some(RingEntry {
-            input_ids: input_ids.as_mut(),
-            positions: positions.as_mut(),
-            out_loc: out_loc.as_mut(),
-            req_slots: req_slots.as_mut(),
-            seq_lens: seq_lens.as_mut(),
-            extend_lens: extend_lens.as_mut(),
-            qo_indptr: qo_indptr.as_mut(),
-            kv_indptr: kv_indptr.as_mut(),
-            last_page_len: last_page_len.as_mut(),
-            sample_rows: sample_rows.as_mut(),
-            page_table_updates: page_table_updates.as_mut(),
-            page_ids: page_ids.as_mut(),
-            assigned: assigned.as_mut(),
-            assigned_ids: entry.assigned_ids.as_mut(),
-            freed: freed.as_mut(),
-            state_begins: state_begins.as_mut(),
-            state_saves: state_saves.as_mut(),
-            page_loads: page_loads.as_mut(),
-        })
+    pub fn entry(&mut self, index: usize) -> RingEntry<'_> {
+        self.entries[index].as_mut()
     }
 }
 

@@ -15,7 +15,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::arrays::Int32s;
 use crate::buffers::{Ring, View};
 use crate::errors::to_python;
-use crate::events::EventTypes;
+use crate::events;
 use crate::step::{StepOutput, StepPlan};
 
 /// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
@@ -28,12 +28,11 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
 /// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, whether its state is kept, first tokens.
 type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
 
-/// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.rust_hotpath`, which checks the configuration.
+/// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.backend`, which checks the configuration.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct ControlPlane {
     scheduler: Scheduler,
     ring: Ring,
-    events: EventTypes,
     #[pyo3(get)]
     buffers: Py<PyAny>,
     #[pyo3(get)]
@@ -67,7 +66,6 @@ impl ControlPlane {
 impl ControlPlane {
     #[new]
     fn new(config: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = config.py();
         let settings = read_config(config)?;
         let largest = settings.graph_sizes.last().copied().unwrap_or(0);
         let scheduler = Scheduler::new(settings);
@@ -75,7 +73,6 @@ impl ControlPlane {
         Ok(Self {
             scheduler,
             ring,
-            events: EventTypes::import(py)?,
             buffers: buffers.clone().unbind(),
             config: config.clone().unbind(),
             metadata_ns: 0,
@@ -87,20 +84,16 @@ impl ControlPlane {
         let py = events.py();
         let items = events.getattr(intern!(py, "items"))?;
         let items = items.cast::<PyList>()?;
-        let checked = self.events.read(items, &self.scheduler)?;
+        let checked = events::read(items, &self.scheduler)?;
         self.run(py, |this| {
             let index = this.ring.index(step);
-            match this.ring.entry(index) {
-                Some(mut entry) => {
-                    let mut began = None;
-                    let decided = || began = Some(Instant::now());
-                    let plan = this.scheduler.schedule(step, checked, &mut entry, index, decided);
-                    let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
-                    this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
-                    plan
-                }
-                None => Err(Error::Broken("a ring entry lacks an array".into())),
-            }
+            let mut entry = this.ring.entry(index);
+            let mut began = None;
+            let decided = || began = Some(Instant::now());
+            let plan = this.scheduler.schedule(step, checked, &mut entry, index, decided);
+            let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+            this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
+            plan
         })
         .map(StepPlan::from)
     }
@@ -128,35 +121,20 @@ impl ControlPlane {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.scheduler.stats();
         let kind = py.import("minisgl.scheduler.api")?.getattr("Stats")?;
-        let counts = [
-            stats.num_waiting.into_pyobject(py)?,
-            stats.num_running.into_pyobject(py)?,
-            stats.num_draining.into_pyobject(py)?,
-            stats.num_free_pages.into_pyobject(py)?,
-            stats.num_evictable_pages.into_pyobject(py)?,
-            stats.num_protected_pages.into_pyobject(py)?,
-            stats.num_held_pages.into_pyobject(py)?,
-            stats.num_retracted_total.into_pyobject(py)?,
-            stats.num_prompt_tokens_total.into_pyobject(py)?,
-            stats.num_cached_tokens_total.into_pyobject(py)?,
-            stats.num_pinned_pages.into_pyobject(py)?,
-            stats.num_inserted_pages_total.into_pyobject(py)?,
-            stats.num_evicted_pages_total.into_pyobject(py)?,
-            stats.num_hits_total.into_pyobject(py)?,
-            stats.num_misses_total.into_pyobject(py)?,
-            stats.num_drafted_total.into_pyobject(py)?,
-            stats.num_accepted_total.into_pyobject(py)?,
-            stats.num_checkpoints.into_pyobject(py)?,
-            stats.num_saved_total.into_pyobject(py)?,
-            stats.num_cut_short_total.into_pyobject(py)?,
-            stats.num_computed_again_total.into_pyobject(py)?,
-            stats.num_loaded_pages_total.into_pyobject(py)?,
-        ];
+        macro_rules! counts {
+            ($($name:ident)*) => { [$(stats.$name.into_pyobject(py)?),*] };
+        }
+        let counts = counts! {
+            num_waiting num_running num_draining num_free_pages num_evictable_pages num_protected_pages num_held_pages
+            num_retracted_total num_prompt_tokens_total num_cached_tokens_total num_pinned_pages
+            num_inserted_pages_total num_evicted_pages_total num_hits_total num_misses_total num_drafted_total
+            num_accepted_total num_checkpoints num_saved_total num_cut_short_total num_computed_again_total
+            num_loaded_pages_total
+        };
         kind.call1(PyTuple::new(py, counts)?)
     }
 
     /// How many whole pages of `tokens` the prefix cache has for requests of `namespace`.
-    #[allow(clippy::needless_pass_by_value)] // an argument of Python
     fn cached_pages(&self, tokens: Int32s<'_>, namespace: u32) -> usize {
         self.scheduler.cached_pages(tokens.as_slice(), namespace)
     }
@@ -287,10 +265,9 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
 /// What was compiled: `{"version": str, "profile": "release" | "debug", "features": list[str]}`.
 #[pyfunction]
 pub(crate) fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let build = minisgl_core::build_info();
     let info = PyDict::new(py);
-    info.set_item("version", build.version)?;
-    info.set_item("profile", build.profile)?;
+    info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    info.set_item("profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     info.set_item("features", FEATURES.to_vec())?;
     Ok(info)
 }

@@ -42,9 +42,18 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
     PyValueError::new_err((fault, error.to_string()))
 }
 
+/// What it gave, or its error as Python's.
+fn given<T>(result: Result<T, Error>) -> PyResult<T> {
+    result.map_err(|error| to_python(&error))
+}
+
 impl CpuEngine {
     fn locked(&self) -> MutexGuard<'_, Option<Box<Engine>>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Engine) -> T) -> PyResult<T> {
+        self.locked().as_deref_mut().map(work).ok_or_else(closed)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Option<Keeping>> {
@@ -78,7 +87,7 @@ impl CpuAdapter {
         settings: &str,
         pairs: Vec<(usize, String, PyBackedBytes, PyBackedBytes)>,
     ) -> PyResult<Self> {
-        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        let settings = given(Settings::parse(settings))?;
         let made = py.detach(|| {
             let pairs: Vec<Pair> = pairs
                 .into_iter()
@@ -91,7 +100,7 @@ impl CpuAdapter {
                 .collect();
             Adapter::new(&settings.model, &pairs)
         });
-        let inner = Mutex::new(Some(made.map_err(|error| to_python(&error))?));
+        let inner = Mutex::new(Some(given(made)?));
         Ok(Self { inner })
     }
 }
@@ -119,14 +128,12 @@ impl CpuEngine {
     /// `settings` as JSON: see `minisgl_cpu::load::Settings`. `say(done, total)` hears of the parts that are loaded.
     #[new]
     fn new(py: Python<'_>, settings: &str, say: Py<PyAny>) -> PyResult<Self> {
-        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        let settings = given(Settings::parse(settings))?;
         let progress = |done: usize, total: usize| {
             // a terminal that is gone does not stop a load
             let _ = Python::attach(|py| say.call1(py, (done, total)));
         };
-        let loaded = py
-            .detach(|| load(&settings, &progress))
-            .map_err(|error| to_python(&error))?;
+        let loaded = given(py.detach(|| load(&settings, &progress)))?;
         Ok(Self {
             inner: Mutex::new(Some(Box::new(loaded.engine))),
             keeping: Mutex::new(loaded.keeping),
@@ -138,15 +145,13 @@ impl CpuEngine {
     /// Bytes of a page of the pool in all layers.
     #[staticmethod]
     fn page_bytes(settings: &str) -> PyResult<usize> {
-        Settings::parse(settings)
-            .and_then(|settings| settings.page_bytes())
-            .map_err(|error| to_python(&error))
+        given(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
     }
 
     /// Bytes of the state of one sequence; 0: the model's layers keep none.
     #[staticmethod]
     fn state_bytes(settings: &str) -> PyResult<usize> {
-        let settings = Settings::parse(settings).map_err(|error| to_python(&error))?;
+        let settings = given(Settings::parse(settings))?;
         Ok(settings.state_bytes())
     }
 
@@ -181,18 +186,12 @@ impl CpuEngine {
 
     /// Seconds of all forwards by part; empty unless the settings say `timed`.
     fn times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let guard = self.locked();
-        let engine = guard.as_ref().ok_or_else(closed)?;
-        let found = PyDict::new(py);
-        for (part, seconds) in PARTS.iter().zip(engine.times().unwrap_or_default()) {
-            found.set_item(part, seconds)?;
-        }
-        Ok(found)
+        let times = self.with(|engine| engine.times())?.unwrap_or_default();
+        PARTS.iter().zip(times).into_py_dict(py)
     }
 
     /// Have heads: the steps of that of embeddings, and for scores the pooling and the steps. A step is (kind, weight,
     /// bias, epsilon), numbers as the bytes of float32.
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     fn set_heads(&self, embedding: Vec<GivenStep>, score: Option<(String, Vec<GivenStep>)>) -> PyResult<()> {
         let steps = |given: Vec<GivenStep>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
         let score = score.map(|(pooling, given)| -> PyResult<_> {
@@ -209,33 +208,24 @@ impl CpuEngine {
             embedding: steps(embedding)?,
             score: score.transpose()?,
         };
-        let mut guard = self.locked();
-        let engine = guard.as_mut().ok_or_else(closed)?;
-        engine.set_heads(heads).map_err(|error| to_python(&error))
+        given(self.with(|engine| engine.set_heads(heads))?)
     }
 
     /// Have an adapter from the next step on. `adapter` is used up.
     fn add_adapter(&self, number: u32, adapter: &CpuAdapter) -> PyResult<()> {
         let used = || PyValueError::new_err(("setting", "the adapter was added already"));
         let made = adapter.take().ok_or_else(used)?;
-        let mut guard = self.locked();
-        let engine = guard.as_mut().ok_or_else(closed)?;
-        engine.adapters().add(number, made);
-        Ok(())
+        self.with(|engine| engine.adapters().add(number, made)).map(drop)
     }
 
     /// Have it no more.
     fn remove_adapter(&self, number: u32) {
-        if let Some(engine) = self.locked().as_mut() {
-            engine.adapters().remove(number);
-        }
+        let _ = self.with(|engine| engine.adapters().remove(number)); // one that is closed has none
     }
 
     /// Give pages that fill to `store`, and load what is staged there.
     fn keep(&self, store: &PageStore) -> PyResult<()> {
-        let mut guard = self.locked();
-        guard.as_mut().ok_or_else(closed)?.keep(store.shared());
-        Ok(())
+        self.with(|engine| engine.keep(store.shared()))
     }
 
     /// Run a step: its arrays without padding rows, those of several numbers a row flat, bindings of slots, free slots.
@@ -281,24 +271,16 @@ impl CpuEngine {
             state_saves: state_saves.as_slice().as_chunks().0.to_vec(),
         };
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
-        let sampled = py.detach(|| {
-            let mut guard = self.locked();
-            let engine = guard.as_mut()?;
-            Some(engine.step(&step, bindings))
-        });
-        match sampled {
-            None => Err(closed()),
-            Some(Err(error)) => Err(to_python(&error)),
-            Some(Ok(sampled)) => told(py, sampled),
-        }
+        let sampled = py.detach(|| self.with(|engine| engine.step(&step, bindings)))?;
+        told(py, given(sampled)?)
     }
 
     /// The logits at each of `tokens`, as the bytes of [tokens, vocabulary] float32: for measurements, between steps of
     /// nobody, since the first pages of the pool are overwritten.
     fn prompt_logits<'py>(&self, py: Python<'py>, tokens: Int32s<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
-        let found = py.detach(|| Some(self.locked().as_mut()?.prompt_logits(&tokens)));
-        let logits = found.ok_or_else(closed)?.map_err(|error| to_python(&error))?;
+        let found = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
+        let logits = given(found)?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {
                 to.copy_from_slice(&number.to_ne_bytes());
@@ -319,8 +301,7 @@ impl CpuEngine {
         let Some(keeping) = self.waiting().take() else {
             return Ok(None);
         };
-        py.detach(|| beside_others(|| keeping.write(&self.closing)))
-            .map_err(|error| to_python(&error))
+        given(py.detach(|| beside_others(|| keeping.write(&self.closing))))
     }
 
     /// Free the memory. Idempotent.

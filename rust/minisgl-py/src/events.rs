@@ -6,98 +6,55 @@ use minisgl_core::{
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyType};
+use pyo3::types::PyList;
 
 use crate::buffers::View;
 use crate::errors::to_python;
 
-/// The classes of `minisgl.step`.
-pub(crate) struct EventTypes {
-    arrival: Py<PyType>,
-    finish: Py<PyType>,
-    abort: Py<PyType>,
-    forward_failed: Py<PyType>,
-    unpin: Py<PyType>,
-    clear_cache: Py<PyType>,
-    token_budget: Py<PyType>,
-    pages_read: Py<PyType>,
-    draft: Py<PyType>,
+/// Convert and check each event, in order. Raises `EventError` at the first that is malformed.
+pub(crate) fn read(events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResult<CheckedEvents> {
+    let mut checked = CheckedEvents::default();
+    for (index, one) in events.iter().enumerate() {
+        scheduler
+            .check_event(convert(index, &one)?, &mut checked)
+            .map_err(|error| to_python(events.py(), &error))?;
+    }
+    Ok(checked)
 }
 
-impl EventTypes {
-    pub fn import(py: Python<'_>) -> PyResult<Self> {
-        let module = py.import("minisgl.step")?;
-        let class = |name: &str| -> PyResult<Py<PyType>> { Ok(module.getattr(name)?.cast_into::<PyType>()?.unbind()) };
-        Ok(Self {
-            arrival: class("Arrival")?,
-            finish: class("Finish")?,
-            abort: class("Abort")?,
-            forward_failed: class("ForwardFailed")?,
-            unpin: class("Unpin")?,
-            clear_cache: class("ClearCache")?,
-            token_budget: class("TokenBudget")?,
-            pages_read: class("PagesRead")?,
-            draft: class("Draft")?,
-        })
-    }
-
-    /// Convert and check each event, in order. Raises `EventError` at the first that is malformed.
-    pub fn read(&self, events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResult<CheckedEvents> {
-        let mut checked = CheckedEvents::default();
-        for (index, one) in events.iter().enumerate() {
-            scheduler
-                .check_event(self.convert(index, &one)?, &mut checked)
-                .map_err(|error| to_python(events.py(), &error))?;
-        }
-        Ok(checked)
-    }
-
-    fn convert(&self, index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {
-        let py = event.py();
-        let kind = event.get_type();
-        let req_id = || integer(&event.getattr(intern!(py, "req_id"))?);
-        if kind.is(&self.arrival) {
-            return Ok(Event::Arrival(convert_arrival(index, event)?));
-        }
-        if kind.is(&self.finish) {
-            return Ok(Event::Finish(req_id()?));
-        }
-        if kind.is(&self.abort) {
-            return Ok(Event::Abort(req_id()?));
-        }
-        if kind.is(&self.forward_failed) {
-            return Ok(Event::ForwardFailed(integer(&event.getattr(intern!(py, "step"))?)?));
-        }
-        if kind.is(&self.unpin) {
-            return Ok(Event::Unpin(req_id()?));
-        }
-        if kind.is(&self.clear_cache) {
-            return Ok(Event::ClearCache);
-        }
-        if kind.is(&self.token_budget) {
-            return Ok(Event::TokenBudget(TokenBudget {
-                beside_decode: integer(&event.getattr(intern!(py, "beside_decode"))?)?,
-                prefill_only: integer(&event.getattr(intern!(py, "prefill_only"))?)?,
-                background: integer(&event.getattr(intern!(py, "background"))?)?,
-            }));
-        }
-        if kind.is(&self.pages_read) {
-            return Ok(Event::PagesRead(PagesRead {
-                req_id: req_id()?,
-                stored_from: integer(&event.getattr(intern!(py, "stored_from"))?)?,
-                stored_to: integer(&event.getattr(intern!(py, "stored_to"))?)?,
-            }));
-        }
-        if kind.is(&self.draft) {
-            let tokens = event.getattr(intern!(py, "tokens"))?;
-            return Ok(Event::Draft(Draft {
-                req_id: req_id()?,
-                length: integer(&event.getattr(intern!(py, "length"))?)?,
-                tokens: tokens.extract().map_err(|_| to_python(py, &not_ids(index)))?,
-            }));
-        }
-        Err(PyTypeError::new_err(format!("event {index}: {kind} is no event")))
-    }
+/// By the name of its class, one of `minisgl.step`.
+fn convert(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {
+    let py = event.py();
+    let number = |name| integer(&event.getattr(name)?);
+    let req_id = || number(intern!(py, "req_id"));
+    let kind = event.get_type();
+    Ok(match kind.name()?.to_str()? {
+        "Arrival" => Event::Arrival(convert_arrival(index, event)?),
+        "Finish" => Event::Finish(req_id()?),
+        "Abort" => Event::Abort(req_id()?),
+        "ForwardFailed" => Event::ForwardFailed(number(intern!(py, "step"))?),
+        "Unpin" => Event::Unpin(req_id()?),
+        "ClearCache" => Event::ClearCache,
+        "TokenBudget" => Event::TokenBudget(TokenBudget {
+            beside_decode: number(intern!(py, "beside_decode"))?,
+            prefill_only: number(intern!(py, "prefill_only"))?,
+            background: number(intern!(py, "background"))?,
+        }),
+        "PagesRead" => Event::PagesRead(PagesRead {
+            req_id: req_id()?,
+            stored_from: number(intern!(py, "stored_from"))?,
+            stored_to: number(intern!(py, "stored_to"))?,
+        }),
+        "Draft" => Event::Draft(Draft {
+            req_id: req_id()?,
+            length: number(intern!(py, "length"))?,
+            tokens: event
+                .getattr(intern!(py, "tokens"))?
+                .extract()
+                .map_err(|_| to_python(py, &not_ids(index)))?,
+        }),
+        _ => return Err(PyTypeError::new_err(format!("event {index}: {kind} is no event"))),
+    })
 }
 
 fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> {
@@ -124,26 +81,24 @@ fn convert_arrival(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Arrival> 
     let room = usize::try_from(max_tokens).unwrap_or(0).min(RESERVED_OUTPUT);
     let mut sequence = Vec::with_capacity(tokens.len() + room);
     sequence.extend_from_slice(tokens);
-    Ok(Arrival {
-        req_id: req_id
-            .extract()
-            .map_err(|_| refuse("req_id", "must be a signed 64-bit integer"))?,
-        tokens: sequence,
-        num_prompt: number(intern!(py, "num_prompt"))?,
-        num_generated: number(intern!(py, "num_generated"))?,
-        max_tokens,
-        min_tokens: number(intern!(py, "min_tokens"))?,
-        stop_ids: stop_ids(&get(intern!(py, "stop_ids"))?)?,
-        ignore_eos: flag(intern!(py, "ignore_eos"))?,
-        priority: number(intern!(py, "priority"))?,
-        no_overlap: flag(intern!(py, "no_overlap"))?,
-        no_match: flag(intern!(py, "no_match"))?,
-        background: flag(intern!(py, "background"))?,
-        pin: flag(intern!(py, "pin"))?,
-        namespace: number(intern!(py, "namespace"))?,
-        no_drafts: flag(intern!(py, "no_drafts"))?,
-        stored_from: number(intern!(py, "stored_from"))?,
-        stored_to: number(intern!(py, "stored_to"))?,
+    macro_rules! arrival {
+        ({ $($own:ident: $value:expr,)* } numbers: $($number:ident)*; flags: $($flag:ident)*;) => {
+            Arrival {
+                $($own: $value,)*
+                $($number: number(intern!(py, stringify!($number)))?,)*
+                $($flag: flag(intern!(py, stringify!($flag)))?,)*
+            }
+        };
+    }
+    Ok(arrival! {
+        {
+            req_id: req_id.extract().map_err(|_| refuse("req_id", "must be a signed 64-bit integer"))?,
+            tokens: sequence,
+            max_tokens: max_tokens,
+            stop_ids: stop_ids(&get(intern!(py, "stop_ids"))?)?,
+        }
+        numbers: num_prompt num_generated min_tokens priority namespace stored_from stored_to;
+        flags: ignore_eos no_overlap no_match background pin no_drafts;
     })
 }
 

@@ -1,21 +1,24 @@
 //! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python,
 //! but for those that ask what is known there of tools and forms of answers, and for receipts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use minisgl_gateway::config::GatewayConfig;
 use minisgl_gateway::keys::KeyCounts;
+use minisgl_gateway::metrics::Peak;
 use minisgl_gateway::server::Gateway as Served;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use serde_json::json;
 
+use crate::arrays::from_json;
 use crate::text::TextTokenizer;
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
@@ -82,10 +85,13 @@ impl Gateway {
         Ok(())
     }
 
-    #[allow(clippy::needless_pass_by_value)] // it comes from Python
     fn publish(&self, num_waiting: usize, num_waiting_tokens: usize, num_live: usize, keys: Vec<(usize, u64)>) {
         let shared = self.served.shared();
         shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
+    }
+
+    fn beat(&self) {
+        self.served.shared().beat();
     }
 
     fn set_adapters(&self, numbers: HashMap<String, i64>) {
@@ -115,47 +121,50 @@ impl Gateway {
         counts.map(|counts| shown(py, counts)).transpose()
     }
 
-    fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let shared = self.served.shared();
-        let metrics = &shared.metrics;
+        let (metrics, loaded) = (&shared.metrics, shared.loaded());
         shared.turn_windows();
-        let found = PyDict::new(py);
-        let numbers: [(&str, &AtomicUsize); 4] = [
-            ("num_open", &shared.num_open),
-            ("num_live", &shared.num_live),
-            ("num_waiting", &shared.num_waiting),
-            ("num_waiting_tokens", &shared.num_waiting_tokens),
-        ];
-        for (name, number) in numbers {
-            found.set_item(name, number.load(Relaxed))?;
-        }
-        let counts: [(&str, &AtomicU64); 3] = [
-            ("num_shortened", &metrics.shortened),
-            ("num_accepted", &metrics.accepted),
-            ("num_generated", &metrics.generated),
-        ];
-        for (name, count) in counts {
-            found.set_item(name, count.load(Relaxed))?;
-        }
+        let peak = |peak: &Peak| {
+            let (recent, most) = peak.read();
+            json!({"recent": recent, "most": most})
+        };
+        let cache = loaded.as_ref().map(|loaded| loaded.tokenizer.cache_stats());
+        let cache = cache.unwrap_or_default();
+        let finished: BTreeMap<_, _> = REASONS.iter().zip(&metrics.finished).collect();
+        let histograms = metrics.histograms().map(|(name, histogram)| {
+            let (counts, sum) = histogram.read();
+            (name, json!({"counts": counts, "sum": sum}))
+        });
+        let meters = metrics.meters().map(|(name, meter)| {
+            let (count, total_s, longest_s, recent_s) = meter.read();
+            let one = json!({"count": count, "total_s": total_s, "longest_s": longest_s, "recent_s": recent_s});
+            (name, one)
+        });
+        let found = json!({
+            "num_open": shared.num_open,
+            "num_live": shared.num_live,
+            "num_waiting": shared.num_waiting,
+            "num_waiting_tokens": shared.num_waiting_tokens,
+            "num_shortened": metrics.shortened,
+            "num_accepted": metrics.accepted,
+            "num_generated": metrics.generated,
+            "num_finished": finished,
+            "most": {"in_flight": peak(&metrics.in_flight), "queued": peak(&metrics.queued)},
+            "cache": {
+                "hits": cache.hits,
+                "misses": cache.misses,
+                "hit_bytes": cache.bytes_hit,
+                "bytes": cache.bytes_held,
+            },
+            "histograms": BTreeMap::from(histograms),
+            "meters": BTreeMap::from(meters),
+        });
+        let found = from_json(py, &found)?;
+        let keys = loaded.iter().flat_map(|loaded| &loaded.keys);
+        let keys: Vec<_> = keys.map(|counts| shown(py, counts)).collect::<PyResult<_>>()?;
+        found.set_item("keys", keys)?;
         found.set_item("requests", metrics.requests.read())?;
-        let finished = PyDict::new(py);
-        for (reason, count) in REASONS.iter().zip(&metrics.finished) {
-            finished.set_item(reason, count.load(Relaxed))?;
-        }
-        found.set_item("num_finished", finished)?;
-        let most = PyDict::new(py);
-        for (name, peak) in [("in_flight", &metrics.in_flight), ("queued", &metrics.queued)] {
-            let one = PyDict::new(py);
-            let (recent, ever) = peak.read();
-            one.set_item("recent", recent)?;
-            one.set_item("most", ever)?;
-            most.set_item(name, one)?;
-        }
-        found.set_item("most", most)?;
-        found.set_item("cache", self.cache(py)?)?;
-        found.set_item("keys", self.keys(py)?)?;
-        found.set_item("histograms", self.histograms(py)?)?;
-        found.set_item("meters", self.meters(py)?)?;
         Ok(found)
     }
 }
@@ -167,58 +176,4 @@ fn shown<'py>(py: Python<'py>, counts: &KeyCounts) -> PyResult<Bound<'py, PyDict
     one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
     one.set_item("num_generated", counts.num_generated.load(Relaxed))?;
     Ok(one)
-}
-
-impl Gateway {
-    fn cache<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self
-            .served
-            .shared()
-            .loaded()
-            .map(|loaded| loaded.tokenizer.cache_stats())
-            .unwrap_or_default();
-        let found = PyDict::new(py);
-        for (name, value) in [
-            ("hits", stats.hits),
-            ("misses", stats.misses),
-            ("hit_bytes", stats.bytes_hit),
-            ("bytes", stats.bytes_held),
-        ] {
-            found.set_item(name, value)?;
-        }
-        Ok(found)
-    }
-
-    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let Some(loaded) = self.served.shared().loaded() else {
-            return Ok(Vec::new());
-        };
-        loaded.keys.iter().map(|counts| shown(py, counts)).collect()
-    }
-
-    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let found = PyDict::new(py);
-        for (name, histogram) in self.served.shared().metrics.histograms() {
-            let (counts, sum) = histogram.read();
-            let one = PyDict::new(py);
-            one.set_item("counts", counts)?;
-            one.set_item("sum", sum)?;
-            found.set_item(name, one)?;
-        }
-        Ok(found)
-    }
-
-    fn meters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let found = PyDict::new(py);
-        for (name, meter) in self.served.shared().metrics.meters() {
-            let (count, total_s, longest_s, recent_s) = meter.read();
-            let one = PyDict::new(py);
-            one.set_item("count", count)?;
-            one.set_item("total_s", total_s)?;
-            one.set_item("longest_s", longest_s)?;
-            one.set_item("recent_s", recent_s)?;
-            found.set_item(name, one)?;
-        }
-        Ok(found)
-    }
 }

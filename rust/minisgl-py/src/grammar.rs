@@ -396,7 +396,7 @@ fn error_of(matcher: &Matcher) -> String {
     found
 }
 
-/// Of this thread, where the system tells.
+/// This thread has had so much, where the system tells.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)

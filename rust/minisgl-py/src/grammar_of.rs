@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::arrays::to_numpy;
 use crate::grammar::GrammarMatcher;
 
-/// Of a `minisgl.grammar.slots.Matcher`, or of None.
+/// A `minisgl.grammar.slots.Matcher` is one, None is none.
 pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGrammar>> {
     if matcher.is_none() {
         return Ok(None);

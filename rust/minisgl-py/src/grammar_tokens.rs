@@ -2,9 +2,8 @@
 //!
 //! Invariants: an id that the tokenizer does not have stands for a special token without a text.
 
-use std::collections::HashMap;
-
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use minisgl_text::{byte_token, char_to_byte, flat_steps, type_of};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -42,59 +41,27 @@ impl TokenizerEnv for Tokens {
 /// byte-level nor one with single bytes.
 pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<TokEnv, String> {
     let mut config: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
-    let decoder = Decoder::of(&config["decoder"]);
-    if !decoder.is_byte_level && !decoder.falls_back {
+    let steps = flat_steps(config["decoder"].clone(), "decoders");
+    let has = |name: &str| steps.iter().any(|step| type_of(step) == name);
+    let falls_back = has("ByteFallback");
+    if !has("ByteLevel") && !falls_back {
         return Err("the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned());
     }
     without_first_space(&mut config["normalizer"]);
     without_first_space(&mut config["pre_tokenizer"]);
     let tokenizer = Tokenizer::from_bytes(config.to_string()).map_err(|error| error.to_string())?;
     let num_known = (tokenizer.get_vocab(true).values().max()).map_or(0, |&last| last as usize + 1);
-    let bytes_of = token_bytes(&tokenizer, &decoder, num_known.max(vocab_size));
+    let bytes_of = token_bytes(
+        &tokenizer,
+        falls_back.then(|| space_of(&steps)),
+        num_known.max(vocab_size),
+    );
     let Some(&first_eos) = eos_ids.first() else {
         return Err("no id ends a text".to_owned());
     };
     let num_ids = u32::try_from(bytes_of.len()).map_err(|error| error.to_string())?;
     let trie = TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
     Ok(std::sync::Arc::new(Tokens { tokenizer, trie }))
-}
-
-/// How tokens become text.
-struct Decoder {
-    is_byte_level: bool,
-    falls_back: bool,
-    space: char,
-}
-
-impl Decoder {
-    fn of(config: &Value) -> Self {
-        let mut found = Self {
-            is_byte_level: false,
-            falls_back: false,
-            space: ' ',
-        };
-        found.add(config);
-        found
-    }
-
-    fn add(&mut self, step: &Value) {
-        match step["type"].as_str() {
-            Some("ByteLevel") => self.is_byte_level = true,
-            Some("ByteFallback") => self.falls_back = true,
-            Some("Replace") if step["content"] == " " => {
-                let mut of_pattern = step["pattern"]["String"].as_str().unwrap_or_default().chars();
-                if let (Some(only), None) = (of_pattern.next(), of_pattern.next()) {
-                    self.space = only;
-                }
-            }
-            Some("Sequence") => {
-                for inner in step["decoders"].as_array().into_iter().flatten() {
-                    self.add(inner);
-                }
-            }
-            _ => {}
-        }
-    }
 }
 
 /// Take out whatever puts a space before a text: a grammar's bytes stand in the middle of one.
@@ -114,9 +81,22 @@ fn without_first_space(step: &mut Value) {
     }
 }
 
-/// The bytes of each id. Added tokens that are marked special or look like `<...>` stand for themselves alone.
-fn token_bytes(tokenizer: &Tokenizer, decoder: &Decoder, num_ids: usize) -> Vec<Vec<u8>> {
-    let alphabet = byte_alphabet();
+/// What stands for a space in a token.
+fn space_of(steps: &[Value]) -> char {
+    let spaces = steps
+        .iter()
+        .filter(|step| type_of(step) == "Replace" && step["content"] == " ");
+    let mut spaces = spaces.filter_map(|step| {
+        let mut of_pattern = step["pattern"]["String"].as_str()?.chars();
+        of_pattern.next().filter(|_| of_pattern.next().is_none())
+    });
+    spaces.next_back().unwrap_or(' ')
+}
+
+/// The bytes of each id. Added tokens that are marked special or look like `<...>` stand for themselves alone. `space`:
+/// what a tokenizer has for it that has tokens for single bytes; else it is byte-level.
+fn token_bytes(tokenizer: &Tokenizer, space: Option<char>, num_ids: usize) -> Vec<Vec<u8>> {
+    let alphabet = char_to_byte();
     let added = tokenizer.get_added_tokens_decoder();
     (0..num_ids)
         .map(|id| {
@@ -130,33 +110,16 @@ fn token_bytes(tokenizer: &Tokenizer, decoder: &Decoder, num_ids: usize) -> Vec<
                 }
                 return one.content.clone().into_bytes();
             }
-            if !decoder.falls_back {
-                let spelled: Option<Vec<u8>> = token.chars().map(|c| alphabet.get(&c).copied()).collect();
-                return spelled.unwrap_or_default(); // no byte-level token: no text leads to it
-            }
-            let single = (token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')))
-                .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-            single.map_or_else(|| token.replace(decoder.space, " ").into_bytes(), |byte| vec![byte])
+            let Some(space) = space else {
+                let bytes = token.chars().map(|one| alphabet.get(one as usize).copied().flatten());
+                // to one that is no byte-level token no text leads
+                return bytes.collect::<Option<_>>().unwrap_or_default();
+            };
+            byte_token(&token).map_or_else(|| token.replace(space, " ").into_bytes(), |byte| vec![byte])
         })
         .collect()
 }
 
 fn special(name: &str) -> Vec<u8> {
     [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
-}
-
-/// GPT-2's letters for bytes: printable ones stand for themselves, the others for letters from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
-    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut others = '\u{100}'..;
-    (0..=u8::MAX)
-        .filter_map(|byte| {
-            let letter = if is_printable(byte) {
-                Some(char::from(byte))
-            } else {
-                others.next()
-            };
-            letter.map(|letter| (letter, byte))
-        })
-        .collect()
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use minisgl_loadgen::{Arrivals, FAILURES, Failure, Outcome, Plan, PlanError, Record, Shared, Target, run};
+use minisgl_loadgen::{Arrivals, FAILURES, Failure, Outcome, Plan, Record, Shared, Target, run};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[pyfunction]
 #[pyo3(signature = (
     url, bodies, *, chains, arrivals=None, concurrency=0, ramp_s=0.0, stop_after_s=f64::INFINITY, method="POST",
-    headers=Vec::new(), keep_alive=true, connect_timeout_s=10.0, timeout_s=600.0, threads=1, progress=None
+    headers=Vec::new(), keep_alive=true, timeout_s=600.0, threads=1, progress=None
 ))]
 #[allow(clippy::too_many_arguments)] // keywords of a Python function
 pub(crate) fn run_load<'py>(
@@ -37,7 +37,6 @@ pub(crate) fn run_load<'py>(
     method: &str,
     headers: Vec<(String, String)>,
     keep_alive: bool,
-    connect_timeout_s: f64,
     timeout_s: f64,
     threads: usize,
     progress: Option<Bound<'py, PyAny>>,
@@ -46,7 +45,7 @@ pub(crate) fn run_load<'py>(
         Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
     };
     let plan = Plan {
-        target: Target::parse(url, method, &headers).map_err(value_error)?,
+        target: Target::parse(url, method, &headers).map_err(PyValueError::new_err)?,
         bodies: bodies.iter().map(|body| body.as_bytes().to_vec().into()).collect(),
         chains,
         arrivals: match arrivals {
@@ -58,11 +57,10 @@ pub(crate) fn run_load<'py>(
             },
         },
         keep_alive,
-        connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
         timeout: seconds("timeout_s", timeout_s)?,
         threads,
     };
-    plan.check().map_err(value_error)?;
+    plan.check().map_err(PyValueError::new_err)?;
     let shared = Arc::new(Shared::default());
     let (sender, mut receiver) = mpsc::channel();
     let for_thread = Arc::clone(&shared);
@@ -82,7 +80,7 @@ pub(crate) fn run_load<'py>(
 
 fn wait(
     py: Python<'_>,
-    receiver: &mut mpsc::Receiver<Result<Outcome, PlanError>>,
+    receiver: &mut mpsc::Receiver<Result<Outcome, String>>,
     shared: &Shared,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Outcome> {
@@ -100,17 +98,13 @@ fn wait(
             ))?;
         }
         match got {
-            Ok(outcome) => return outcome.map_err(|PlanError(text)| PyRuntimeError::new_err(text)),
+            Ok(outcome) => return outcome.map_err(PyRuntimeError::new_err),
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(PyRuntimeError::new_err("the load generator panicked"));
             }
         }
     }
-}
-
-fn value_error(PlanError(text): PlanError) -> PyErr {
-    PyValueError::new_err(text)
 }
 
 fn to_python<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyDict>> {
@@ -164,7 +158,6 @@ fn int64(size: usize) -> i64 {
 }
 
 /// The place in `FAILURES`.
-#[allow(clippy::as_conversions)]
 const fn number(failure: Failure) -> i64 {
     failure as i64
 }

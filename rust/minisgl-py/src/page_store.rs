@@ -73,7 +73,7 @@ impl PageStore {
         &self.identity
     }
 
-    /// Of a state; 0: the model has none.
+    /// A state has so many; 0: the model has none.
     #[getter]
     fn state_bytes(&self) -> usize {
         self.inner.state_bytes()
@@ -113,7 +113,6 @@ impl PageStore {
     }
 
     /// Bytes of the folder; pages written and loaded; what was dropped, failed, damaged; states written and loaded.
-    #[allow(clippy::type_complexity)]
     fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64, u64) {
         let now = self.inner.counts();
         let all = (now.dropped, now.failed, now.damaged);

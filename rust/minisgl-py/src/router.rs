@@ -1,6 +1,6 @@
 //! `minisgl._rust.Router`: the router behind the Protocol of `minisgl.routing.api`.
 
-use minisgl_router::policy::{self, KeyShare, Policy, RouterConfig};
+use minisgl_router::policy::{self, RouterConfig};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -34,11 +34,12 @@ impl Router {
 #[pymethods]
 impl Router {
     #[new]
-    fn new(config: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let settings = read_config(config)?;
-        let (num_engines, num_keys) = (settings.num_engines, settings.keys.len() + 1);
-        let inner = policy::Router::new(settings).map_err(PyValueError::new_err)?;
-        let api = config.py().import("minisgl.routing.api")?;
+    fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
+        let config: RouterConfig = serde_json::from_str(config)
+            .map_err(|error| PyValueError::new_err(format!("the router's configuration: {error}")))?;
+        let (num_engines, num_keys) = (config.num_engines, config.keys.len() + 1);
+        let inner = policy::Router::new(config).map_err(PyValueError::new_err)?;
+        let api = py.import("minisgl.routing.api")?;
         Ok(Self {
             inner,
             num_engines,
@@ -115,38 +116,4 @@ impl Router {
     fn num_waiting(&self) -> usize {
         self.inner.num_waiting()
     }
-}
-
-fn read_config(config: &Bound<'_, PyAny>) -> PyResult<RouterConfig> {
-    let count = |name: &str| config.getattr(name)?.extract::<usize>();
-    let name: String = config.getattr("policy")?.extract()?;
-    let policy = match name.as_str() {
-        "round_robin" => Policy::RoundRobin,
-        "least_load" => Policy::LeastLoad,
-        "random" => Policy::Random,
-        "cache_aware" => Policy::CacheAware,
-        other => {
-            return Err(PyValueError::new_err(format!("policy {other:?}: unknown")));
-        }
-    };
-    let mut keys = Vec::new();
-    for key in config.getattr("keys")?.try_iter()? {
-        let key = key?;
-        keys.push(KeyShare {
-            share: key.getattr("share")?.extract()?,
-            max_inflight: key.getattr("max_inflight")?.extract()?,
-        });
-    }
-    Ok(RouterConfig {
-        policy,
-        num_engines: count("num_engines")?,
-        page_size: count("page_size")?,
-        tree_pages: count("tree_pages")?,
-        max_inflight: count("max_inflight")?,
-        max_inflight_per_engine: count("max_inflight_per_engine")?,
-        balance_requests: count("balance_requests")?,
-        balance_percent: count("balance_percent")?,
-        seed: config.getattr("seed")?.extract()?,
-        keys,
-    })
 }

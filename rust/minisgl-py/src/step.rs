@@ -7,9 +7,25 @@ use pyo3::types::PyBytes;
 
 use crate::arrays::Numpy;
 
-/// The header of a step.
-#[pyclass(frozen, get_all, module = "minisgl._rust")]
-pub(crate) struct StepPlan {
+macro_rules! step_plan {
+    ($($name:ident: $kind:ty,)*) => {
+        /// The header of a step.
+        #[pyclass(frozen, get_all, module = "minisgl._rust")]
+        pub(crate) struct StepPlan {
+            $($name: $kind,)*
+        }
+
+        impl From<Plan> for StepPlan {
+            fn from(plan: Plan) -> Self {
+                Self {
+                    $($name: plan.$name,)*
+                }
+            }
+        }
+    };
+}
+
+step_plan! {
     step: i64,
     ring_index: usize,
     num_rows: usize,
@@ -28,31 +44,6 @@ pub(crate) struct StepPlan {
     num_state_saves: usize,
     num_page_loads: usize,
     num_background: usize,
-}
-
-impl From<Plan> for StepPlan {
-    fn from(plan: Plan) -> Self {
-        Self {
-            step: plan.step,
-            ring_index: plan.ring_index,
-            num_rows: plan.num_rows,
-            num_decode_rows: plan.num_decode_rows,
-            padded_rows: plan.padded_rows,
-            num_tokens: plan.num_tokens,
-            num_samples: plan.num_samples,
-            num_page_table_updates: plan.num_page_table_updates,
-            num_page_ids: plan.num_page_ids,
-            num_assigned: plan.num_assigned,
-            num_freed: plan.num_freed,
-            num_retracted: plan.num_retracted,
-            num_free_pages: plan.num_free_pages,
-            num_evictable_pages: plan.num_evictable_pages,
-            num_state_begins: plan.num_state_begins,
-            num_state_saves: plan.num_state_saves,
-            num_page_loads: plan.num_page_loads,
-            num_background: plan.num_background,
-        }
-    }
 }
 
 /// The entries of a commit. The arrays are made when they are asked for, once. Token and row of an end without a token

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use minisgl_text::{
-    ChatTemplate, ChatTemplateSource, ContentShape, Decoder, TextError, TextStream as Stream, Tokenizer,
+    ChatTemplate, ChatTemplateSource, ContentShape, Decoder, MAX_STEPS, TextError, TextStream as Stream, Tokenizer,
     TokenizerSource,
 };
 use pyo3::exceptions::PyValueError;
@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::arrays::to_numpy;
 
-/// Of the texts and ids that are kept to encode a conversation's next turn faster.
+/// So many hold the texts and ids that are kept to encode a conversation's next turn faster.
 const CACHE_BYTES: usize = 64 << 20;
 
 /// So many ids are decoded at once with the GIL held.
@@ -40,6 +40,13 @@ fn apart<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + S
 
 fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     to_numpy(py, ids.into_iter().map(u32::cast_signed))
+}
+
+/// What `write` appends to nothing.
+fn written(write: impl FnOnce(&mut String)) -> String {
+    let mut out = String::new();
+    write(&mut out);
+    out
 }
 
 /// See `_rust.pyi`.
@@ -83,7 +90,6 @@ impl TextTokenizer {
         array(py, ids.map_err(|error| to_python(py, &error))?)
     }
 
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     #[pyo3(signature = (texts, add_special_tokens=true, most=None))]
     fn encode_batch<'py>(
         &self,
@@ -111,7 +117,6 @@ impl TextTokenizer {
         self.inner.pieces(text, size).collect()
     }
 
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     #[pyo3(signature = (ids, skip_special_tokens=true))]
     fn decode(&self, py: Python<'_>, ids: Vec<i32>, skip_special_tokens: bool) -> PyResult<String> {
         let ids: Vec<u32> = ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
@@ -165,7 +170,6 @@ impl TextTokenizer {
         }
     }
 
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     fn stream(&self, stop: Vec<String>, shown: Vec<i32>) -> TextStream {
         TextStream {
             inner: Stream::new(&self.inner, &stop, &shown),
@@ -181,11 +185,8 @@ pub(crate) struct TextDecoder {
 
 #[pymethods]
 impl TextDecoder {
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
-        let mut out = String::new();
-        apart(py, ids.len() > SHORT, || self.inner.push(&ids, &mut out));
-        out
+        written(|out| apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
     }
 
     fn place(&mut self, token_id: i32) -> (usize, String) {
@@ -195,9 +196,7 @@ impl TextDecoder {
     }
 
     fn flush(&mut self) -> String {
-        let mut out = String::new();
-        self.inner.flush(&mut out);
-        out
+        written(|out| self.inner.flush(out))
     }
 }
 
@@ -209,12 +208,9 @@ pub(crate) struct TextStream {
 
 #[pymethods]
 impl TextStream {
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     #[pyo3(signature = (ids, may_stop=true))]
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>, may_stop: bool) -> String {
-        let mut out = String::new();
-        apart(py, ids.len() > SHORT, || self.inner.push(&ids, may_stop, &mut out));
-        out
+        written(|out| apart(py, ids.len() > SHORT, || self.inner.push(&ids, may_stop, out)))
     }
 
     #[getter]
@@ -228,9 +224,7 @@ impl TextStream {
     }
 
     fn finish(&mut self) -> String {
-        let mut out = String::new();
-        self.inner.finish(&mut out);
-        out
+        written(|out| self.inner.finish(out))
     }
 }
 
@@ -244,7 +238,6 @@ pub(crate) struct GatewayTemplate {
 impl GatewayTemplate {
     #[new]
     #[pyo3(signature = (source, content, special_tokens=BTreeMap::new()))]
-    #[allow(clippy::needless_pass_by_value)] // what Python gives
     fn new(py: Python<'_>, source: String, content: &str, special_tokens: BTreeMap<String, String>) -> PyResult<Self> {
         let content = match content {
             "string" => ContentShape::String,
@@ -262,7 +255,10 @@ impl GatewayTemplate {
         let json = |error: serde_json::Error| PyValueError::new_err(format!("not JSON: {error}"));
         let messages: Vec<serde_json::Value> = serde_json::from_str(messages).map_err(json)?;
         let variables = serde_json::from_str(variables).map_err(json)?;
-        let found = py.detach(|| self.inner.render(&messages, &variables, add_generation_prompt));
+        let found = py.detach(|| {
+            self.inner
+                .render(&messages, &variables, add_generation_prompt, MAX_STEPS)
+        });
         found.map_err(|error| to_python(py, &error))
     }
 }

@@ -12,7 +12,7 @@ use std::thread::{self, available_parallelism};
 
 use blake3::Hasher;
 
-/// Of a page.
+/// It names a page.
 pub type Key = [u8; 32];
 
 /// What stands before the first page of a text. `identity` says what computes, and how.

@@ -276,7 +276,7 @@ impl Store {
         })
     }
 
-    /// Of a model that has states of so many bytes: pages are found up to one behind which there is a state.
+    /// The model has states of so many bytes: pages are found up to one behind which there is a state.
     #[must_use]
     pub fn with_states(mut self, bytes: usize) -> Self {
         self.state_bytes = bytes;
@@ -295,7 +295,7 @@ impl Store {
         self.page_size
     }
 
-    /// Of a state; 0: the model has none.
+    /// A state has so many; 0: the model has none.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         self.state_bytes

@@ -29,7 +29,8 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(backend: &Backend) -> Self {
-        let steps = decoder_steps(backend);
+        let decoder = serde_json::to_value(backend.get_decoder());
+        let steps = flat_steps(decoder.unwrap_or_default(), "decoders");
         let kind = kind_of(&steps);
         let falls_back = steps.iter().any(|step| type_of(step) == "ByteFallback");
         let replacements = if kind == Kind::Literal {
@@ -111,12 +112,13 @@ pub(super) fn to_usize(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-pub(super) fn type_of(step: &Value) -> &str {
+/// The name of a component's step.
+pub fn type_of(step: &Value) -> &str {
     step["type"].as_str().unwrap_or("")
 }
 
 /// The steps of a component in order, sequences of sequences made flat.
-pub(super) fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
+pub fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
     let mut found = Vec::new();
     let mut waiting = vec![component];
     while let Some(mut step) = waiting.pop() {
@@ -130,13 +132,6 @@ pub(super) fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
         }
     }
     found
-}
-
-fn decoder_steps(backend: &Backend) -> Vec<Value> {
-    flat_steps(
-        serde_json::to_value(backend.get_decoder()).unwrap_or_default(),
-        "decoders",
-    )
 }
 
 /// Literal is a token's text that does not depend on its neighbours: the decoders of sentencepiece. A strip at the
@@ -190,7 +185,7 @@ fn replaced(mut token: String, replacements: &[(String, String)]) -> String {
 }
 
 /// `<0x0A>` is the byte 10.
-fn byte_token(token: &str) -> Option<u8> {
+pub fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     if is_hex {
@@ -213,7 +208,7 @@ pub(super) fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &
 }
 
 /// The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100.
-pub(super) fn char_to_byte() -> [Option<u8>; 512] {
+pub fn char_to_byte() -> [Option<u8>; 512] {
     let mut found = [None; 512];
     let mut next = 256;
     for byte in 0..=u8::MAX {

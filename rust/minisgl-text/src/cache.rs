@@ -4,7 +4,6 @@
 //! known by all of its bytes, not by a hash.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What an entry costs beside its text and its ids, about.
@@ -29,64 +28,57 @@ pub struct CacheStats {
 
 /// Shared by threads.
 pub(super) struct Cache {
-    known: Mutex<Known>,
-    hits: AtomicU64,
-    misses: AtomicU64,
-    bytes_hit: AtomicU64,
-    bytes_encoded: AtomicU64,
+    max_bytes: usize,
+    known: Mutex<(Recent<Box<[u32]>>, CacheStats)>,
 }
 
 impl Cache {
     pub(super) fn new(max_bytes: usize) -> Self {
         Self {
-            known: Mutex::new(Known {
-                max_bytes,
-                ..Known::default()
-            }),
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-            bytes_hit: AtomicU64::new(0),
-            bytes_encoded: AtomicU64::new(0),
+            max_bytes,
+            known: Mutex::new((Recent::new(max_bytes), CacheStats::default())),
         }
     }
 
     /// Append the ids of `text` if they are known.
     pub(super) fn get(&self, text: &str, ids: &mut Vec<u32>) -> bool {
-        let forgotten = self.known().get(text, ids);
-        let found = forgotten.is_some();
+        let mut known = self.known();
+        let forgotten = known.0.get(text, |found| ids.extend_from_slice(found));
+        let (found, stats) = (forgotten.is_some(), &mut known.1);
         let (count, bytes) = if found {
-            (&self.hits, &self.bytes_hit)
+            (&mut stats.hits, &mut stats.bytes_hit)
         } else {
-            (&self.misses, &self.bytes_encoded)
+            (&mut stats.misses, &mut stats.bytes_encoded)
         };
-        count.fetch_add(1, Relaxed);
-        bytes.fetch_add(as_u64(text.len()), Relaxed);
+        *count += 1;
+        *bytes += as_u64(text.len());
+        drop(known);
         found
     }
 
     pub(super) fn put(&self, text: &str, ids: &[u32]) {
-        let forgotten = self.known().put(text, ids);
-        drop(forgotten);
+        let bytes = text.len() + std::mem::size_of_val(ids) + ENTRY_BYTES;
+        if bytes <= self.max_bytes / MAX_SHARE {
+            let forgotten = self.known().0.put(text, ids.into(), bytes);
+            drop(forgotten);
+        }
     }
 
     /// A text was encoded that the cache was not asked for.
     pub(super) fn count_encoded(&self, bytes: usize) {
-        self.bytes_encoded.fetch_add(as_u64(bytes), Relaxed);
+        self.known().1.bytes_encoded += as_u64(bytes);
     }
 
     pub(super) fn stats(&self) -> CacheStats {
         let known = self.known();
         CacheStats {
-            hits: self.hits.load(Relaxed),
-            misses: self.misses.load(Relaxed),
-            bytes_hit: self.bytes_hit.load(Relaxed),
-            bytes_encoded: self.bytes_encoded.load(Relaxed),
-            bytes_held: as_u64(known.new.bytes + known.old.bytes),
+            bytes_held: as_u64(known.0.new.bytes + known.0.old.bytes),
+            ..known.1
         }
     }
 
     /// A panic while it was held leaves it whole: nothing can panic between two changes that belong together.
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, (Recent<Box<[u32]>>, CacheStats)> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,52 +87,64 @@ fn as_u64(size: usize) -> u64 {
     u64::try_from(size).unwrap_or(u64::MAX)
 }
 
-#[derive(Default)]
-struct Generation {
-    ids: HashMap<Box<str>, Box<[u32]>>,
+/// Values by texts, with what they cost.
+pub struct Generation<V> {
+    known: HashMap<Box<str>, (V, usize)>,
     bytes: usize,
 }
 
+impl<V> Default for Generation<V> {
+    fn default() -> Self {
+        Self {
+            known: HashMap::new(),
+            bytes: 0,
+        }
+    }
+}
+
 /// What was used of late, up to half of the bytes, and what was used before that.
-#[derive(Default)]
-struct Known {
+pub struct Recent<V> {
     max_bytes: usize,
-    new: Generation,
-    old: Generation,
+    new: Generation<V>,
+    old: Generation<V>,
 }
 
 /// What is forgotten is given back: it may be much, and is not dropped while others wait.
-type Forgotten = Option<Generation>;
+pub type Forgotten<V> = Option<Generation<V>>;
 
-impl Known {
+impl<V> Recent<V> {
+    /// It takes about so many bytes at most.
+    pub fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            new: Generation::default(),
+            old: Generation::default(),
+        }
+    }
+
     /// None: the text is not known.
-    fn get(&mut self, text: &str, ids: &mut Vec<u32>) -> Option<Forgotten> {
-        if let Some(found) = self.new.ids.get(text) {
-            ids.extend_from_slice(found);
+    pub fn get(&mut self, text: &str, look: impl FnOnce(&V)) -> Option<Forgotten<V>> {
+        if let Some((found, _)) = self.new.known.get(text) {
+            look(found);
             return Some(None);
         }
-        let (text, found) = self.old.ids.remove_entry(text)?;
-        self.old.bytes -= bytes_of(&text, &found);
-        ids.extend_from_slice(&found);
-        Some(self.add(text, found))
+        let (text, (found, bytes)) = self.old.known.remove_entry(text)?;
+        self.old.bytes -= bytes;
+        look(&found);
+        Some(self.add(text, found, bytes))
     }
 
-    /// Another thread may have been faster.
-    fn put(&mut self, text: &str, ids: &[u32]) -> Forgotten {
-        let fits = bytes_of(text, ids) <= self.max_bytes / MAX_SHARE;
-        (fits && !self.new.ids.contains_key(text)).then(|| self.add(text.into(), ids.into()))?
+    /// Another thread may have been faster. `bytes`: what it costs.
+    pub fn put(&mut self, text: &str, value: V, bytes: usize) -> Forgotten<V> {
+        let is_new = !self.new.known.contains_key(text);
+        is_new.then(|| self.add(text.into(), value, bytes))?
     }
 
-    fn add(&mut self, text: Box<str>, ids: Box<[u32]>) -> Forgotten {
-        let bytes = bytes_of(&text, &ids);
+    fn add(&mut self, text: Box<str>, value: V, bytes: usize) -> Forgotten<V> {
         let is_full = self.new.bytes + bytes > self.max_bytes / 2;
         let forgotten = is_full.then(|| std::mem::replace(&mut self.old, std::mem::take(&mut self.new)));
         self.new.bytes += bytes;
-        self.new.ids.insert(text, ids);
+        self.new.known.insert(text, (value, bytes));
         forgotten
     }
-}
-
-fn bytes_of(text: &str, ids: &[u32]) -> usize {
-    text.len() + std::mem::size_of_val(ids) + ENTRY_BYTES
 }

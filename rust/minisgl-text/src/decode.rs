@@ -39,40 +39,30 @@ enum State {
         pending: Vec<u8>,
         is_invalid: bool,
     },
-    Window {
-        context: Vec<u32>,
-        held: Vec<u32>,
-    },
+    Window(Window),
 }
 
 impl Tokenizer {
     /// A new stream.
     pub fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> Decoder {
-        Decoder::new(self, skip_special_tokens)
-    }
-}
-
-impl Decoder {
-    fn new(tokenizer: &Arc<Tokenizer>, skips_special: bool) -> Self {
-        let state = match tokenizer.table().kind {
+        let state = match self.table().kind {
             Kind::ByteLevel => State::ByteLevel(Vec::new()),
             Kind::Literal => State::Literal {
                 pending: Vec::new(),
                 is_invalid: false,
             },
-            Kind::Window => State::Window {
-                context: Vec::new(),
-                held: Vec::new(),
-            },
+            Kind::Window => State::Window(Window::default()),
         };
-        Self {
-            tokenizer: Arc::clone(tokenizer),
-            skips_special,
+        Decoder {
+            tokenizer: Arc::clone(self),
+            skips_special: skip_special_tokens,
             shown: Box::default(),
             state,
         }
     }
+}
 
+impl Decoder {
     /// With these special tokens as text.
     #[must_use]
     pub fn showing(mut self, shown: &[i32]) -> Self {
@@ -106,7 +96,7 @@ impl Decoder {
                 _ => 0,
             },
             State::Literal { pending, .. } => pending.len(),
-            State::Window { .. } => 0,
+            State::Window(_) => 0,
         };
         let is_byte = table.is_byte(id);
         let begin = out.len();
@@ -120,30 +110,27 @@ impl Decoder {
 
     /// What was held back: the bytes of an unfinished character as U+FFFD.
     pub fn flush(&mut self, out: &mut String) {
+        let skips = self.skips_special && self.shown.is_empty();
         match &mut self.state {
             State::ByteLevel(held) => {
                 push_lossy(held, out);
                 held.clear();
             }
             State::Literal { pending, is_invalid } => flush_run(pending, is_invalid, out),
-            State::Window { held, .. } => {
-                if !held.is_empty() {
-                    let text = self.window_text();
-                    self.deliver(&text, out);
-                }
-            }
+            State::Window(window) => window.deliver(&self.tokenizer, skips, true, out),
         }
     }
 
     fn push_one(&mut self, id: i32, out: &mut String) {
         let (table, is_skipped) = (self.tokenizer.table(), self.is_skipped(id));
-        if let State::Window { held, .. } = &mut self.state {
+        if let State::Window(window) = &mut self.state {
             if let Ok(id) = u32::try_from(id)
                 && table.num_ids() > super::bytes::to_usize(id)
                 && (!is_skipped || self.shown.is_empty())
             {
-                held.push(id);
-                self.push_window(out);
+                window.held.push(id);
+                let skips = self.skips_special && self.shown.is_empty();
+                window.deliver(&self.tokenizer, skips, false, out);
             }
             return;
         }
@@ -161,46 +148,36 @@ impl Decoder {
                     push_lossy(bytes, out);
                 }
             }
-            State::Window { .. } => {}
+            State::Window(_) => {}
         }
     }
+}
 
-    fn push_window(&mut self, out: &mut String) {
-        let text = self.window_text();
-        let State::Window { held, .. } = &self.state else {
+/// The last ids, and those that are not text yet.
+#[derive(Default)]
+struct Window {
+    context: Vec<u32>,
+    held: Vec<u32>,
+}
+
+impl Window {
+    /// Append what the held ids add to the text of those before them, unless it ends within a character.
+    fn deliver(&mut self, tokenizer: &Tokenizer, skips_special: bool, is_end: bool, out: &mut String) {
+        let decode = |ids: &[u32]| match ids {
+            [] => String::new(),
+            ids => tokenizer.decode(ids, skips_special).unwrap_or_default(),
+        };
+        let before = decode(&self.context).chars().count();
+        let text: String = decode(&[&self.context[..], &self.held].concat())
+            .chars()
+            .skip(before)
+            .collect();
+        if self.held.is_empty() || (!is_end && text.ends_with(REPLACEMENT) && self.held.len() < WINDOW_HOLD) {
             return;
-        };
-        if text.ends_with(REPLACEMENT) && held.len() < WINDOW_HOLD {
-            return;
         }
-        self.deliver(&text, out);
-    }
-
-    /// What the held ids add to the text of those before them.
-    fn window_text(&self) -> String {
-        let State::Window { context, held } = &self.state else {
-            return String::new();
-        };
-        let decode = |ids: &[u32]| {
-            if ids.is_empty() {
-                String::new()
-            } else {
-                let skips = self.skips_special && self.shown.is_empty();
-                self.tokenizer.decode(ids, skips).unwrap_or_default()
-            }
-        };
-        let before = decode(context).chars().count();
-        let both: Vec<u32> = context.iter().chain(held).copied().collect();
-        decode(&both).chars().skip(before).collect()
-    }
-
-    fn deliver(&mut self, text: &str, out: &mut String) {
-        out.push_str(text);
-        if let State::Window { context, held } = &mut self.state {
-            context.clear();
-            context.extend(&held[held.len().saturating_sub(WINDOW_CONTEXT)..]);
-            held.clear();
-        }
+        out.push_str(&text);
+        self.context = self.held.split_off(self.held.len().saturating_sub(WINDOW_CONTEXT));
+        self.held.clear();
     }
 }
 

@@ -30,8 +30,14 @@ pub fn without_billing_header(mut system: &str) -> &str {
     system
 }
 
-pub use cache::CacheStats;
+/// What Python calls white space.
+pub fn is_space(char: char) -> bool {
+    char.is_whitespace() || matches!(char, '\u{1c}'..='\u{1f}')
+}
+
+pub use bytes::{byte_token, char_to_byte, flat_steps, type_of};
+pub use cache::{CacheStats, Recent};
 pub use decode::{Decoder, TextStream};
 pub use normalize::TextError;
-pub use template::{ChatTemplate, ChatTemplateSource, ContentShape};
+pub use template::{ChatTemplate, ChatTemplateSource, ContentShape, MAX_STEPS};
 pub use tokenizer::{Tokenizer, TokenizerSource};

@@ -202,23 +202,13 @@ impl Cuts {
     /// a token takes spaces along or asks for its neighbours, or a step asks where in the text it is.
     pub(super) fn of(parts: &Parts) -> Option<Self> {
         let asks_place = |step: &Value| type_of(step) == "Metaspace" && step["prepend_scheme"] == "first";
-        let is_pure = parts
-            .normalizers
-            .iter()
-            .all(|step| PURE_NORMALIZERS.contains(&type_of(step)))
-            && parts
-                .pre_tokenizers
-                .iter()
-                .all(|step| PURE_PRE_TOKENIZERS.contains(&type_of(step)))
+        let are_of = |steps: &[Value], kinds: &[&str]| steps.iter().all(|step| kinds.contains(&type_of(step)));
+        let is_pure = are_of(&parts.normalizers, &PURE_NORMALIZERS)
+            && are_of(&parts.pre_tokenizers, &PURE_PRE_TOKENIZERS)
             && !parts.pre_tokenizers.iter().any(asks_place)
             && parts.is_pure_model;
-        let raw = || {
-            parts
-                .tokens
-                .iter()
-                .zip(&parts.ids)
-                .filter(|(token, _)| !token.normalized)
-        };
+        let all = parts.tokens.iter().zip(&parts.ids);
+        let raw = || all.clone().filter(|(token, _)| !token.normalized);
         if !is_pure || raw().any(|(token, _)| reaches(token) || token.content.is_empty()) || raw().next().is_none() {
             return None;
         }
@@ -234,35 +224,19 @@ impl Cuts {
 
     /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens.
     pub(super) fn parts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Part<'a>> {
+        let tokens = self.tokens.find_iter(text).map(|found| {
+            let id = self.ids.get(found.pattern().as_usize()).copied();
+            (found.range(), id)
+        });
         let mut at = 0;
-        let mut matches = self.tokens.find_iter(text);
-        let mut token = None;
-        let mut is_over = false;
-        std::iter::from_fn(move || {
-            loop {
-                if let Some(id) = token.take() {
-                    return Some(Part::Token(id));
-                }
-                if is_over {
-                    return None;
-                }
-                let begin = at;
-                let end = match matches.next() {
-                    Some(found) => {
-                        at = found.end();
-                        token = self.ids.get(found.pattern().as_usize()).copied();
-                        found.start()
-                    }
-                    None => {
-                        is_over = true;
-                        text.len()
-                    }
-                };
-                if begin < end {
-                    return Some(Part::Text(&text[begin..end]));
-                }
-            }
-        })
+        let parts = tokens
+            .chain([(text.len()..text.len(), None)])
+            .flat_map(move |(place, id)| {
+                let before = &text[at..place.start];
+                at = place.end;
+                [(!before.is_empty()).then_some(Part::Text(before)), id.map(Part::Token)]
+            });
+        parts.flatten()
     }
 }
 

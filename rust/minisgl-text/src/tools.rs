@@ -56,6 +56,12 @@ fn escaped(text: &str) -> String {
     })
 }
 
+/// Those that are not empty, with spaces in between.
+fn spaced(parts: impl IntoIterator<Item = String>) -> String {
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(" ")
+}
+
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -92,11 +98,7 @@ impl Answers<'_> {
             format!("<[{id}]>"),
             self.spelled(&text[at + token.len()..], tokens),
         ];
-        parts
-            .into_iter()
-            .filter(|part| !part.is_empty())
-            .collect::<Vec<_>>()
-            .join(" ")
+        spaced(parts)
     }
 
     fn is_harmony(&self) -> bool {
@@ -104,7 +106,7 @@ impl Answers<'_> {
             || self.format.is_some_and(|format| matches!(format.call, Call::Harmony))
     }
 
-    /// Of content, where content has a head.
+    /// Content begins with it, where content has a head.
     fn final_head(&self) -> String {
         if !self.is_harmony() {
             return String::new();
@@ -261,7 +263,7 @@ impl Answers<'_> {
                     format!("{begin} {} \"}}\"", tool.arguments)
                 }
                 Call::Python => {
-                    let fields = helpers.listed(tool, |key, value| format!("{} {value}", literal(&format!("{key}="))));
+                    let fields = helpers.listed(tool);
                     format!("{} {fields} \")\"", literal(&format!("{before}{}(", tool.name)))
                 }
                 Call::Harmony => {
@@ -287,7 +289,7 @@ impl Answers<'_> {
                             format!("\"{{\" {fields} \"}}\"")
                         }
                     });
-                    parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+                    spaced(parts)
                 }
             };
             rules.push(format!("{rule}_{number}: {body}"));
@@ -342,8 +344,13 @@ fn is_text(schema: &Value) -> bool {
 }
 
 /// What may be spelled, of a schema with an enum of texts.
-fn options(schema: &Value) -> Option<Vec<&str>> {
-    schema.get("enum")?.as_array()?.iter().map(Value::as_str).collect()
+fn options(schema: &Value) -> Option<String> {
+    let texts = schema
+        .get("enum")?
+        .as_array()?
+        .iter()
+        .map(|one| one.as_str().map(literal));
+    Some(texts.collect::<Option<Vec<_>>>()?.join(" | "))
 }
 
 impl Helpers {
@@ -353,8 +360,13 @@ impl Helpers {
         }
     }
 
-    /// Arguments with commas in between: those that must be there first, in the order of the schema.
-    fn comma_separated(fields: &[(String, bool)]) -> String {
+    /// Arguments with commas in between: those that must be there first, in the order of the schema. None: it does not
+    /// say which there are.
+    fn comma_separated(tool: &Callable, field: impl Fn(&str, &Value) -> String) -> Option<String> {
+        let all = properties(tool)?.into_iter();
+        let fields: Vec<_> = all
+            .map(|(name, schema, required)| (field(name, &schema), required))
+            .collect();
         let (must, may): (Vec<_>, Vec<_>) = fields.iter().partition(|(_, required)| *required);
         let behind = |some: &[&(String, bool)]| {
             some.iter()
@@ -364,27 +376,23 @@ impl Helpers {
         if must.is_empty() {
             let starts = (0..may.len()).map(|first| format!("{}{}", may[first].0, behind(&may[first + 1..])));
             let starts: Vec<String> = starts.collect();
-            return if starts.is_empty() {
+            return Some(if starts.is_empty() {
                 String::new()
             } else {
                 format!("({})?", starts.join(" | "))
-            };
+            });
         }
         let must: Vec<&str> = must.iter().map(|(one, _)| one.as_str()).collect();
-        format!("{}{}", must.join(" \",\" /\\s?/ "), behind(&may))
+        Some(format!("{}{}", must.join(" \",\" /\\s?/ "), behind(&may)))
     }
 
     /// `name=value`, values as in JSON.
-    fn listed(&mut self, tool: &Callable, field: impl Fn(&str, &str) -> String) -> String {
-        if let Some(all) = properties(tool) {
-            let fields: Vec<(String, bool)> = all
-                .iter()
-                .map(|(name, schema, required)| (field(name, &json(schema)), *required))
-                .collect();
-            return Self::comma_separated(&fields);
-        }
-        self.add("any_field: /[A-Za-z_][A-Za-z0-9_]*/ \"=\" %json {}");
-        "(any_field (\", \" any_field)*)?".to_owned()
+    fn listed(&mut self, tool: &Callable) -> String {
+        let field = |name: &str, schema: &Value| format!("{} {}", literal(&format!("{name}=")), json(schema));
+        Self::comma_separated(tool, field).unwrap_or_else(|| {
+            self.add("any_field: /[A-Za-z_][A-Za-z0-9_]*/ \"=\" %json {}");
+            "(any_field (\", \" any_field)*)?".to_owned()
+        })
     }
 
     /// Each with its own markers.
@@ -412,11 +420,7 @@ impl Helpers {
                 spelled(one.value),
                 spelled(line),
             ];
-            parts
-                .into_iter()
-                .filter(|part| !part.is_empty())
-                .collect::<Vec<_>>()
-                .join(" ")
+            spaced(parts)
         };
         let Some(all) = properties(tool) else {
             return format!("({} text {next})*", begun(WORD));
@@ -424,8 +428,7 @@ impl Helpers {
         let fields = all.iter().map(|(name, schema, required)| {
             let begin = begun(&literal(name));
             let value = if let Some(some) = options(schema) {
-                let some: Vec<String> = some.into_iter().map(literal).collect();
-                format!("({}) {end}", some.join(" | "))
+                format!("({some}) {end}")
             } else if is_text(schema) {
                 "text".to_owned()
             } else {
@@ -450,28 +453,18 @@ impl Helpers {
         self.add("unquoted_list: \"[\" (unquoted (\",\" unquoted)*)? \"]\"");
         self.add("unquoted_object: \"{\" (unquoted_field (\",\" unquoted_field)*)? \"}\"");
         self.add(&format!("unquoted_field: {WORD} \":\" unquoted"));
-        let Some(all) = properties(tool) else {
-            return "(unquoted_field (\",\" unquoted_field)*)?".to_owned();
+        let field = |name: &str, schema: &Value| {
+            let value = match (options(schema), schema.get("type").and_then(Value::as_str)) {
+                (Some(some), _) => format!("{quote} ({some}) {quote}"),
+                (None, Some("string")) => "quoted".to_owned(),
+                (None, Some("number" | "integer" | "boolean" | "null")) => json(schema),
+                (None, Some("array")) => "unquoted_list".to_owned(),
+                (None, Some("object")) => "unquoted_object".to_owned(),
+                _ => "unquoted".to_owned(),
+            };
+            format!("{} {value}", literal(&format!("{name}:")))
         };
-        let fields: Vec<(String, bool)> = all
-            .iter()
-            .map(|(name, schema, required)| {
-                let value = if let Some(some) = options(schema) {
-                    let some: Vec<String> = some.into_iter().map(literal).collect();
-                    format!("{quote} ({}) {quote}", some.join(" | "))
-                } else {
-                    match schema.get("type").and_then(Value::as_str) {
-                        Some("string") => "quoted".to_owned(),
-                        Some("number" | "integer" | "boolean" | "null") => json(schema),
-                        Some("array") => "unquoted_list".to_owned(),
-                        Some("object") => "unquoted_object".to_owned(),
-                        _ => "unquoted".to_owned(),
-                    }
-                };
-                (format!("{} {value}", literal(&format!("{name}:"))), *required)
-            })
-            .collect();
-        Self::comma_separated(&fields)
+        Self::comma_separated(tool, field).unwrap_or_else(|| "(unquoted_field (\",\" unquoted_field)*)?".to_owned())
     }
 }
 
@@ -480,29 +473,23 @@ impl Helpers {
 impl ToolFormat {
     /// How to call a tool, for a model whose template does not say it.
     pub fn explained(&self) -> String {
-        let (alone, several) = match (self.begin.is_empty(), &self.call, &self.many) {
-            (true, Call::Object(..), Many::Listed) => {
-                (" and nothing else", "; for several calls, with a list of such objects")
-            }
-            (true, ..) => (" and nothing else", ""),
-            _ => ("", ""),
-        };
-        let what = match (&self.call, self.begin.is_empty()) {
-            (Call::Python, true) => "a list of Python calls",
-            (Call::Object(..), true) => "an object",
-            _ => "",
-        };
         let example = match &self.call {
             Call::Python => "[name(argument=value)]".to_owned(),
             Call::Object(name, arguments) => self.in_list(format!("{{\"{name}\": ..., \"{arguments}\": {{...}}}}")),
             _ => return format!("answer with {}", self.written("name", "{\"argument\": \"value\"}")),
         };
-        let example = format!("{}{example}{}", self.begin.trim(), self.end.trim());
-        if what.is_empty() {
-            format!("answer with {example}")
-        } else {
-            format!("answer with {what}{alone}: {example}{several}")
+        if !self.begin.is_empty() {
+            return format!("answer with {}{example}{}", self.begin.trim(), self.end.trim());
         }
+        let (what, several) = match (&self.call, &self.many) {
+            (Call::Python, _) => ("a list of Python calls", ""),
+            (_, Many::Listed) => ("an object", "; for several calls, with a list of such objects"),
+            _ => ("an object", ""),
+        };
+        format!(
+            "answer with {what} and nothing else: {example}{}{several}",
+            self.end.trim()
+        )
     }
 
     fn in_list(&self, object: String) -> String {

@@ -7,11 +7,23 @@ import json
 import os
 import traceback
 
+from pydantic import BaseModel
+
 URL = os.environ["MINISGL_URL"]
 MODEL = "scripted"
 CITY = '{"name": "Paris", "rank": 1}'
 CALL = '<tool_call>{"name": "rate", "arguments": {"rank": 7}}</tool_call>'
 _CHECKS = {}
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    rank: int
+
+
+PARIS = City(name="Paris", rank=1)
 
 
 def check(function):

@@ -4,23 +4,17 @@ from collections.abc import Iterable
 
 import instructor
 import openai
-from checks import CITY, MODEL, URL, called, check, raises, said, tell
+from checks import CITY, MODEL, PARIS, URL, City, called, check, raises, said, tell
 from instructor.core.exceptions import InstructorRetryException
 from pydantic import BaseModel, Field
 
 raw = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 
 
-class City(BaseModel):
-    name: str
-    rank: int
-
-
 class Picky(BaseModel):
     rank: int = Field(ge=50)
 
 
-PARIS = City(name="Paris", rank=1)
 CALLED = called("City", PARIS.model_dump())
 
 

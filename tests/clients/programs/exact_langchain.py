@@ -1,32 +1,21 @@
 """LangChain's chat model, completion model and embeddings of OpenAI, over both of its APIs."""
 
-from checks import CALL, CITY, MODEL, URL, called, check, raises, tell
+from checks import CALL, CITY, MODEL, PARIS, URL, City, called, check, raises, tell
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from openai import BadRequestError, NotFoundError
-from pydantic import BaseModel
 
 WHERE = {"base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
 MODELS = (ChatOpenAI(model=MODEL, **WHERE), ChatOpenAI(model=MODEL, use_responses_api=True, **WHERE))
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    rank: int
 
 
 @tool
 def rate(rank: int) -> str:
     """Rate."""
     return f"say:{rank}"
-
-
-PARIS = City(name="Paris", rank=1)
 
 
 @check

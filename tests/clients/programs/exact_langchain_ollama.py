@@ -1,29 +1,18 @@
 """LangChain's chat model, completion model and embeddings of Ollama."""
 
-from checks import CITY, MODEL, URL, called, check, raises, tell
+from checks import CITY, MODEL, PARIS, URL, City, called, check, raises, tell
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
 from ollama import ResponseError
-from pydantic import BaseModel
 
 model = ChatOllama(model=MODEL, base_url=URL)
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    rank: int
 
 
 @tool
 def rate(rank: int) -> str:
     """Rate."""
     return f"say:{rank}"
-
-
-PARIS = City(name="Paris", rank=1)
 
 
 @check

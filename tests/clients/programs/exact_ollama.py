@@ -1,16 +1,10 @@
 """ollama: chats, prompts, streams, tools as functions, forms, thinking, vectors, models, errors; both clients."""
 
 import ollama
-from checks import CITY, MODEL, URL, called, check, raises, said, tell
-from pydantic import BaseModel
+from checks import CITY, MODEL, PARIS, URL, City, called, check, raises, said, tell
 
 client = ollama.Client(host=URL)
 later = ollama.AsyncClient(host=URL)
-
-
-class City(BaseModel):
-    name: str
-    rank: int
 
 
 def rate(rank: int) -> str:
@@ -85,7 +79,7 @@ def streamed_calls():
 def forms():
     for form in (City.model_json_schema(), "json"):
         found = client.chat(MODEL, said(CITY), format=form).message.content
-        assert City.model_validate_json(found) == City(name="Paris", rank=1)
+        assert City.model_validate_json(found) == PARIS
 
 
 @check

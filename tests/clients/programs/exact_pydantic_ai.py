@@ -1,21 +1,12 @@
 """pydantic-ai: agents over both of OpenAI's APIs, with tools, typed answers, streams, usage, errors."""
 
-from checks import CALL, CITY, MODEL, URL, called, check, raises, tell
-from pydantic import BaseModel
+from checks import CALL, CITY, MODEL, PARIS, URL, City, called, check, raises, tell
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, PromptedOutput, ToolOutput, capture_run_messages
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
 MODELS = (OpenAIChatModel(MODEL, provider=provider), OpenAIResponsesModel(MODEL, provider=provider))
-
-
-class City(BaseModel):
-    name: str
-    rank: int
-
-
-PARIS = City(name="Paris", rank=1)
 
 
 @check

@@ -1,4 +1,5 @@
-"""Rerankers of frameworks ask for a ranking: `rerankers.py NAME`, one of `ASK`, each in an environment of its own."""
+"""Cohere's clients and rerankers of frameworks ask for a ranking: `rerankers.py NAME`, one of `ASK`, each in an
+environment of its own."""
 
 import json
 import os
@@ -10,6 +11,22 @@ QUERY = "What is the capital of France?"
 DOCUMENTS = ["Bread is made of flour.", "Paris is the capital of France.", "The train to Lyon is late."]
 Ranked = list[tuple[int, float]]
 """Places of the best two documents, and their scores."""
+
+
+def _of_cohere(kind: str) -> Ranked:
+    import cohere
+
+    client = getattr(cohere, kind)(api_key="none", base_url=URL)
+    found = client.rerank(model="smollm2", query=QUERY, documents=DOCUMENTS, top_n=2)
+    return [(one.index, one.relevance_score) for one in found.results]
+
+
+def cohere_old() -> Ranked:
+    return _of_cohere("Client")
+
+
+def cohere_new() -> Ranked:
+    return _of_cohere("ClientV2")
 
 
 def langchain_cohere() -> Ranked:
@@ -82,6 +99,8 @@ def haystack_jina() -> Ranked:
 ASK: dict[str, Callable[[], Ranked]] = {
     one.__name__: one
     for one in (
+        cohere_old,
+        cohere_new,
         langchain_cohere,
         llama_index_cohere,
         llama_index_jina,

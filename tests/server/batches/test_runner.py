@@ -59,11 +59,11 @@ async def ended(runner: Runner, name: str, owner: str = "") -> BatchInfo:
                 return found
 
 
-async def twenty_lines(folder: Path, endpoint: Endpoint) -> BatchInfo:
+async def one_batch(folder: Path, endpoint: Endpoint, num_lines: int = 20, owner: str = "") -> BatchInfo:
     async with running(folder, endpoint) as runner:
-        add(runner.state.store, "a", 20)
+        add(runner.state.store, "a", num_lines, owner)
         runner.start()
-        return await ended(runner, "a")
+        return await ended(runner, "a", owner)
 
 
 def content(store: Store, name: str | None) -> list[dict[str, Any]]:
@@ -72,6 +72,22 @@ def content(store: Store, name: str | None) -> list[dict[str, Any]]:
 
 def ids(lines: list[dict[str, Any]]) -> list[str]:
     return [line["custom_id"] for line in lines]
+
+
+class Crowd:
+    """An endpoint that takes a while, and how many were in it at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def endpoint(self, asked: Asked) -> Said:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        asked.submitted.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        self.now -= 1
+        return await echo(asked)
 
 
 async def echo(asked: Asked) -> Said:
@@ -192,91 +208,60 @@ def test_a_line_that_kills_its_engine_is_not_asked_for_ever(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_server_of_several_models_outlives_an_engine(tmp_path: Path) -> None:
+async def test_a_server_of_several_models_outlives_an_engine(tmp_path: Path) -> None:
     asked: Counter[int] = Counter()
 
     async def endpoint(one: Asked) -> Said:
         asked[one.line.number] += 1
         return Said(503, b"", 0.0, engine_died=True) if one.line.number == KILLER else await echo(one)
 
-    found = asyncio.run(twenty_lines(tmp_path, endpoint))
+    found = await one_batch(tmp_path, endpoint)
     assert (found.completed, found.failed, asked[KILLER]) == (19, 1, runners.MAX_DEATHS)
 
 
 # ---------------------------------------------------------------------------------------------------- turns and limits
 
 
-def test_keys_take_turns(tmp_path: Path) -> None:
+async def test_keys_take_turns(tmp_path: Path) -> None:
     order: list[str] = []
 
     async def endpoint(asked: Asked) -> Said:
         order.append(asked.owner)
         return await echo(asked)
 
-    async def run() -> None:
-        async with running(tmp_path, endpoint, room=lambda: 1) as runner:
-            for name, owner, count in (("a", "ann", 40), ("b", "bob", 10), ("c", "bob", 10)):
-                add(runner.state.store, name, count, owner)
-            runner.start()
-            await asyncio.gather(ended(runner, "a", "ann"), ended(runner, "b", "bob"), ended(runner, "c", "bob"))
-
-    asyncio.run(run())
+    async with running(tmp_path, endpoint, room=lambda: 1) as runner:
+        for name, owner, count in (("a", "ann", 40), ("b", "bob", 10), ("c", "bob", 10)):
+            add(runner.state.store, name, count, owner)
+        runner.start()
+        await asyncio.gather(ended(runner, "a", "ann"), ended(runner, "b", "bob"), ended(runner, "c", "bob"))
     both = order[: 2 * 10]  # the first batch of each: the second of bob begins when his first has ended
     assert abs(both.count("ann") - both.count("bob")) <= 2
 
 
-def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
-    now, most = [0], [0]
-
-    async def endpoint(asked: Asked) -> Said:
-        now[0] += 1
-        most[0] = max(most[0], now[0])
-        asked.submitted.set()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        try:
-            return await echo(asked)
-        finally:
-            now[0] -= 1
-
-    async def run() -> None:
-        async with running(tmp_path, endpoint, room=lambda: 3) as runner:
-            add(runner.state.store, "a", 50)
-            add(runner.state.store, "b", 50, "bob")
-            runner.start()
-            await asyncio.gather(ended(runner, "a"), ended(runner, "b", "bob"))
-
-    asyncio.run(run())
-    assert most[0] == 3
+async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
+    crowd = Crowd()
+    async with running(tmp_path, crowd.endpoint, room=lambda: 3) as runner:
+        add(runner.state.store, "a", 50)
+        add(runner.state.store, "b", 50, "bob")
+        runner.start()
+        await asyncio.gather(ended(runner, "a"), ended(runner, "b", "bob"))
+    assert crowd.most == 3
 
 
-def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
+async def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
     """The less room there is, the fewer lines; one in any case."""
-    now, room, most = [0], [4], [0]
-
-    async def endpoint(asked: Asked) -> Said:
-        now[0] += 1
-        most[0] = max(most[0], now[0])
-        asked.submitted.set()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        now[0] -= 1
-        return await echo(asked)
-
-    async def run() -> None:
-        async with running(tmp_path, endpoint, room=lambda: room[0]) as runner:
-            runner.start()
-            for name, free, want in (("a", 4, 4), ("b", -3, 1), ("c", 2, 2)):
-                room[0], most[0] = free, 0
-                add(runner.state.store, name, 30)
-                runner.wake()
-                await ended(runner, name)
-                assert most[0] == want
-
-    asyncio.run(run())
+    crowd, room = Crowd(), [4]
+    async with running(tmp_path, crowd.endpoint, room=lambda: room[0]) as runner:
+        runner.start()
+        for name, free, want in (("a", 4, 4), ("b", -3, 1), ("c", 2, 2)):
+            room[0], crowd.most = free, 0
+            add(runner.state.store, name, 30)
+            runner.wake()
+            await ended(runner, name)
+            assert crowd.most == want
 
 
-def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
+async def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
     encoding = [0]
 
     async def endpoint(asked: Asked) -> Said:
@@ -287,44 +272,35 @@ def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
         encoding[0] -= 1
         return await echo(asked)
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint) as runner:
-            add(runner.state.store, "a", 50)
-            runner.start()
-            return await ended(runner, "a")
-
-    assert asyncio.run(run()).completed == 50
+    assert (await one_batch(tmp_path, endpoint, 50)).completed == 50
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
+async def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
     asked: Counter[int] = Counter()
 
     async def endpoint(one: Asked) -> Said:
         asked[one.line.number] += 1
         return Said(status, b"{}", 0.0) if asked[one.line.number] < 3 else await echo(one)
 
-    found = asyncio.run(twenty_lines(tmp_path, endpoint))
+    found = await one_batch(tmp_path, endpoint)
     assert (found.completed, found.failed) == (20, 0) and set(asked.values()) == {3}
 
 
-def test_a_key_that_has_to_wait_keeps_no_other_waiting(tmp_path: Path) -> None:
+async def test_a_key_that_has_to_wait_keeps_no_other_waiting(tmp_path: Path) -> None:
     async def endpoint(asked: Asked) -> Said:
         return Said(429, b"{}", 3600.0) if asked.owner == "ann" else await echo(asked)
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint, room=lambda: 1) as runner:
-            add(runner.state.store, "a", 5, "ann")
-            add(runner.state.store, "b", 5, "bob")
-            runner.start()
-            found = await ended(runner, "b", "bob")
-            assert runner.lines() == {"waiting": 5, "running": 0, "answered": 5, "failed": 0}
-            return found
-
-    assert asyncio.run(run()).completed == 5
+    async with running(tmp_path, endpoint, room=lambda: 1) as runner:
+        add(runner.state.store, "a", 5, "ann")
+        add(runner.state.store, "b", 5, "bob")
+        runner.start()
+        found = await ended(runner, "b", "bob")
+        assert runner.lines() == {"waiting": 5, "running": 0, "answered": 5, "failed": 0}
+    assert found.completed == 5
 
 
-def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "ROOM_S", 0.01)
     room, taken = [1], asyncio.Event()
 
@@ -334,33 +310,28 @@ def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeypatch: 
             await asyncio.Event().wait()
         return await echo(asked)
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint, room=lambda: room[0]) as runner:
-            add(runner.state.store, "a", 5, "ann")
-            runner.start()
-            await taken.wait()
-            add(runner.state.store, "b", 5, "bob")
-            runner.wake()
-            async with asyncio.timeout(WAIT_S):
-                while not runner.slots._waiting:
-                    await asyncio.sleep(0)
-            assert runner.lines() == {"waiting": 9, "running": 1, "answered": 0, "failed": 0}
-            room[0] = 2
-            return await ended(runner, "b", "bob")
-
-    assert asyncio.run(run()).completed == 5
+    async with running(tmp_path, endpoint, room=lambda: room[0]) as runner:
+        add(runner.state.store, "a", 5, "ann")
+        runner.start()
+        await taken.wait()
+        add(runner.state.store, "b", 5, "bob")
+        runner.wake()
+        async with asyncio.timeout(WAIT_S):
+            while not runner.slots._waiting:
+                await asyncio.sleep(0)
+        assert runner.lines() == {"waiting": 9, "running": 1, "answered": 0, "failed": 0}
+        room[0] = 2
+        found = await ended(runner, "b", "bob")
+    assert found.completed == 5
 
 
-def test_what_comes_when_it_is_over_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with running(tmp_path, echo) as runner:
-            state = runner.state
-        state.later(Store.open_batches)
-        with pytest.raises(ApiError, match="shutting down") as caught:
-            await state.run(Store.open_batches)
-        assert caught.value.status == 503
-
-    asyncio.run(run())
+async def test_what_comes_when_it_is_over_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, echo) as runner:
+        state = runner.state
+    state.later(Store.open_batches)
+    with pytest.raises(ApiError, match="shutting down") as caught:
+        await state.run(Store.open_batches)
+    assert caught.value.status == 503
 
 
 @pytest.mark.parametrize(
@@ -396,51 +367,39 @@ def test_the_usage_of_each_endpoint(usage: object, want: Usage) -> None:
 # ------------------------------------------------------------------------------------------------ ends before the end
 
 
-def test_what_expires_says_so_line_by_line(tmp_path: Path) -> None:
+async def test_what_expires_says_so_line_by_line(tmp_path: Path) -> None:
     async def endpoint(asked: Asked) -> Said:
         if asked.line.number > 5:
             await asyncio.Event().wait()
         return await echo(asked)
 
-    async def run() -> None:
-        clock = [float(NOW)]
-        async with running(tmp_path, endpoint, clock=lambda: clock[0]) as runner:
-            add(runner.state.store, "a", 9, expires_at=NOW + 1)
-            runner.start()
-            found = await ended(runner, "a")
-            assert (found.status, found.completed) == ("expired", 5)
-            store = runner.state.store
-            assert sorted(ids(content(store, found.output_file_id))) == [f"line {i}" for i in range(5)]
-            left = content(store, found.error_file_id)
-            assert ids(left) == [f"line {i}" for i in range(5, 9)]
-            assert {(one["response"], one["error"]["code"]) for one in left} == {(None, "batch_expired")}
-
-    asyncio.run(run())
+    clock = [float(NOW)]
+    async with running(tmp_path, endpoint, clock=lambda: clock[0]) as runner:
+        add(runner.state.store, "a", 9, expires_at=NOW + 1)
+        runner.start()
+        found = await ended(runner, "a")
+        assert (found.status, found.completed) == ("expired", 5)
+        store = runner.state.store
+        assert sorted(ids(content(store, found.output_file_id))) == [f"line {i}" for i in range(5)]
+        left = content(store, found.error_file_id)
+        assert ids(left) == [f"line {i}" for i in range(5, 9)]
+        assert {(one["response"], one["error"]["code"]) for one in left} == {(None, "batch_expired")}
 
 
-def test_a_key_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
+async def test_a_key_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
     async def endpoint(asked: Asked) -> Said:
         raise LookupError("the API key ann is not there")
 
-    async def run() -> BatchInfo:
-        async with running(tmp_path, endpoint) as runner:
-            add(runner.state.store, "a", 5, "ann")
-            runner.start()
-            return await ended(runner, "a", "ann")
-
-    found = asyncio.run(run())
+    found = await one_batch(tmp_path, endpoint, 5, "ann")
     assert (found.status, found.reason) == ("failed", "the API key ann is not there")
 
 
-def test_a_file_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
-    async def run() -> BatchInfo:
-        async with running(tmp_path, echo) as runner:
-            add(runner.state.store, "a", 5)
-            runner.state.store.path("file-a").unlink()
-            runner.start()
-            return await ended(runner, "a")
-
-    found = asyncio.run(run())
+async def test_a_file_that_is_gone_is_why_a_batch_fails(tmp_path: Path) -> None:
+    async with running(tmp_path, echo) as runner:
+        add(runner.state.store, "a", 5)
+        runner.state.store.path("file-a").unlink()
+        runner.start()
+        found = await ended(runner, "a")
     assert (found.status, found.reason) == ("failed", "FileNotFoundError: No such file or directory")
 
 
@@ -478,46 +437,42 @@ def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: 
     assert sorted(ids(lines)) == sorted(f"line {i}" for i in range(50))
 
 
-def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def endpoint(asked: Asked) -> Said:
         if asked.owner == "ann":
             raise ZeroDivisionError
         return await echo(asked)
 
-    async def run() -> dict[str, str]:
-        async with running(tmp_path, endpoint) as runner:
-            add(runner.state.store, "a", 5, "ann")
-            add(runner.state.store, "b", 5, "bob")
-            runner.start()
-            assert (await ended(runner, "b", "bob")).completed == 5
-            async with asyncio.timeout(WAIT_S):
-                while not runner.broken:
-                    await asyncio.sleep(0)
-            return runner.broken
-
-    assert asyncio.run(run()) == {"a": "internal error"}
+    async with running(tmp_path, endpoint) as runner:
+        add(runner.state.store, "a", 5, "ann")
+        add(runner.state.store, "b", 5, "bob")
+        runner.start()
+        assert (await ended(runner, "b", "bob")).completed == 5
+        async with asyncio.timeout(WAIT_S):
+            while not runner.broken:
+                await asyncio.sleep(0)
+        found = runner.broken
+    assert found == {"a": "internal error"}
     assert "a: a bug" in caplog.text
 
 
-def test_a_bug_of_a_look_ends_no_other_look(
+async def test_a_bug_of_a_look_ends_no_other_look(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> BatchInfo:
-        async with running(tmp_path, echo) as runner:
-            add(runner.state.store, "a", 5)
-            sweep, bugs = runner.state.store.sweep, iter([ZeroDivisionError])
+    async with running(tmp_path, echo) as runner:
+        add(runner.state.store, "a", 5)
+        sweep, bugs = runner.state.store.sweep, iter([ZeroDivisionError])
 
-            def one_bug(now: int) -> None:
-                if (bug := next(bugs, None)) is not None:
-                    raise bug
-                sweep(now)
+        def one_bug(now: int) -> None:
+            if (bug := next(bugs, None)) is not None:
+                raise bug
+            sweep(now)
 
-            monkeypatch.setattr(runner.state.store, "sweep", one_bug)
-            runner.start()
-            async with asyncio.timeout(WAIT_S):
-                while "a bug" not in caplog.text:
-                    await asyncio.sleep(0)
-            runner.wake()
-            return await ended(runner, "a")
-
-    assert asyncio.run(run()).completed == 5
+        monkeypatch.setattr(runner.state.store, "sweep", one_bug)
+        runner.start()
+        async with asyncio.timeout(WAIT_S):
+            while "a bug" not in caplog.text:
+                await asyncio.sleep(0)
+        runner.wake()
+        found = await ended(runner, "a")
+    assert found.completed == 5

@@ -95,12 +95,6 @@ def test_a_thread_is_refused(http: httpx.Client, path: str, kind: str) -> None:
     assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_tools_count(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user("say:x")]}
-    plain = client.messages.count_tokens(**asked).input_tokens
-    assert client.messages.count_tokens(**asked, tools=[TOOL]).input_tokens > plain  # type: ignore[list-item]
-
-
 def test_what_is_wrong_with_tools_is_named(http: httpx.Client) -> None:
     ask = {"max_tokens": 9, "messages": [user("say:x")], "tools": [TOOL]}
     wrong: list[tuple[dict[str, Any], str]] = [

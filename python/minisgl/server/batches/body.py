@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import Field, StrictStr
 
+from minisgl.server.answers import Answer, Listed
 from minisgl.server.fields import Body, described
 
 MIN_KEEP_S, MAX_KEEP_S = 3600, 2_592_000
@@ -43,11 +44,7 @@ class BatchRequest(Body):
     output_expires_after: ExpiresAfter | None = described("When its files are deleted. Default: after 30 days.")
 
 
-class _Shown(BaseModel):
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-
-class FileAnswer(_Shown):
+class FileAnswer(Answer):
     id: str
     object: Literal["file"]
     bytes: int
@@ -59,35 +56,31 @@ class FileAnswer(_Shown):
     status_details: None
 
 
-class FileList(_Shown):
-    object: Literal["list"]
+class FileList(Listed):
     data: list[FileAnswer]
-    first_id: str
-    last_id: str
-    has_more: bool
 
 
-class FileDeleted(_Shown):
+class FileDeleted(Answer):
     id: str
     object: Literal["file"]
     deleted: Literal[True]
 
 
-class RequestCounts(_Shown):
+class RequestCounts(Answer):
     total: int
     completed: int
     failed: int
 
 
-class InputDetails(_Shown):
+class InputDetails(Answer):
     cached_tokens: int
 
 
-class OutputDetails(_Shown):
+class OutputDetails(Answer):
     reasoning_tokens: int
 
 
-class BatchUsage(_Shown):
+class BatchUsage(Answer):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -95,7 +88,7 @@ class BatchUsage(_Shown):
     total_tokens: int
 
 
-class BatchAnswer(_Shown):
+class BatchAnswer(Answer):
     id: str
     object: Literal["batch"]
     endpoint: str
@@ -119,9 +112,5 @@ class BatchAnswer(_Shown):
     metadata: dict[str, str] | None
 
 
-class BatchList(_Shown):
-    object: Literal["list"]
+class BatchList(Listed):
     data: list[BatchAnswer]
-    first_id: str
-    last_id: str
-    has_more: bool

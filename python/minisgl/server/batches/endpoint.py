@@ -13,7 +13,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -22,8 +22,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig
+from minisgl.server.answers import Answer
 from minisgl.server.api_keys import names
-from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchRequest
+from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import (
@@ -40,7 +41,7 @@ from minisgl.server.batches.store import (
 )
 from minisgl.server.batches.upload import Upload
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, queue_full
+from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
 from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
 from minisgl.server.responses.endpoint import page_of
@@ -55,6 +56,7 @@ MAX_WINDOW_S = 14 * 86_400
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])", re.ASCII)
 _UNITS_S = {"h": 3600, "d": 86_400}
 _CONTENT = "application/jsonl"
+T = TypeVar("T")
 
 
 def num_in_flight(config: ServerConfig, device: str) -> int:
@@ -205,11 +207,9 @@ class Batches:
     def _check_quota(self, total: int) -> None:
         """Raises `ApiError` 413."""
         if total > self.runner.quota:
-            text = (
-                f"file: the files of this API key would have {total} bytes or more: the limit is {self.runner.quota} "
-                "(--state-quota): delete some"
-            )
-            raise ApiError(413, text, param="file", code="quota_exceeded")
+            limit = f"the limit is {self.runner.quota} (--state-quota): delete some"
+            reason = f"the files of this API key would have {total} bytes or more: {limit}"
+            raise wrong("file", reason, "quota_exceeded", 413)
 
     async def _checked(self, name: str) -> Checked:
         """One file at a time: it takes seconds of a core. Raises `ApiError` 400."""
@@ -283,26 +283,22 @@ class Batches:
         status = "failed" if info.id in self.runner.broken else info.status
         errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
         ends = ("completed", "failed", "expired", "cancelled")
-        return {
-            "id": info.id,
-            "object": "batch",
-            "endpoint": info.endpoint,
-            "errors": {"object": "list", "data": errors} if errors else None,
-            "input_file_id": info.input_file_id,
-            "completion_window": info.completion_window,
-            "status": status,
-            "output_file_id": info.output_file_id,
-            "error_file_id": info.error_file_id,
-            "created_at": info.created_at,
-            "in_progress_at": info.created_at,
-            "expires_at": info.expires_at,
-            "finalizing_at": info.finalizing_at,
+        return _as(
+            BatchAnswer,
+            info,
+            object="batch",
+            errors={"object": "list", "data": errors} if errors else None,
+            status=status,
+            in_progress_at=info.created_at,
             **{f"{end}_at": info.ended_at if end == info.status else None for end in ends},
-            "cancelling_at": info.cancelling_at,
-            "request_counts": {"total": info.total, "completed": info.completed, "failed": info.failed},
-            "usage": _shown_usage(info.usage),
-            "metadata": info.metadata,
-        }
+            request_counts={"total": info.total, "completed": info.completed, "failed": info.failed},
+            usage=_shown_usage(info.usage),
+        )
+
+
+def _as(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
+    """OpenAI's object: what is kept, by the names of its fields, and `own`."""
+    return {name: own[name] if name in own else getattr(info, name) for name in shape.model_fields}
 
 
 def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
@@ -320,7 +316,7 @@ def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
 def _expires_at(fields: dict[str, str]) -> int | None:
     """From an upload's fields. Raises `ApiError` 400."""
     if "purpose" not in fields:
-        raise ApiError(400, "purpose: required", param="purpose", code="missing_required_parameter")
+        raise missing("purpose")
     if fields["purpose"] != PURPOSE:
         raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are here for batches alone")
     if (text := fields.get("expires_after[seconds]")) is None:
@@ -343,20 +339,17 @@ def _window_s(text: str) -> int:
 
 def _shown_file(info: FileInfo) -> dict[str, Any]:
     """OpenAI's object."""
-    return {
-        "id": info.id,
-        "object": "file",
-        "bytes": info.bytes,
-        "created_at": info.created_at,
-        "expires_at": info.expires_at,
-        "filename": info.filename,
-        "purpose": info.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    return _as(FileAnswer, info, object="file", status="processed", status_details=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- routes
+
+
+async def _found(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
+    """What the caller, whose name `work` gets, has there."""
+    owner = batches.owner(request)
+    with _told():
+        return await batches.state.run(lambda store: work(store, owner))
 
 
 @contextlib.contextmanager
@@ -384,20 +377,16 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
     @app.get(FILES)
     async def files(request: Request) -> Response:
-        batches = found(request)
-        owner, purpose = batches.owner(request), request.query_params.get("purpose")
+        batches, purpose = found(request), request.query_params.get("purpose")
         if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
             raise bad_value("purpose", purpose, f"must be {PURPOSE} or {OUTPUT_PURPOSE}")
-        with _told():
-            all_ = await batches.state.run(lambda store: store.files(owner))
+        all_ = await _found(batches, Store.files, request)
         shown = [_shown_file(one) for one in all_ if purpose in (None, one.purpose)]
         return json_response(page_of(shown, request, MAX_FILES_SHOWN, MAX_FILES_SHOWN))
 
     async def file_of(request: Request, file_id: str) -> tuple[Batches, FileInfo]:
         batches = found(request)
-        owner = batches.owner(request)
-        with _told():
-            info = await batches.state.run(lambda store: store.file(file_id, owner))
+        info = await _found(batches, lambda store, owner: store.file(file_id, owner), request)
         if info is None:
             raise _none("file", file_id)
         return batches, info
@@ -413,9 +402,8 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
     @app.delete(FILES + "/{file_id}")
     async def delete(request: Request, file_id: str) -> Response:
-        batches, info = await file_of(request, file_id)
-        with _told():
-            await batches.state.run(lambda store: store.delete_file(info.id, info.owner))
+        batches, _ = await file_of(request, file_id)
+        await _found(batches, lambda store, owner: store.delete_file(file_id, owner), request)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -431,17 +419,13 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
     @app.get(BATCHES)
     async def all_batches(request: Request) -> Response:
         batches = found(request)
-        owner = batches.owner(request)
-        with _told():
-            all_ = await batches.state.run(lambda store: store.batches(owner))
+        all_ = await _found(batches, Store.batches, request)
         return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
 
     @app.get(BATCHES + "/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Response:
         batches = found(request)
-        owner = batches.owner(request)
-        with _told():
-            info = await batches.state.run(lambda store: store.batch(batch_id, owner))
+        info = await _found(batches, lambda store, owner: store.batch(batch_id, owner), request)
         if info is None:
             raise _none("batch", batch_id)
         return json_response(batches.shown(info))

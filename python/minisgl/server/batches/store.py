@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
 import os
 import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ MAX_OPEN_BATCHES = 100
 MAX_ENDED_BATCHES = 10_000
 """How many ended batches of one key are known; of more the oldest are forgotten."""
 LOCK_S = 0.05
+T = TypeVar("T")
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]  # OpenAI's, but for validating: a file is checked when it comes
@@ -219,13 +221,15 @@ class Store:
             self.path(file_id).unlink(missing_ok=True)
 
     def file(self, file_id: str, owner: str) -> FileInfo | None:
-        row = self._db.execute("SELECT doc FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=FileInfo)
+        return next(iter(self._docs(FileInfo, "files WHERE id = ? AND owner = ?", file_id, owner)), None)
 
     def files(self, owner: str) -> list[FileInfo]:
         """The oldest first."""
-        rows = self._db.execute("SELECT doc FROM files WHERE owner = ? ORDER BY rowid", (owner,))
-        return [msgspec.json.decode(doc, type=FileInfo) for (doc,) in rows]
+        return self._docs(FileInfo, "files WHERE owner = ? ORDER BY rowid", owner)
+
+    def _docs(self, kind: type[T], where: str, *values: str) -> list[T]:
+        rows = self._db.execute(f"SELECT doc FROM {where}", values).fetchall()
+        return [msgspec.json.decode(doc, type=kind) for (doc,) in rows]
 
     def delete_file(self, file_id: str, owner: str) -> bool:
         """Whether it was there. Raises `Refused`: a batch reads it."""
@@ -263,18 +267,15 @@ class Store:
             db.execute("INSERT INTO batches VALUES (?, ?, 1, ?)", (info.id, info.owner, msgspec.json.encode(info)))
 
     def batch(self, batch_id: str, owner: str) -> BatchInfo | None:
-        row = self._db.execute("SELECT doc FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=BatchInfo)
+        return next(iter(self._docs(BatchInfo, "batches WHERE id = ? AND owner = ?", batch_id, owner)), None)
 
     def batches(self, owner: str) -> list[BatchInfo]:
         """The oldest first."""
-        rows = self._db.execute("SELECT doc FROM batches WHERE owner = ? ORDER BY rowid", (owner,))
-        return [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in rows]
+        return self._docs(BatchInfo, "batches WHERE owner = ? ORDER BY rowid", owner)
 
     def open_batches(self) -> list[BatchInfo]:
         """Those that are not finished, of all keys, the oldest first."""
-        rows = self._db.execute("SELECT doc FROM batches WHERE open ORDER BY rowid")
-        return [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in rows]
+        return self._docs(BatchInfo, "batches WHERE open ORDER BY rowid")
 
     def cancel(self, batch_id: str, owner: str, now: int) -> BatchInfo | None:
         """None: there is none. Raises `Refused`: it has ended, or is about to."""
@@ -352,7 +353,8 @@ class Store:
             "SELECT line, answer FROM answers WHERE batch = ? AND ok = ? ORDER BY line", (batch.id, ok)
         )
         with self.path(name).open("wb") as file:
-            for text in _merged(((line, answer) for line, answer in rows), ((one.line, one.text) for one in left)):
+            others = ((one.line, one.text) for one in left)
+            for _, text in heapq.merge(rows, others, key=lambda one: one[0]):  # each is in that order
                 file.write(text)
             num_bytes = file.tell()
             written(file)
@@ -374,12 +376,10 @@ class Store:
     def sweep(self, now: int) -> None:
         """Drop the files whose time is over, and batches that ended `KEEP_S` ago."""
         in_use = {batch.input_file_id for batch in self.open_batches()}
-        docs = self._db.execute("SELECT doc FROM files").fetchall()
-        files = [msgspec.json.decode(doc, type=FileInfo) for (doc,) in docs]
+        files = self._docs(FileInfo, "files")
         over = [one.id for one in files if one.expires_at is not None and one.expires_at <= now]
         self._delete(name for name in over if name not in in_use)
-        docs = self._db.execute("SELECT doc FROM batches WHERE NOT open").fetchall()
-        ended = [msgspec.json.decode(doc, type=BatchInfo) for (doc,) in docs]
+        ended = self._docs(BatchInfo, "batches WHERE NOT open")
         with self._writing() as db:
             old = ((one.id,) for one in ended if (one.ended_at or 0) + KEEP_S <= now)
             db.executemany("DELETE FROM batches WHERE id = ?", old)
@@ -397,19 +397,6 @@ def _put_batch(db: sqlite3.Connection, info: BatchInfo) -> None:
 def said_of(error: OSError | sqlite3.Error) -> str:
     """Without the names of folders, which are nobody's but the server's."""
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-
-
-def _merged(rows: Iterator[tuple[int, bytes]], others: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Both by number of line, and both in that order."""
-    last = (1 << 62, b"")
-    row, other = next(rows, last), next(others, last)
-    while row is not last or other is not last:
-        if row[0] <= other[0]:
-            yield row[1]
-            row = next(rows, last)
-        else:
-            yield other[1]
-            other = next(others, last)
 
 
 def _take(lock: int, wait_s: float, said: str) -> None:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from minisgl.server.batches.lines import MAX_FILE_BYTES
 from minisgl.server.batches.multipart import Part, Parts, boundary_of
 from minisgl.server.batches.store import written
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import ApiError, missing
 from minisgl.server.request import too_large, too_slow
 
 FILE = "file"
@@ -62,7 +62,7 @@ class Upload:
             await self._write(file)
             await asyncio.to_thread(written, file)
         if self.filename is None:
-            raise ApiError(400, "file: required", param=FILE, code="missing_required_parameter")
+            raise missing(FILE)
 
     async def _write(self, file: BinaryIO) -> None:
         data, self._unwritten = self._unwritten, bytearray()

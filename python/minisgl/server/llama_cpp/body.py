@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, RootModel, StrictBool, StrictStr
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
-from minisgl.server.answers import _Answer
+from minisgl.server.answers import Answer
 from minisgl.server.bodies import Prompt
 from minisgl.server.fields import Body, described
 from minisgl.server.sampling_fields import Sampling
@@ -63,7 +63,7 @@ class InfillRequest(LlamaCppSampling):
         return "".join([*extra, self.input_prefix, self.prompt or ""])
 
 
-class Timings(_Answer):
+class Timings(Answer):
     """Milliseconds; `prompt_ms` is from the request's arrival to its first token."""
 
     cache_n: int
@@ -77,7 +77,7 @@ class Timings(_Answer):
     predicted_per_second: float
 
 
-class LlamaCppAnswer(_Answer):
+class LlamaCppAnswer(Answer):
     """Streamed: server-sent events with `content`, and at last one of these, without a `[DONE]`."""
 
     index: int
@@ -102,11 +102,11 @@ class LlamaCppAnswers(RootModel[LlamaCppAnswer | list[LlamaCppAnswer]]):
     """By how many prompts there are."""
 
 
-class RenderedTemplate(_Answer):
+class RenderedTemplate(Answer):
     prompt: str
 
 
-class Props(_Answer):
+class Props(Answer):
     default_generation_settings: dict[str, Any]
     total_slots: int
     model_alias: str
@@ -118,7 +118,7 @@ class Props(_Answer):
     build_info: str
 
 
-class Slot(_Answer):
+class Slot(Answer):
     id: int
     n_ctx: int
     is_processing: bool

@@ -6,18 +6,17 @@ Invariants: one slot for each request that runs at once; slots are not told apar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import CompletionRequest, TokenizeRequest
-from minisgl.server.completions import Continuation, ContinuationFormatter, continuation
+from minisgl.server.completions import Continuation, continuation
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.errors import ApiError, Names, bad_value, missing, renamed
 from minisgl.server.formatter import Formatter, json_response, sse
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import TO_THE_END
@@ -26,7 +25,7 @@ from minisgl.server.llama_cpp.body import (
     LlamaCppCompletion,
     LlamaCppSampling,
 )
-from minisgl.server.request import checked
+from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import shared_fields
 from minisgl.utils.installed import own_version
 
@@ -35,12 +34,14 @@ RANDOM_SEEDS = (-1, 2**32 - 1)
 OF_GAPS: Names = ((r"suffix", "input_suffix"), (r"prompt", "input_prefix"))
 
 
-async def completion_endpoint(context: ServerContext, asked: LlamaCppCompletion) -> LlamaCppFormatter:
+async def completion_endpoint(
+    context: ServerContext, asked: LlamaCppCompletion, request: HttpRequest
+) -> LlamaCppFormatter:
     completion = _completion(asked, prompt=asked.prompt)
     return LlamaCppFormatter(context, asked, completion, await continuation(context, completion))
 
 
-async def infill_endpoint(context: ServerContext, asked: InfillRequest) -> LlamaCppFormatter:
+async def infill_endpoint(context: ServerContext, asked: InfillRequest, request: HttpRequest) -> LlamaCppFormatter:
     completion = _completion(asked, prompt=asked.before(), suffix=asked.input_suffix)
     with renamed(OF_GAPS):
         found = await continuation(context, completion, has_gap=True)
@@ -57,11 +58,12 @@ def _completion(asked: LlamaCppSampling, **given: Any) -> CompletionRequest:
     return checked(found, CompletionRequest)
 
 
-class LlamaCppFormatter(ContinuationFormatter):
+class LlamaCppFormatter(Formatter):
     def __init__(
         self, context: ServerContext, asked: LlamaCppSampling, completion: CompletionRequest, found: Continuation
     ) -> None:
-        super().__init__(completion, found, ignored=asked.ignored())
+        found.ignored = tuple(asked.ignored())
+        super().__init__(found, completion.stream, completion.priority)
         self._model = context.served.check(asked.model)
         self._given = found.given
         self._is_list = completion.prompt is not found.given[0]
@@ -164,9 +166,9 @@ def _timings(generation: Generation, index: int) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------- what the server says of itself
 
 
-async def template_endpoint(context: ServerContext, asked: TokenizeRequest) -> Response:
+async def template_endpoint(context: ServerContext, asked: TokenizeRequest, request: HttpRequest) -> Response:
     if not asked.messages:
-        raise ApiError(400, "messages: required", param="messages", code="missing_required_parameter")
+        raise missing("messages")
     return json_response({"prompt": await context.prompts.render(asked)})
 
 
@@ -174,7 +176,7 @@ def _num_slots(context: ServerContext) -> int:
     return context.config.engine.rows_on(context.info.device) * max(1, len(context.client.engines))
 
 
-def _props(context: ServerContext, root: str) -> dict[str, Any]:
+def props(context: ServerContext) -> dict[str, Any]:
     tokenizer, info = context.tokenizer, context.info
     first, last = tokenizer.leading_ids.tolist()[:1], info.eos_ids[:1]
     bos, eos = (b"".join(map(tokenizer.token_bytes, some)).decode(errors="replace") for some in (first, last))
@@ -183,7 +185,7 @@ def _props(context: ServerContext, root: str) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": info.max_seq_len, "params": _settings(defaults, info.max_seq_len)},
         "total_slots": _num_slots(context),
         "model_alias": context.served.name,
-        "model_path": root,
+        "model_path": context.config.engine.shown_model,
         "modalities": {"vision": False, "audio": False},
         "chat_template": tokenizer.template_source(),
         "bos_token": bos,
@@ -192,31 +194,8 @@ def _props(context: ServerContext, root: str) -> dict[str, Any]:
     }
 
 
-def _slots(context: ServerContext, root: str) -> list[dict[str, Any]]:
+def slots(context: ServerContext) -> list[dict[str, Any]]:
     """As many of them are processing as requests run."""
     running = sum(view.stats.num_running for view in context.client.engines if view.stats is not None)
     n_ctx = context.info.max_seq_len
     return [{"id": i, "n_ctx": n_ctx, "is_processing": i < running} for i in range(_num_slots(context))]
-
-
-Told = Callable[[ServerContext, str], Any]
-Endpoint = Callable[[ServerContext, Any], Awaitable[Formatter | Response]]
-GETS: dict[str, Told] = {"/props": _props, "/slots": _slots}
-POSTS: dict[str, tuple[type[Any], Endpoint]] = {
-    "/completion": (LlamaCppCompletion, completion_endpoint),
-    "/infill": (InfillRequest, infill_endpoint),
-    "/apply-template": (TokenizeRequest, template_endpoint),
-}
-
-
-def add_llama_cpp(app: FastAPI, context: ServerContext, root: str) -> None:
-    """`root`: what was loaded, whatever it is called."""
-
-    def answer(told: Told) -> Callable[[], Awaitable[Response]]:
-        async def endpoint() -> Response:
-            return json_response(told(context, root))
-
-        return endpoint
-
-    for path, told in GETS.items():
-        app.get(path)(answer(told))

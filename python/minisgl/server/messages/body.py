@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
-from minisgl.server.answers import _Answer
+from minisgl.server.answers import Answer
 from minisgl.server.bodies import Receipted
 from minisgl.server.fields import Body, Int64, TextOrParts, described
 from minisgl.server.sampling_fields import Sampling
@@ -144,25 +144,25 @@ class CountTokensRequest(AnthropicConversation):
     model: StrictStr | None = described("The served model's name; any other is 404. Default: the served model.")
 
 
-class AnswerText(_Answer):
+class AnswerText(Answer):
     type: Literal["text"]
     text: str
 
 
-class AnswerThinking(_Answer):
+class AnswerThinking(Answer):
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class AnswerToolUse(_Answer):
+class AnswerToolUse(Answer):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-class AnthropicUsage(_Answer):
+class AnthropicUsage(Answer):
     """`input_tokens` are those that were not in the cache."""
 
     input_tokens: int
@@ -171,7 +171,7 @@ class AnthropicUsage(_Answer):
     output_tokens: int
 
 
-class MessageAnswer(_Answer):
+class MessageAnswer(Answer):
     """Streamed: server-sent events, `message_start` first and `message_stop` last."""
 
     id: str
@@ -185,11 +185,11 @@ class MessageAnswer(_Answer):
     receipt: dict[str, Any] | None = None  # only with receipt; of a stream in `message_delta`
 
 
-class TokenCount(_Answer):
+class TokenCount(Answer):
     input_tokens: int
 
 
-class AnthropicErrorDetail(_Answer):
+class AnthropicErrorDetail(Answer):
     """`details`: of a refused `thread`, so that clients send the whole conversation instead."""
 
     type: str
@@ -197,6 +197,6 @@ class AnthropicErrorDetail(_Answer):
     details: dict[str, Any] | None = None
 
 
-class AnthropicErrorAnswer(_Answer):
+class AnthropicErrorAnswer(Answer):
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -16,10 +16,11 @@ from starlette.responses import Response
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
-from minisgl.server.chat import Turn, TurnFormatter, chat_turn
+from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import MESSAGES, ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import json_bytes, json_response, receipt_of
+from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.fields import present
+from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
     AnthropicConversation,
@@ -66,7 +67,7 @@ def to_chat(asked: AnthropicConversation) -> ChatRequest:
         **_tools(asked),
         **_thinking(asked),
     }
-    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= present(given)
     return checked(fields, ChatRequest)
 
 
@@ -126,8 +127,7 @@ def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
 def _tools(asked: AnthropicConversation) -> dict[str, Any]:
     tools = []
     for tool in asked.tools or ():
-        given = {"name": tool.name, "description": tool.description, "strict": tool.strict}
-        function = {name: value for name, value in given.items() if value is not None}
+        function = present({"name": tool.name, "description": tool.description, "strict": tool.strict})
         tools.append({"type": "function", "function": {**function, "parameters": tool.input_schema}})
     found: dict[str, Any] = {"tools": tools or None}
     if (choice := asked.tool_choice) is not None:
@@ -153,17 +153,16 @@ def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
     }
 
 
-class MessagesFormatter(TurnFormatter):
+class MessagesFormatter(Formatter):
     def __init__(self, model_name: str, asked: MessagesRequest, turn: Turn) -> None:
-        super().__init__(asked, turn)
+        super().__init__(turn, asked.stream, asked.priority)
         self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
         self._choice = turn.choice()
         self._sections = Sections()
         self._has_begun = False
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        self._sections.take(self._choice.take(choices[0]))
-        self._sections.finish()
+        self._sections.take(self._choice.take(choices[0]), is_end=True)
         content = [_block(section) for section in self._sections.all]
         end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
         return {**self._head, "content": content, **end}
@@ -184,10 +183,7 @@ class MessagesFormatter(TurnFormatter):
             message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
             frames += [_event("message_start", message=message), _event("ping")]
         for delta in deltas:
-            changes = self._sections.take(self._choice.take(delta))
-            if delta.finish_reason is not None:
-                changes += self._sections.finish()
-            frames += [_frame(change) for change in changes]
+            frames += map(_frame, self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None))
         return b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
@@ -239,9 +235,6 @@ def _delta(section: Section, text: str) -> dict[str, str]:
     if section.kind == "reasoning":
         return {"type": "thinking_delta", "thinking": text}
     return {"type": "text_delta", "text": text}
-
-
-COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:

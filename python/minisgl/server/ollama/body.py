@@ -12,7 +12,7 @@ from pydantic import Field, StrictBool, StrictStr
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
-from minisgl.server.answers import ContentLogprob, _Answer
+from minisgl.server.answers import Answer, ContentLogprob
 from minisgl.server.bodies import Receipted, Texts
 from minisgl.server.fields import Body, Int64, Items, described, ranged
 from minisgl.server.sampling_fields import Schema
@@ -93,7 +93,7 @@ class OllamaShowRequest(Body):
     name: StrictStr | None = described("The older name of `model`.")
 
 
-class OllamaAnswer(_Answer):
+class OllamaAnswer(Answer):
     """Durations are nanoseconds. Streamed: JSON lines with `done` false, and one of these at last."""
 
     model: str
@@ -111,7 +111,7 @@ class OllamaAnswer(_Answer):
     warning: str | None = None
 
 
-class OllamaAnswerMessage(_Answer):
+class OllamaAnswerMessage(Answer):
     role: Literal["assistant"]
     content: str
     thinking: str | None = None
@@ -127,7 +127,7 @@ class OllamaGenerateAnswer(OllamaAnswer):
     thinking: str | None = None
 
 
-class OllamaEmbedAnswer(_Answer):
+class OllamaEmbedAnswer(Answer):
     model: str
     embeddings: list[list[float]]
     total_duration: int
@@ -136,11 +136,11 @@ class OllamaEmbedAnswer(_Answer):
     warning: str | None = None
 
 
-class OllamaEmbeddingsAnswer(_Answer):
+class OllamaEmbeddingsAnswer(Answer):
     embedding: list[float]
 
 
-class OllamaDetails(_Answer):
+class OllamaDetails(Answer):
     parent_model: str
     format: str
     family: str
@@ -149,7 +149,7 @@ class OllamaDetails(_Answer):
     quantization_level: str
 
 
-class OllamaModel(_Answer):
+class OllamaModel(Answer):
     name: str
     model: str
     modified_at: str
@@ -158,13 +158,13 @@ class OllamaModel(_Answer):
     details: OllamaDetails
 
 
-class OllamaModels(_Answer):
+class OllamaModels(Answer):
     """`/api/ps` has `expires_at`, `size_vram` and `context_length`, too."""
 
     models: list[OllamaModel]
 
 
-class OllamaShown(_Answer):
+class OllamaShown(Answer):
     modelfile: str
     parameters: str
     template: str
@@ -174,10 +174,10 @@ class OllamaShown(_Answer):
     modified_at: str
 
 
-class OllamaVersion(_Answer):
+class OllamaVersion(Answer):
     version: str
     minisgl: str
 
 
-class OllamaError(_Answer):
+class OllamaError(Answer):
     error: str

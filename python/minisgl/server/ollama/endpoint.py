@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -18,12 +18,13 @@ from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.server.bodies import ChatRequest, CompletionRequest, EmbeddingRequest
-from minisgl.server.chat import Turn, TurnFormatter, chat_turn
+from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.completions import continuation
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
+from minisgl.server.fields import present
+from minisgl.server.formatter import Formatter, chat_entries, json_line, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.lengths import TO_THE_END
 from minisgl.server.ollama.body import (
@@ -161,7 +162,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
                 open_calls.remove(call)
             call_id = message.tool_call_id or (None if call is None else call[0])
             one |= {"tool_call_id": call_id, "name": message.tool_name}
-        found.append({name: value for name, value in one.items() if value is not None})
+        found.append(present(one))
     return found
 
 
@@ -208,9 +209,8 @@ async def _chat(
     fields, ignored = _fields(context, asked)
     fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
     fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
-    given = {name: value for name, value in fields.items() if value is not None}
     with renamed(NAMES):
-        chat = await context.prompts.of_body(lambda: checked(given, ChatRequest), request.is_large)
+        chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
         turn = await chat_turn(context, chat)
     turn.ignored = (*("think" if name == "reasoning_effort" else name for name in turn.ignored), *ignored)
     return OllamaFormatter(context, asked, chat, turn, shape)
@@ -223,24 +223,23 @@ async def _continued(context: ServerContext, asked: OllamaGenerateRequest) -> Ol
         fields["logprobs"] = asked.top_logprobs or 0
     if asked.think:
         raise bad_value("think", asked.think, "needs the chat template: not with raw or suffix")
-    given = {name: value for name, value in fields.items() if value is not None}
     with renamed(NAMES):
-        completion = checked(given, CompletionRequest)
+        completion = checked(present(fields), CompletionRequest)
         found = await continuation(context, completion, has_gap=bool(asked.suffix))
-    turn = Turn(found.prompts, found.sampling, names_length=True, only_prompt=found.only_prompt, ignored=(*ignored,))
+    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt, ignored=(*ignored,))
     return OllamaFormatter(context, asked, completion, turn, as_response)
 
 
 # --------------------------------------------------------------------------------------------------------- the answer
 
 
-class OllamaFormatter(TurnFormatter):
+class OllamaFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
     def __init__(
         self, context: ServerContext, asked: OllamaGenerating, chat: Sampling, turn: Turn, shape: Shape
     ) -> None:
-        super().__init__(chat, turn)
+        super().__init__(turn, chat.stream, chat.priority)
         self._model = asked.model or context.served.name
         self._turn = turn
         self._shape = shape
@@ -258,23 +257,20 @@ class OllamaFormatter(TurnFormatter):
         return self._last(generation, self._shape(text, thought, calls))
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        return b"".join(_line(self._answer(part, False)) for delta in deltas for part in self._take(delta))
+        return b"".join(json_line(self._answer(part, False)) for delta in deltas for part in self._take(delta))
 
     def end(self, generation: Generation) -> bytes:
-        return _line(self._last(generation, self._shape("", "", [])))
+        return json_line(self._last(generation, self._shape("", "", [])))
 
     def error(self, error: ApiError) -> bytes:
-        return _line(error.ollama_body())
+        return json_line(error.ollama_body())
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
         """What is new, in parts."""
         if delta.logprobs and self._with_logprobs:
             self._logprobs += chat_entries(self._tokenizer, delta.logprobs)
-        changes = self._sections.take(self._choice.take(delta))
-        if delta.finish_reason is not None:
-            changes += self._sections.finish()
         found = []
-        for change in changes:
+        for change in self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None):
             section = change.section
             if isinstance(change, Grown) and section.kind == "text":
                 found.append(self._shape(change.text, "", []))
@@ -312,24 +308,21 @@ def _call(section: Section, index: int) -> dict[str, Any]:
     return {"id": section.call_id, "function": function}
 
 
-def _line(data: object) -> bytes:
-    return json_bytes(data) + b"\n"
-
-
 # --------------------------------------------------------------------------------------------------------- embeddings
 
 
 async def embed_endpoint(context: ServerContext, asked: OllamaEmbedRequest, request: HttpRequest) -> Formatter:
-    return await _embedded(context, asked, asked.input, Embed, truncates=asked.truncate is not False)
+    return await _embedded(context, asked, request, asked.input, Embed, truncates=asked.truncate is not False)
 
 
 async def embedding_endpoint(context: ServerContext, asked: OllamaEmbeddingsRequest, request: HttpRequest) -> Formatter:
-    return await _embedded(context, asked, asked.prompt, OneEmbedding)
+    return await _embedded(context, asked, request, asked.prompt, OneEmbedding)
 
 
 async def _embedded(
     context: ServerContext,
     asked: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    request: HttpRequest,
     texts: str | list[str],
     shown_as: type[OllamaEmbeddings],
     *,
@@ -341,7 +334,7 @@ async def _embedded(
     if truncates:
         fields |= {"truncate_prompt_tokens": -1, "truncation_side": "right"}
     with renamed((*NAMES, (r"input", "input" if isinstance(asked, OllamaEmbedRequest) else "prompt"))):
-        found = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), shown_as)
+        found = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), request, shown_as)
     assert isinstance(found, shown_as)
     _, ignored = _options(asked, context.info.max_seq_len)
     found.warning = _warning([*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored])
@@ -371,12 +364,3 @@ class Embed(OllamaEmbeddings):
 class OneEmbedding(OllamaEmbeddings):
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         return {"embedding": super().whole(generation, choices)["data"][0]["embedding"], **self.warning}
-
-
-Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response]]
-POSTS: dict[str, tuple[type[Any], Endpoint]] = {
-    "/api/chat": (OllamaChatRequest, chat_endpoint),
-    "/api/generate": (OllamaGenerateRequest, generate_endpoint),
-    "/api/embed": (OllamaEmbedRequest, embed_endpoint),
-    "/api/embeddings": (OllamaEmbeddingsRequest, embedding_endpoint),
-}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from minisgl.config import MODEL_SMOLLM2
 from minisgl.server.context import ServerContext
@@ -100,11 +98,7 @@ def _cards(context: ServerContext) -> list[dict[str, Any]]:
     )
 
 
-def _tags(context: ServerContext) -> dict[str, Any]:
-    return {"models": _cards(context)}
-
-
-def _running(context: ServerContext) -> dict[str, Any]:
+def loaded(context: ServerContext) -> dict[str, Any]:
     info, engines = context.info, context.client.engines
     resident = sum(view.stats.resident_bytes for view in engines if view.stats is not None)
     return {"models": running(_cards(context), resident, info.max_seq_len, info.device)}
@@ -142,25 +136,9 @@ def _capabilities(context: ServerContext) -> list[str]:
     return [name for name, is_there in has.items() if is_there]
 
 
-GETS: dict[str, Callable[[ServerContext], dict[str, Any]]] = {
-    "/api/tags": _tags,
-    "/api/ps": _running,
-    "/api/version": lambda context: version(),
-}
-POSTS = {"/api/show": (OllamaShowRequest, show_endpoint)}
+def tags(context: ServerContext) -> dict[str, Any]:
+    return {"models": _cards(context)}
 
 
-def add_ollama(app: FastAPI, context: ServerContext) -> None:
-    for path, told in GETS.items():
-        app.get(path)(partial(_answer, context, told))
-    for path, (method, _) in REFUSED.items():
-        app.api_route(path, methods=[method])(_refuse)
-
-
-async def _answer(context: ServerContext, told: Callable[[ServerContext], dict[str, Any]]) -> Response:
-    return json_response(told(context))
-
-
-async def _refuse(request: Request) -> Response:
-    path = request.scope["path"]
+def refuse(path: str, _: ServerContext) -> NoReturn:
     raise ApiError(501, f"{path}: this server has one model and {REFUSED[path][1]}", code="not_implemented")

@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Discriminator, Field, StrictBool, StrictStr, Ta
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
-from minisgl.server.answers import ContentLogprob, _Answer
+from minisgl.server.answers import Answer, ContentLogprob, Listed
 from minisgl.server.bodies import Receipted
-from minisgl.server.fields import Body, Int64, TextOrParts, described, ranged, text_or_list
+from minisgl.server.fields import Body, Int64, TextOr, TextOrParts, described, ranged
 from minisgl.server.sampling_fields import Sampling
 
 
@@ -162,11 +162,7 @@ Item = Annotated[
     | Annotated[UnreadItem, Tag("<unread>")],
     Discriminator(_item_kind),
 ]
-Input = Annotated[
-    Annotated[StrictStr, Tag("<text>")]
-    | Annotated[list[Item], Field(fail_fast=True, max_length=BOUNDS.max_messages), Tag("<list>")],
-    Discriminator(text_or_list),
-]
+Input = TextOr[Annotated[list[Item], Field(fail_fast=True, max_length=BOUNDS.max_messages)]]
 
 
 class ResponseTool(Body):
@@ -262,10 +258,6 @@ class ResponseToolChoice(Body):
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = None
 
 
-def _choice_kind(value: object) -> str:
-    return "<object>" if isinstance(value, dict) else "<text>"
-
-
 class ResponseTextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: StrictStr | None = None
@@ -307,7 +299,7 @@ class ResponsesRequest(Sampling, Receipted):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("<text>")]
             | Annotated[ResponseToolChoice, Tag("<object>")],
-            Discriminator(_choice_kind),
+            Discriminator(lambda value: "<object>" if isinstance(value, dict) else "<text>"),
         ]
         | None
     ) = described("`none`, `auto`, `required`, a function, a custom tool, or `allowed_tools`.")
@@ -338,14 +330,14 @@ class ResponsesRequest(Sampling, Receipted):
     chat_template_kwargs: dict[str, Any] | None = described("More variables for the chat template.")
 
 
-class OutputText(_Answer):
+class OutputText(Answer):
     type: Literal["output_text"]
     text: str
     annotations: list[dict[str, Any]]
     logprobs: list[ContentLogprob]
 
 
-class OutputMessage(_Answer):
+class OutputMessage(Answer):
     type: Literal["message"]
     id: str
     role: Literal["assistant"]
@@ -353,7 +345,7 @@ class OutputMessage(_Answer):
     content: list[OutputText]
 
 
-class OutputCall(_Answer):
+class OutputCall(Answer):
     type: Literal["function_call"]
     id: str
     call_id: str
@@ -362,7 +354,7 @@ class OutputCall(_Answer):
     status: Literal["completed", "incomplete"]
 
 
-class OutputCustomCall(_Answer):
+class OutputCustomCall(Answer):
     type: Literal["custom_tool_call"]
     id: str
     call_id: str
@@ -370,12 +362,12 @@ class OutputCustomCall(_Answer):
     input: str
 
 
-class OutputReasoningText(_Answer):
+class OutputReasoningText(Answer):
     type: Literal["reasoning_text"]
     text: str
 
 
-class OutputReasoning(_Answer):
+class OutputReasoning(Answer):
     type: Literal["reasoning"]
     id: str
     summary: list[dict[str, Any]]
@@ -383,16 +375,16 @@ class OutputReasoning(_Answer):
     status: Literal["completed", "incomplete"]
 
 
-class InputTokensDetails(_Answer):
+class InputTokensDetails(Answer):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(_Answer):
+class OutputTokensDetails(Answer):
     reasoning_tokens: int
 
 
-class ResponseUsage(_Answer):
+class ResponseUsage(Answer):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -400,11 +392,11 @@ class ResponseUsage(_Answer):
     total_tokens: int
 
 
-class IncompleteDetails(_Answer):
+class IncompleteDetails(Answer):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(_Answer):
+class ResponseAnswer(Answer):
     """Streamed: named server-sent events, `response.created` first and `response.completed`, `.incomplete` or `.failed`
     last."""
 
@@ -432,20 +424,16 @@ class ResponseAnswer(_Answer):
     receipt: dict[str, Any] | None = None  # only with receipt
 
 
-class ResponseDeleted(_Answer):
+class ResponseDeleted(Answer):
     id: str
     object: Literal["response"]
     deleted: bool
 
 
-class InputTokens(_Answer):
+class InputTokens(Answer):
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ItemList(_Answer):
-    object: Literal["list"]
+class ItemList(Listed):
     data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: bool

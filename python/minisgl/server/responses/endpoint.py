@@ -10,7 +10,8 @@ has ended, unless `store` is false; only its caller finds it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,10 +21,11 @@ from fastapi.responses import Response
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
-from minisgl.server.chat import Turn, TurnFormatter, chat_turn
+from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, renamed
-from minisgl.server.formatter import chat_entries, json_bytes, json_response, receipt_of
+from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, wrong
+from minisgl.server.fields import present
+from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.log import say
 from minisgl.server.request import REQUEST, HttpRequest, checked
@@ -74,7 +76,9 @@ def new_id(prefix: str) -> str:
 def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
     """Raises `ApiError`."""
     fields = shared_fields(asked, OWN)
-    fields["messages"] = [*_instructions(asked), *messages]
+    if asked.instructions is not None:
+        messages = [{"role": "system", "content": asked.instructions}, *messages]
+    fields["messages"] = list(messages)
     given = {
         "max_completion_tokens": asked.max_output_tokens,
         "parallel_tool_calls": asked.parallel_tool_calls,
@@ -83,14 +87,10 @@ def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[
         "verbosity": asked.text.verbosity if asked.text else None,
         **tools.for_chat(),
         **_logprobs(asked),
-        **_reasoning(asked),
+        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
     }
-    fields |= {name: value for name, value in given.items() if value is not None}
+    fields |= present(given)
     return checked(fields, ChatRequest)
-
-
-def _instructions(asked: ResponsesRequest) -> list[dict[str, Any]]:
-    return [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
 
 
 def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
@@ -101,8 +101,7 @@ def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
         return {"type": "json_object"}
     if found.schema_ is None:
         raise bad_value("text.format.schema", None, "required for json_schema")
-    given = {"name": found.name, "strict": found.strict, "description": found.description}
-    schema = {name: value for name, value in given.items() if value is not None}
+    schema = present({"name": found.name, "strict": found.strict, "description": found.description})
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
 
 
@@ -110,10 +109,6 @@ def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
     if asked.top_logprobs is None and LOGPROBS not in (asked.include or ()):
         return {}
     return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
-
-
-def _reasoning(asked: ResponsesRequest) -> dict[str, Any]:
-    return {"reasoning_effort": asked.reasoning.effort if asked.reasoning else None}
 
 
 # ----------------------------------------------------------------------------------------------------------- items
@@ -248,16 +243,22 @@ CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 
 
-class ResponsesFormatter(TurnFormatter):
-    """`head`: what the object says from its beginning on. `finished`: the object, once the answer has ended."""
+class ResponsesFormatter(Formatter):
+    """`head`: what the object says from its beginning on. `keep`: what is done with the object once the answer has
+    ended."""
 
     def __init__(
-        self, tokenizer: Tokenizer, head: dict[str, Any], asked: ResponsesRequest, tools: GivenTools, turn: Turn
+        self,
+        tokenizer: Tokenizer,
+        head: dict[str, Any],
+        asked: ResponsesRequest,
+        tools: GivenTools,
+        turn: Turn,
+        keep: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        super().__init__(asked, turn)
+        super().__init__(turn, asked.stream, asked.priority)
         self._tools = tools.by_name
-        self.id = str(head["id"])
-        self.finished: dict[str, Any] | None = None
+        self._keep = keep
         self._tokenizer = tokenizer
         self._head = head
         self._turn = turn
@@ -286,8 +287,10 @@ class ResponsesFormatter(TurnFormatter):
             more |= {"status": "failed", "error": {"code": "server_error", "message": "the answer was aborted"}}
         else:
             more |= {"status": "completed", "completed_at": int(time.time())}
-        self.finished = self._object(**more)
-        return self.finished
+        found = self._object(**more)
+        if self._keep is not None:
+            self._keep(found)
+        return found
 
     def _object(self, **more: Any) -> dict[str, Any]:
         return {**self._head, "output": self._items, **more}
@@ -349,9 +352,7 @@ class ResponsesFormatter(TurnFormatter):
         """The frames of what is new."""
         if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
-        changes = self._sections.take(self._choice.take(delta))
-        if delta.finish_reason is not None:
-            changes += self._sections.finish()
+        changes = self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None)
         return [frame for change in changes for frame in self._frames(change, delta.finish_reason == "length")]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
@@ -420,7 +421,6 @@ def _usage(given: dict[str, Any], num_thought: int) -> dict[str, Any]:
     }
 
 
-INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 MAX_ITEMS_SHOWN = 100
 
 
@@ -430,10 +430,8 @@ async def responses_endpoint(
     items = await _items(context, asked, request)
     tools = GivenTools(asked)
     turn = await _turn_of(context, asked, tools, items, request)
-    head = _head(context, asked, turn)
-    if asked.store is False:
-        return ResponsesFormatter(context.tokenizer, head, asked, tools, turn)
-    return _Kept(context, head, asked, tools, turn, items, request.key)
+    keep = None if asked.store is False else partial(context.responses.put, input_items=items, key=request.key)
+    return ResponsesFormatter(context.tokenizer, _head(context, asked, turn), asked, tools, turn, keep)
 
 
 async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
@@ -441,37 +439,6 @@ async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest,
     items = await _items(context, asked, request)
     turn = await _turn_of(context, asked, GivenTools(asked), items, request)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
-
-
-class _Kept(ResponsesFormatter):
-    """Keeps the answer when it ends."""
-
-    def __init__(
-        self,
-        context: ServerContext,
-        head: dict[str, Any],
-        asked: ResponsesRequest,
-        tools: GivenTools,
-        turn: Turn,
-        items: list[dict[str, Any]],
-        key: int,
-    ) -> None:
-        super().__init__(context.tokenizer, head, asked, tools, turn)
-        self._store, self._input_items, self._key = context.responses, items, key
-
-    def _keep(self) -> None:
-        if self.finished is not None:
-            self._store.put(self.finished, self._input_items, self._key)
-
-    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        found = super().whole(generation, choices)
-        self._keep()
-        return found
-
-    def end(self, generation: Generation) -> bytes:
-        frame = super().end(generation)
-        self._keep()
-        return frame
 
 
 async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
@@ -485,7 +452,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
         found = [*kept, *(context.responses.output(before, key) or ())]
     given = asked.input
     if given is None and before is None:
-        raise ApiError(400, "input: required", param="input", code="missing_required_parameter")
+        raise missing("input")
     for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
         if isinstance(item, ReferenceItem):
             referred = context.responses.item(item.id, key)
@@ -644,12 +611,10 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
     async def cancel(request: Request, response_id: str) -> Response:
         if store.response(response_id, _key(request)) is None:
             raise _not_found(response_id)
-        raise ApiError(
-            400,
-            "background: only answers that are made in the background can be cancelled, and this server makes none: "
-            "to stop an answer, close its connection",
-            param="background",
-            code="invalid_value",
+        raise wrong(
+            "background",
+            "only answers that are made in the background can be cancelled, and this server makes none: to stop an "
+            "answer, close its connection",
         )
 
     @app.get(f"{RESPONSES}/{{response_id}}/input_items")

@@ -14,6 +14,7 @@ import msgspec
 import pydantic_core
 
 from minisgl.server.errors import Names, bad_value
+from minisgl.server.fields import present
 from minisgl.server.responses.body import (
     CustomTool,
     HostedTool,
@@ -75,7 +76,7 @@ class GivenTool:
             given["parameters"] = INPUT_SCHEMA
         else:
             given |= {"parameters": tool.parameters, "strict": tool.strict}
-        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+        return {"type": "function", "function": present(given)}
 
     def _description(self) -> str | None:
         found = [self.tool.description] if self.tool.description is not None else []

@@ -4,7 +4,7 @@
 // for each level of nesting and takes time that grows with the square of a paragraph's marks: what would take it long, or
 // makes it throw, is shown as plain text.
 
-import { Marked } from "../vendor/marked.js";
+import { Lexer, Marked } from "../vendor/marked.js";
 import DOMPurify from "../vendor/purify.js";
 import { button, copy, h } from "./dom.js";
 
@@ -35,7 +35,13 @@ const marked = new Marked({
 
 const MAX_CHARS = 1 << 18;
 const MAX_MARKS = 4000; // of lines that follow each other: 0.2 s at worst
+const MAX_WORK = 4 * MAX_MARKS ** 2; // of the squares of all blocks' marks: a second or two at worst
 const MAX_BEGINNING = 200; // marks and spaces that a line begins with
+
+/** Letters, digits and the spaces behind them are none. @param {string} text */
+function numMarks(text) {
+  return text.replace(/[\p{L}\p{N}]+ ?/gu, "").length;
+}
 
 /** Whether the parser may take long. Code between fences costs nothing. @param {string} text */
 export function isHeavy(text) {
@@ -48,7 +54,7 @@ export function isHeavy(text) {
       marks = 0;
       continue;
     }
-    marks += line.replace(/[\p{L}\p{N}]+ ?/gu, "").length;
+    marks += numMarks(line);
     if (marks > MAX_MARKS || (/^[\s>*+.)\d-]*/.exec(line)?.[0].length ?? 0) > MAX_BEGINNING) return true;
   }
   return false;
@@ -64,9 +70,26 @@ export function rendered(text) {
   }
 }
 
+/**
+ * As HTML. The blocks are the parser's own, for it does not see each fence that `isHeavy` sees: those of HTML it does
+ * not. Throws if their marks would take long, all together.
+ * @param {string} text
+ */
+function html(text) {
+  const lexer = new Lexer(marked.defaults);
+  lexer.blockTokens(text.replace(/\r\n?/g, "\n"), lexer.tokens);
+  const work = lexer.inlineQueue.reduce((/** @type {number} */ sum, /** @type {any} */ { src }) => sum + numMarks(src) ** 2, 0);
+  if (work > MAX_WORK) throw new RangeError("too many marks");
+  for (const { src, tokens } of lexer.inlineQueue) {
+    lexer.state.inRawBlock = false; // or the text behind a <code> that nothing closes would not be escaped
+    lexer.inlineTokens(src, tokens);
+  }
+  return marked.parser(lexer.tokens);
+}
+
 /** @param {string} text @returns {DocumentFragment} */
 function parsed(text) {
-  const found = /** @type {any} */ (DOMPurify).sanitize(marked.parse(text), CLEAN);
+  const found = /** @type {any} */ (DOMPurify).sanitize(html(text), CLEAN);
   for (const link of found.querySelectorAll("a")) {
     link.rel = "noopener noreferrer nofollow";
     link.target = "_blank";

@@ -6,21 +6,6 @@ use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
 use crate::request::Index;
 
-/// A started request. Lengths in tokens.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
-    pub req_id: i64,
-    pub index: Index,
-    pub slot: u32,
-    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be
-    pub left: u32,        // tokens that may yet be scheduled to be made
-    pub num_pending: u32, // tokens scheduled to be made and not committed
-    pub last_page: Page,  // of its page table
-    pub last_token: i32,  // the last committed one
-    pub last_step: u32,   // the low bits of the last step that holds a row of it
-    pub kind: Kind,
-}
-
 /// What makes a row other than a plain decode row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Kind {
@@ -38,86 +23,69 @@ impl Kind {
     }
 }
 
-/// `Row` by columns.
-#[derive(Default)]
-pub(super) struct Columns {
-    pub req_id: Vec<i64>,
-    pub index: Vec<Index>,
-    pub slot: Vec<u32>,
-    pub kv_len: Vec<u32>,
-    pub left: Vec<u32>,
-    pub num_pending: Vec<u32>,
-    pub last_page: Vec<Page>,
-    pub last_token: Vec<i32>,
-    pub last_step: Vec<u32>,
-    pub kind: Vec<Kind>,
-}
+/// Both forms of a row from one list of its fields.
+macro_rules! columns {
+    ($($name:ident: $kind:ty,)*) => {
+        /// A started request. Lengths in tokens.
+        #[derive(Clone, Debug, PartialEq)]
+        pub(crate) struct Row {
+            $(pub $name: $kind,)*
+        }
 
-/// Apply a method of `Vec` to every column, with the same arguments.
-macro_rules! each {
-    ($columns:expr, $method:ident $arguments:tt) => {
-        $columns.req_id.$method $arguments;
-        $columns.index.$method $arguments;
-        $columns.slot.$method $arguments;
-        $columns.kv_len.$method $arguments;
-        $columns.left.$method $arguments;
-        $columns.num_pending.$method $arguments;
-        $columns.last_page.$method $arguments;
-        $columns.last_token.$method $arguments;
-        $columns.last_step.$method $arguments;
-        $columns.kind.$method $arguments;
+        /// `Row` by columns.
+        #[derive(Default)]
+        pub(super) struct Columns {
+            $(pub $name: Vec<$kind>,)*
+        }
+
+        impl Columns {
+            pub fn with_capacity(rows: usize) -> Self {
+                Self {
+                    $($name: Vec::with_capacity(rows),)*
+                }
+            }
+
+            pub fn get(&self, at: usize) -> Row {
+                Row {
+                    $($name: self.$name[at],)*
+                }
+            }
+
+            pub fn insert(&mut self, at: usize, row: &Row) {
+                $(self.$name.insert(at, row.$name);)*
+            }
+
+            pub fn remove(&mut self, at: usize) {
+                $(self.$name.remove(at);)*
+            }
+
+            pub fn drop_first(&mut self, count: usize) {
+                $(self.$name.drain(..count);)*
+            }
+
+            pub fn clear(&mut self) {
+                $(self.$name.clear();)*
+            }
+        }
     };
 }
 
-impl Columns {
-    pub fn with_capacity(rows: usize) -> Self {
-        let mut made = Self::default();
-        each!(made, reserve_exact(rows));
-        made
-    }
+columns! {
+    req_id: i64,
+    index: Index,
+    slot: u32,
+    kv_len: u32,      // tokens whose KV is computed, or scheduled to be
+    left: u32,        // tokens that may yet be scheduled to be made
+    num_pending: u32, // tokens scheduled to be made and not committed
+    last_page: Page,  // of its page table
+    last_token: i32,  // the last committed one
+    last_step: u32,   // the low bits of the last step that holds a row of it
+    kind: Kind,
+}
 
+impl Columns {
     pub fn len(&self) -> usize {
         self.index.len()
-    }
-
-    pub fn get(&self, at: usize) -> Row {
-        Row {
-            req_id: self.req_id[at],
-            index: self.index[at],
-            slot: self.slot[at],
-            kv_len: self.kv_len[at],
-            left: self.left[at],
-            num_pending: self.num_pending[at],
-            last_page: self.last_page[at],
-            last_token: self.last_token[at],
-            last_step: self.last_step[at],
-            kind: self.kind[at],
-        }
-    }
-
-    pub fn insert(&mut self, at: usize, row: &Row) {
-        self.req_id.insert(at, row.req_id);
-        self.index.insert(at, row.index);
-        self.slot.insert(at, row.slot);
-        self.kv_len.insert(at, row.kv_len);
-        self.left.insert(at, row.left);
-        self.num_pending.insert(at, row.num_pending);
-        self.last_page.insert(at, row.last_page);
-        self.last_token.insert(at, row.last_token);
-        self.last_step.insert(at, row.last_step);
-        self.kind.insert(at, row.kind);
-    }
-
-    pub fn remove(&mut self, at: usize) {
-        each!(self, remove(at));
-    }
-
-    pub fn drop_first(&mut self, count: usize) {
-        each!(self, drain(..count));
-    }
-
-    pub fn clear(&mut self) {
-        each!(self, clear());
     }
 }
 
@@ -166,7 +134,7 @@ fn cell(slot: u32, place: u32) -> u32 {
     (block * rows + (place + block) % rows) * slots + slot % slots
 }
 
-/// Of what slots have, that of those whose sequences are flushed in `step`: each block's once in `LENGTH` steps.
+/// It gives what those slots have whose sequences are flushed in `step`: each block once in `LENGTH` steps.
 pub(super) fn due<T: Copy>(step: i64, of_slots: &[T]) -> impl Iterator<Item = T> {
     let blocks = of_slots.chunks(BLOCK);
     blocks

@@ -14,7 +14,7 @@ use crate::page_pool::Page;
 pub(crate) type NodeId = u32;
 pub(crate) const NO_NODE: NodeId = NodeId::MAX;
 pub(crate) const ROOT: NodeId = 0;
-/// Of a checkpoint.
+/// A checkpoint has one.
 pub(crate) type Slot = u32;
 pub(crate) const NO_CHECKPOINT: Slot = Slot::MAX;
 /// Whose prefixes; 0: the model's own.

@@ -187,7 +187,7 @@ impl RadixTree {
         count
     }
 
-    /// Of a model with states: free `node`, and what is above it, as far as nobody holds it or can find it.
+    /// For a model with states: free `node`, and what is above it, as far as nobody holds it or can find it.
     pub(super) fn prune(&mut self, node: NodeId) -> Result<()> {
         let mut at = node;
         while self.checkpoints.is_some() && at != ROOT {

@@ -4,7 +4,7 @@
 //! in it or in their first page), and nothing is found from another; a node's lock count is the number of handles on it
 //! and below it; locked nodes are never trimmed or removed, though a split may cut one in two.
 //!
-//! Of a model with states, `checkpoints` is there. A text is then found as far as the deepest checkpoint on its path;
+//! A model with states has `checkpoints`. A text is then found as far as the deepest checkpoint on its path;
 //! what lies below has no use, so an unlocked leaf without a checkpoint goes at once, and nodes go whole.
 
 use super::checkpoints::Checkpoints;

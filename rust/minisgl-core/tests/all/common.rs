@@ -25,24 +25,11 @@ pub fn config(page_size: usize, num_pages: usize, max_running_requests: usize) -
     }
 }
 
-/// The arrays of one step, of the sizes that `minisgl.step.RingEntry` has.
-struct Arrays {
-    per_token: [Vec<i32>; 3],
-    per_row: [Vec<i32>; 7],
-    page_table_updates: Vec<i32>,
-    page_ids: Vec<i32>,
-    assigned: Vec<i32>,
-    assigned_ids: Vec<i64>,
-    freed: Vec<i32>,
-    state_begins: Vec<i32>,
-    state_saves: Vec<i32>,
-    page_loads: Vec<i32>,
-}
-
 /// A scheduler, its arrays, and what its last commit said.
 pub struct Bench {
     pub scheduler: Scheduler,
-    arrays: Arrays,
+    arrays: [Vec<i32>; 17], // each as long as any must be
+    assigned_ids: Vec<i64>,
     pub entries: Vec<Entry>,
     tokens: Vec<i32>,
 }
@@ -52,30 +39,22 @@ impl Bench {
         let limits = config.limits();
         let largest = config.graph_sizes.iter().copied().max().unwrap_or(0);
         let rows = limits.max_rows.max(largest);
-        let zeros = |n: usize| vec![0; n];
+        let tables = limits.max_page_changes().max(3 * limits.num_checkpoints);
+        let longest = tables.max(limits.max_tokens + 3 * rows + 1);
         Self {
             scheduler: Scheduler::new(config),
-            arrays: Arrays {
-                per_token: std::array::from_fn(|_| zeros(limits.max_tokens + rows)),
-                per_row: std::array::from_fn(|_| zeros(rows + 1)),
-                page_table_updates: zeros(3 * rows),
-                page_ids: zeros(limits.max_page_changes()),
-                assigned: zeros(2 * limits.max_rows),
-                assigned_ids: vec![0; limits.max_rows],
-                freed: zeros(limits.max_rows),
-                state_begins: zeros(2 * limits.max_rows),
-                state_saves: zeros(3 * limits.num_checkpoints),
-                page_loads: zeros(3 * limits.max_rows),
-            },
+            arrays: std::array::from_fn(|_| vec![0; longest]),
+            assigned_ids: vec![0; limits.max_rows],
             entries: Vec::with_capacity(rows),
-            tokens: zeros(rows),
+            tokens: vec![0; rows],
         }
     }
 
     pub fn schedule(&mut self, step: i64, events: Vec<Event>) -> Result<Plan> {
-        let a = &mut self.arrays;
-        let [input_ids, positions, out_loc] = &mut a.per_token;
         let [
+            input_ids,
+            positions,
+            out_loc,
             req_slots,
             seq_lens,
             extend_lens,
@@ -83,7 +62,14 @@ impl Bench {
             kv_indptr,
             last_page_len,
             sample_rows,
-        ] = &mut a.per_row;
+            page_table_updates,
+            page_ids,
+            assigned,
+            freed,
+            state_begins,
+            state_saves,
+            page_loads,
+        ] = &mut self.arrays;
         let mut entry = RingEntry {
             input_ids,
             positions,
@@ -95,14 +81,14 @@ impl Bench {
             kv_indptr,
             last_page_len,
             sample_rows,
-            page_table_updates: &mut a.page_table_updates,
-            page_ids: &mut a.page_ids,
-            assigned: &mut a.assigned,
-            assigned_ids: &mut a.assigned_ids,
-            freed: &mut a.freed,
-            state_begins: &mut a.state_begins,
-            state_saves: &mut a.state_saves,
-            page_loads: &mut a.page_loads,
+            page_table_updates,
+            page_ids,
+            assigned,
+            assigned_ids: &mut self.assigned_ids,
+            freed,
+            state_begins,
+            state_saves,
+            page_loads,
         };
         let mut checked = CheckedEvents::default();
         for event in events {

@@ -17,10 +17,10 @@ pub(crate) unsafe fn on_lanes<J: OnLanes>(isa: Isa, job: J) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => avx512::run(job),
+            Isa::Avx512 | Isa::Amx => avx512::Vector::run(job),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::run(job),
-            _ => job.on::<Scalar>(),
+            Isa::Avx2 | Isa::AvxVnni => avx2::Vector::run(job),
+            _ => Scalar::run(job),
         }
     }
 }

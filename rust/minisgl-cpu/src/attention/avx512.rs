@@ -11,21 +11,16 @@ use super::lanes::{Lanes, OnLanes, ROUNDER};
 #[derive(Clone, Copy)]
 pub(super) struct Vector(__m512);
 
-/// [`super::api::on_lanes`].
-///
-/// # Safety
-/// As there, and the processor has the instructions.
-#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")]
-pub(super) unsafe fn run<J: OnLanes>(job: J) {
-    // SAFETY: the caller's word.
-    unsafe { job.on::<Vector>() }
-}
-
 // SAFETY of every block: sixteen elements are valid and the instructions are there, as the trait demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Vector {
     const ACCUMULATORS: usize = 24;
 
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")]
+    unsafe fn run<J: OnLanes>(job: J) {
+        unsafe { job.on::<Self>() }
+    }
     #[inline(always)]
     fn prefetch(at: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };

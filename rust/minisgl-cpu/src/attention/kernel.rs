@@ -3,7 +3,7 @@
 //! Invariants: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
 //! over its inner index in order, one fused multiply-add each; a row of scores is reduced lane by lane, then by a tree.
 
-use super::lanes::{LANES, Lanes, exp2, exp2_one};
+use super::lanes::{LANES, Lanes, OnLanes, exp2, exp2_one};
 
 /// Positions of a chunk. A row's softmax goes chunk by chunk, so this is part of the numbers.
 pub(super) const CHUNK: usize = 128;
@@ -15,43 +15,176 @@ pub(super) struct At<T> {
     pub ld: usize,
 }
 
-/// `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for R rows and N vectors.
-///
-/// # Safety
-/// The three matrices have these sizes; the processor has the instructions of `V`.
-#[inline(always)]
-unsafe fn tile<V: Lanes, const R: usize, const N: usize>(
-    a: At<*const f32>,
-    b: At<*const f32>,
-    k: usize,
-    c: At<*mut f32>,
-    more: bool,
-) {
-    // SAFETY: the caller's word.
-    unsafe {
-        let mut sums = [[V::splat(0.0); N]; R];
-        if more {
-            for (r, row) in sums.iter_mut().enumerate() {
-                for (n, sum) in row.iter_mut().enumerate() {
-                    *sum = V::load(c.at.add(r * c.ld + n * LANES));
+/// The right side of a product: vectors of sixteen numbers, a row of them for each step of the inner index.
+pub(super) trait Right: Copy {
+    /// What a number lies in memory as.
+    type Number: Copy;
+
+    /// Vectors from the `n`th on.
+    ///
+    /// # Safety
+    /// There are so many.
+    unsafe fn skip(self, n: usize) -> Self;
+    /// Where the first row has each of N vectors, and what is asked for with it, if anything.
+    ///
+    /// # Safety
+    /// There are so many.
+    unsafe fn first<const N: usize>(self) -> ([*const Self::Number; N], Option<[*const Self::Number; N]>);
+    /// Numbers from one row to the next.
+    fn step(self) -> usize;
+    /// Sixteen of them.
+    ///
+    /// # Safety
+    /// They are there, and the processor has the instructions of `V`.
+    unsafe fn load<V: Lanes>(at: *const Self::Number) -> V;
+}
+
+impl Right for At<*const f32> {
+    type Number = f32;
+
+    #[inline(always)]
+    unsafe fn skip(self, n: usize) -> Self {
+        // SAFETY: the caller's word.
+        let at = unsafe { self.at.add(n * LANES) };
+        Self { at, ..self }
+    }
+    #[inline(always)]
+    unsafe fn first<const N: usize>(self) -> ([*const f32; N], Option<[*const f32; N]>) {
+        // SAFETY: the caller's word.
+        (std::array::from_fn(|n| unsafe { self.at.add(n * LANES) }), None)
+    }
+    #[inline(always)]
+    fn step(self) -> usize {
+        self.ld
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(at: *const f32) -> V {
+        // SAFETY: the caller's word.
+        unsafe { V::load(at) }
+    }
+}
+
+/// Vectors of f16 as they lie in the pool: for few rows converting them first costs more than it saves. Number 0 of row i
+/// of vector n is at `from[n] + i * step`. With each row the product prefetches the same row of `ahead`, which is read
+/// later.
+#[derive(Clone, Copy)]
+pub(super) struct Halves<'a> {
+    pub from: &'a [*const u16],
+    pub ahead: &'a [*const u16],
+    pub step: usize,
+}
+
+impl Right for Halves<'_> {
+    type Number = u16;
+
+    #[inline(always)]
+    unsafe fn skip(self, n: usize) -> Self {
+        let (from, ahead) = (&self.from[n..], &self.ahead[n..]);
+        Self { from, ahead, ..self }
+    }
+    #[inline(always)]
+    unsafe fn first<const N: usize>(self) -> ([*const u16; N], Option<[*const u16; N]>) {
+        let (from, ahead) = (&self.from[..N], &self.ahead[..N]);
+        (
+            std::array::from_fn(|n| from[n]),
+            Some(std::array::from_fn(|n| ahead[n])),
+        )
+    }
+    #[inline(always)]
+    fn step(self) -> usize {
+        self.step
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(at: *const u16) -> V {
+        // SAFETY: the caller's word.
+        unsafe { V::load_f16(at) }
+    }
+}
+
+/// `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for `rows` rows and
+/// `vectors` vectors.
+pub(super) struct Product<B> {
+    pub a: At<*const f32>,
+    pub b: B,
+    pub k: usize,
+    pub c: At<*mut f32>,
+    pub rows: usize,
+    pub vectors: usize,
+    pub more: bool,
+}
+
+impl<B: Right> Product<B> {
+    /// The `rows` rows from `r` and the vectors from `n`.
+    #[inline(always)]
+    unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
+        // SAFETY: the caller's word: they are within this one.
+        let (a, b, c) = unsafe {
+            (
+                self.a.at.add(r * self.a.ld),
+                self.b.skip(n),
+                self.c.at.add(r * self.c.ld + n * LANES),
+            )
+        };
+        Self {
+            a: At { at: a, ..self.a },
+            b,
+            c: At { at: c, ..self.c },
+            rows,
+            ..*self
+        }
+    }
+
+    /// It for R rows and N vectors.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, const R: usize, const N: usize>(self) {
+        let Self { a, b, k, c, more, .. } = self;
+        // SAFETY: the caller's word.
+        unsafe {
+            let mut sums = [[V::splat(0.0); N]; R];
+            if more {
+                for (r, row) in sums.iter_mut().enumerate() {
+                    for (n, sum) in row.iter_mut().enumerate() {
+                        *sum = V::load(c.at.add(r * c.ld + n * LANES));
+                    }
+                }
+            }
+            let (from, ahead) = b.first::<N>();
+            for i in 0..k {
+                let mut right = [V::splat(0.0); N];
+                for (n, right) in right.iter_mut().enumerate() {
+                    *right = B::load(from[n].add(i * b.step()));
+                    if let Some(ahead) = ahead {
+                        V::prefetch(ahead[n].wrapping_add(i * b.step()).cast());
+                    }
+                }
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let left = V::splat(*a.at.add(r * a.ld + i));
+                    for (n, sum) in row.iter_mut().enumerate() {
+                        *sum = right[n].fma(left, *sum);
+                    }
+                }
+            }
+            for (r, row) in sums.iter().enumerate() {
+                for (n, sum) in row.iter().enumerate() {
+                    sum.store(c.at.add(r * c.ld + n * LANES));
                 }
             }
         }
-        for i in 0..k {
-            let mut right = [V::splat(0.0); N];
-            for (n, right) in right.iter_mut().enumerate() {
-                *right = V::load(b.at.add(i * b.ld + n * LANES));
-            }
-            for (r, row) in sums.iter_mut().enumerate() {
-                let left = V::splat(*a.at.add(r * a.ld + i));
-                for (n, sum) in row.iter_mut().enumerate() {
-                    *sum = right[n].fma(left, *sum);
-                }
-            }
-        }
-        for (r, row) in sums.iter().enumerate() {
-            for (n, sum) in row.iter().enumerate() {
-                sum.store(c.at.add(r * c.ld + n * LANES));
+    }
+
+    /// It for up to [`TALLEST`] rows of N vectors.
+    #[inline(always)]
+    unsafe fn rows_of<V: Lanes, const N: usize>(self) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.rows {
+                1 => self.tile::<V, 1, N>(),
+                2 => self.tile::<V, 2, N>(),
+                3 => self.tile::<V, 3, N>(),
+                4 => self.tile::<V, 4, N>(),
+                5 => self.tile::<V, 5, N>(),
+                6 => self.tile::<V, 6, N>(),
+                _ => {}
             }
         }
     }
@@ -60,198 +193,35 @@ unsafe fn tile<V: Lanes, const R: usize, const N: usize>(
 /// Rows of the tallest tile.
 pub(super) const TALLEST: usize = 6;
 
-/// [`tile`] for `rows` rows (up to [`TALLEST`]) of N vectors.
-#[inline(always)]
-unsafe fn rows_of<V: Lanes, const N: usize>(
-    rows: usize,
-    a: At<*const f32>,
-    b: At<*const f32>,
-    k: usize,
-    c: At<*mut f32>,
-    more: bool,
-) {
-    // SAFETY: the caller's word.
-    unsafe {
-        match rows {
-            1 => tile::<V, 1, N>(a, b, k, c, more),
-            2 => tile::<V, 2, N>(a, b, k, c, more),
-            3 => tile::<V, 3, N>(a, b, k, c, more),
-            4 => tile::<V, 4, N>(a, b, k, c, more),
-            5 => tile::<V, 5, N>(a, b, k, c, more),
-            6 => tile::<V, 6, N>(a, b, k, c, more),
-            _ => {}
-        }
-    }
-}
-
-/// The product of [`tile`] for any number of rows and of vectors.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-pub(super) unsafe fn product<V: Lanes>(
-    a: At<*const f32>,
-    b: At<*const f32>,
-    k: usize,
-    c: At<*mut f32>,
-    (rows, vectors): (usize, usize),
-    more: bool,
-) {
-    let mut n = 0;
-    while n < vectors {
-        let wide = match vectors - n {
-            4.. if V::ACCUMULATORS >= 24 || rows == 1 => 4,
-            2.. if V::ACCUMULATORS >= 24 || rows < 4 => 2,
-            _ => 1,
-        };
-        let most = (V::ACCUMULATORS / wide).clamp(1, TALLEST);
-        let mut r = 0;
-        while r < rows {
-            let tall = most.min(rows - r);
-            // SAFETY: rows r..r + tall and vectors n..n + wide are within what the caller gave.
-            unsafe {
-                let a = At {
-                    at: a.at.add(r * a.ld),
-                    ld: a.ld,
-                };
-                let b = At {
-                    at: b.at.add(n * LANES),
-                    ld: b.ld,
-                };
-                let c = At {
-                    at: c.at.add(r * c.ld + n * LANES),
-                    ld: c.ld,
-                };
-                match wide {
-                    4 => rows_of::<V, 4>(tall, a, b, k, c, more),
-                    2 => rows_of::<V, 2>(tall, a, b, k, c, more),
-                    _ => rows_of::<V, 1>(tall, a, b, k, c, more),
-                }
-            }
-            r += tall;
-        }
-        n += wide;
-    }
-}
-
-/// Vectors of halves on the right of a product: number 0 of row i of vector n is at `from[n] + i * step`. With each row
-/// the product prefetches the same row of `ahead`, which is read later.
-#[derive(Clone, Copy)]
-pub(super) struct Halves<'a> {
-    pub from: &'a [*const u16],
-    pub ahead: &'a [*const u16],
-    pub step: usize,
-}
-
-/// [`tile`] with halves on the right.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn half_tile<V: Lanes, const R: usize, const N: usize>(
-    a: At<*const f32>,
-    b: Halves<'_>,
-    k: usize,
-    c: At<*mut f32>,
-    more: bool,
-) {
-    // SAFETY: the caller's word.
-    unsafe {
-        let mut sums = [[V::splat(0.0); N]; R];
-        if more {
-            for (r, row) in sums.iter_mut().enumerate() {
-                for (n, sum) in row.iter_mut().enumerate() {
-                    *sum = V::load(c.at.add(r * c.ld + n * LANES));
-                }
-            }
-        }
-        let (mut from, mut ahead) = ([b.from[0]; N], [b.from[0]; N]);
-        from.copy_from_slice(&b.from[..N]);
-        ahead.copy_from_slice(&b.ahead[..N]);
-        for i in 0..k {
-            let mut right = [V::splat(0.0); N];
-            for (n, right) in right.iter_mut().enumerate() {
-                *right = V::load_f16(from[n].add(i * b.step));
-                V::prefetch(ahead[n].wrapping_add(i * b.step).cast());
-            }
-            for (r, row) in sums.iter_mut().enumerate() {
-                let left = V::splat(*a.at.add(r * a.ld + i));
-                for (n, sum) in row.iter_mut().enumerate() {
-                    *sum = right[n].fma(left, *sum);
-                }
-            }
-        }
-        for (r, row) in sums.iter().enumerate() {
-            for (n, sum) in row.iter().enumerate() {
-                sum.store(c.at.add(r * c.ld + n * LANES));
-            }
-        }
-    }
-}
-
-/// [`half_tile`] for `rows` rows (up to [`TALLEST`]) of N vectors.
-#[inline(always)]
-unsafe fn half_rows<V: Lanes, const N: usize>(
-    rows: usize,
-    a: At<*const f32>,
-    b: Halves<'_>,
-    k: usize,
-    c: At<*mut f32>,
-    more: bool,
-) {
-    // SAFETY: the caller's word.
-    unsafe {
-        match rows {
-            1 => half_tile::<V, 1, N>(a, b, k, c, more),
-            2 => half_tile::<V, 2, N>(a, b, k, c, more),
-            3 => half_tile::<V, 3, N>(a, b, k, c, more),
-            4 => half_tile::<V, 4, N>(a, b, k, c, more),
-            5 => half_tile::<V, 5, N>(a, b, k, c, more),
-            6 => half_tile::<V, 6, N>(a, b, k, c, more),
-            _ => {}
-        }
-    }
-}
-
-/// [`product`] for up to [`TALLEST`] rows with halves on the right, as they lie in the pool: for so few rows converting
-/// them first costs more than it saves. The numbers are the same.
-///
-/// # Safety
-/// As [`half_tile`], a pointer for each vector.
-#[inline(always)]
-pub(super) unsafe fn half_product<V: Lanes>(
-    a: At<*const f32>,
-    b: Halves<'_>,
-    k: usize,
-    c: At<*mut f32>,
-    rows: usize,
-    more: bool,
-) {
-    let (mut n, vectors) = (0, b.from.len());
-    while n < vectors {
-        let wide = match vectors - n {
-            4.. if V::ACCUMULATORS >= 24 || rows == 1 => 4,
-            2.. if V::ACCUMULATORS >= 24 || rows < 4 => 2,
-            _ => 1,
-        };
-        // SAFETY: vectors n..n + wide are within what the caller gave.
-        unsafe {
-            let b = Halves {
-                from: &b.from[n..],
-                ahead: &b.ahead[n..],
-                ..b
+impl<B: Right> OnLanes for Product<B> {
+    /// # Safety
+    /// The three matrices have these sizes; the processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn on<V: Lanes>(self) {
+        let mut n = 0;
+        while n < self.vectors {
+            let wide = match self.vectors - n {
+                4.. if V::ACCUMULATORS >= 24 || self.rows == 1 => 4,
+                2.. if V::ACCUMULATORS >= 24 || self.rows < 4 => 2,
+                _ => 1,
             };
-            let c = At {
-                at: c.at.add(n * LANES),
-                ld: c.ld,
-            };
-            match wide {
-                4 => half_rows::<V, 4>(rows, a, b, k, c, more),
-                2 => half_rows::<V, 2>(rows, a, b, k, c, more),
-                _ => half_rows::<V, 1>(rows, a, b, k, c, more),
+            let most = (V::ACCUMULATORS / wide).clamp(1, TALLEST);
+            let mut r = 0;
+            while r < self.rows {
+                let tall = most.min(self.rows - r);
+                // SAFETY: rows r..r + tall and vectors n..n + wide are within what the caller gave.
+                unsafe {
+                    let part = self.part((r, tall), n);
+                    match wide {
+                        4 => part.rows_of::<V, 4>(),
+                        2 => part.rows_of::<V, 2>(),
+                        _ => part.rows_of::<V, 1>(),
+                    }
+                }
+                r += tall;
             }
+            n += wide;
         }
-        n += wide;
     }
 }
 
@@ -353,14 +323,14 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
 /// Weights `from..to` of each row times those values.
 ///
 /// # Safety
-/// As [`product`], for a chunk.
+/// As [`Product`], for a chunk.
 #[inline(always)]
 pub(super) unsafe fn span<V: Lanes>(
     a: At<*const f32>,
     b: At<*const f32>,
     (from, to): (usize, usize),
     c: At<*mut f32>,
-    size: (usize, usize),
+    (rows, vectors): (usize, usize),
     more: bool,
 ) {
     // SAFETY: the caller's word.
@@ -373,7 +343,16 @@ pub(super) unsafe fn span<V: Lanes>(
             at: b.at.add(from * b.ld),
             ld: b.ld,
         };
-        product::<V>(a, b, to - from, c, size, more);
+        let k = to - from;
+        V::run(Product {
+            a,
+            b,
+            k,
+            c,
+            rows,
+            vectors,
+            more,
+        });
     }
 }
 

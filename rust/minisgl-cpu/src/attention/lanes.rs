@@ -20,6 +20,8 @@ pub(crate) trait Lanes: Copy {
     /// Vectors of accumulators that fit into registers beside what feeds them.
     const ACCUMULATORS: usize;
 
+    /// Do a job in a function of its own, which has the instructions: what many places do is compiled once.
+    unsafe fn run<J: OnLanes>(job: J);
     /// Ask for a cache line that is needed soon; any address will do.
     fn prefetch(at: *const u8);
     unsafe fn splat(x: f32) -> Self;

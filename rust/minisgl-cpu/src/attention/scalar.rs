@@ -2,7 +2,7 @@
 //!
 //! Invariants: one lane is one f32 operation, rounded once.
 
-use super::lanes::{LANES, Lanes, power_one};
+use super::lanes::{LANES, Lanes, OnLanes, power_one};
 use crate::files::blocks::f16_to_f32;
 
 /// An array of lanes.
@@ -36,6 +36,10 @@ fn larger(a: f32, b: f32) -> f32 {
 impl Lanes for Scalar {
     const ACCUMULATORS: usize = 4;
 
+    #[inline(never)]
+    unsafe fn run<J: OnLanes>(job: J) {
+        unsafe { job.on::<Self>() }
+    }
     #[inline(always)]
     fn prefetch(_: *const u8) {}
     #[inline(always)]

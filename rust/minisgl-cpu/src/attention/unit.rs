@@ -3,7 +3,7 @@
 //! Invariants: a thread's scratch is as large as a unit's tile, whatever the step; only the unit's own places of the output
 //! and of the plan's records are written, so units of a layer may run at once in any order.
 
-use super::kernel::{At, CHUNK, Halves, Sums, TALLEST, finish, fold, half_product, product, ragged, span, weights};
+use super::kernel::{At, CHUNK, Halves, Product, Sums, TALLEST, finish, fold, ragged, span, weights};
 use super::lanes::{LANES, Lanes, Lines, exp2_one};
 use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
@@ -346,7 +346,15 @@ impl Attention {
                 ahead: after,
                 step: LANES,
             };
-            half_product::<V>(a, keys, dim, c, rows, false);
+            V::run(Product {
+                a,
+                b: keys,
+                k: dim,
+                c,
+                rows,
+                vectors: from_keys.len(),
+                more: false,
+            });
             for r in 0..rows {
                 let which = (call, head * self.group + r);
                 self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
@@ -373,7 +381,15 @@ impl Attention {
                     at: scores.add(begin).cast_const(),
                     ld: CHUNK,
                 };
-                half_product::<V>(a, values, end - begin, c, rows, begin > from);
+                V::run(Product {
+                    a,
+                    b: values,
+                    k: end - begin,
+                    c,
+                    rows,
+                    vectors: width / LANES,
+                    more: begin > from,
+                });
             }
         }
     }
@@ -396,23 +412,24 @@ impl Attention {
         // SAFETY: rows and columns are within the scratch's sizes.
         unsafe {
             let scores = scratch.scores.as_mut_ptr().add(row * CHUNK);
-            product::<V>(
-                At {
+            V::run(Product {
+                a: At {
                     at: scratch.queries.as_ptr().add(row * dim),
                     ld: dim,
                 },
-                At {
+                b: At {
                     at: scratch.keys.as_ptr().add(left),
                     ld: CHUNK,
                 },
-                dim,
-                At {
+                k: dim,
+                c: At {
                     at: scores.add(left),
                     ld: CHUNK,
                 },
-                (rows, (right - left) / LANES),
-                false,
-            );
+                rows,
+                vectors: (right - left) / LANES,
+                more: false,
+            });
             for r in 0..rows {
                 let (from, to) = range(queries[r / group], first);
                 let which = (call, head * group + r % group);

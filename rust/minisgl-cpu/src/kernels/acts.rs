@@ -214,8 +214,9 @@ impl ActsPtr {
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
-            offset16: take(int8, 2 * cells * 4).cast(),
-            // The last: nobody touches it where no kernel wants it. Tiles may read beyond the last row.
+            // Tiles may read beyond the last row here, and of the parts, which are the last: nobody touches them where no kernel
+            // wants them.
+            offset16: take(int8, 2 * cells * 4 + 64).cast(),
             parts: take(f32s, cells * BLOCK * mode.parts() * 2 + 16 * 3 * 64).cast(),
             mode,
             rows,

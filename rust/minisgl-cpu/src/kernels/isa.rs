@@ -14,6 +14,8 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// The same with products of bytes: the processors of laptops and desktops since 2021, which have no AVX-512.
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
     /// AVX-512 and the tiles of AMX.
@@ -24,9 +26,10 @@ pub enum Isa {
 
 impl Isa {
     /// What each is called in settings.
-    const NAMES: [(&'static str, Self); 5] = [
+    const NAMES: [(&'static str, Self); 6] = [
         ("scalar", Self::Scalar),
         ("avx2", Self::Avx2),
+        ("avxvnni", Self::AvxVnni),
         ("avx512", Self::Avx512),
         ("amx", Self::Amx),
         ("neon", Self::Neon),
@@ -44,7 +47,7 @@ impl Isa {
     /// The best that this CPU has, or the one named (`MINISGL_CPU_ISA`); an error says what it misses here.
     pub fn detect(held_down_by: Option<&str>) -> Result<Self> {
         let Some(name) = held_down_by.filter(|name| !name.is_empty()) else {
-            let best_first = [Self::Amx, Self::Avx512, Self::Avx2, Self::Neon];
+            let best_first = [Self::Amx, Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Neon];
             let here = best_first.into_iter().find(|isa| isa.missing().is_empty());
             return Ok(here.unwrap_or(Self::Scalar));
         };
@@ -83,6 +86,7 @@ impl Isa {
         match self {
             Self::Scalar => Vec::new(),
             Self::Avx2 => missing_avx2(),
+            Self::AvxVnni => missing_avxvnni(),
             Self::Avx512 => missing_avx512(),
             Self::Amx => missing_amx(),
             Self::Neon if cfg!(target_arch = "aarch64") => Vec::new(),
@@ -99,6 +103,13 @@ fn missing_avx2() -> Vec<&'static str> {
         ("f16c", is_x86_feature_detected!("f16c")),
     ];
     lacking(&has)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn missing_avxvnni() -> Vec<&'static str> {
+    let mut missing = missing_avx2();
+    missing.extend(lacking(&[("avxvnni", is_x86_feature_detected!("avxvnni"))]));
+    missing
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -134,6 +145,11 @@ fn lacking(has: &[(&'static str, bool)]) -> Vec<&'static str> {
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 fn missing_avx2() -> Vec<&'static str> {
     vec!["avx2"]
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn missing_avxvnni() -> Vec<&'static str> {
+    vec!["avxvnni"]
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]

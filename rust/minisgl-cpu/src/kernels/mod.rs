@@ -42,7 +42,7 @@ macro_rules! on_each_isa {
                 }
                 match isa {
                     // SAFETY: an `Isa` of `detect` can run here.
-                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    Isa::Avx2 | Isa::AvxVnni => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
                     Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },
                     Isa::Scalar | Isa::Neon => {}
@@ -96,6 +96,8 @@ impl Kernels {
             Isa::Amx => &amx::TABLE,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Avx2 => &avx2::TABLE,
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Isa::AvxVnni => &avx2::VNNI,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Isa::Avx512 => &avx512::TABLE,
             #[cfg(any(target_arch = "aarch64", test))]

@@ -73,7 +73,14 @@ impl Case {
     }
 
     /// The product of rows `rows` prepared among `among`, panels `panels`; `add` to ones.
-    fn run(&self, isa: Isa, among: Range<usize>, rows: Range<usize>, panels: Range<usize>, add: bool) -> Vec<f32> {
+    pub(super) fn run(
+        &self,
+        isa: Isa,
+        among: Range<usize>,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        add: bool,
+    ) -> Vec<f32> {
         let (kernels, k) = (Kernels::new(isa), self.w.k());
         let acts = Acts::new(among.len(), k, self.mode);
         let writer = acts.writer(among.len(), k);

@@ -160,6 +160,13 @@ impl Choice {
         }
     }
 
+    /// Its receipt has come.
+    pub fn add_receipt(&mut self, shown: String) {
+        if let Some(receipt) = &mut self.receipt {
+            receipt.shown = Some(shown);
+        }
+    }
+
     /// Why its forward failed, if that has come.
     pub fn failed(&mut self) -> Option<String> {
         (self.reason == Some(Finish::Error)).then(|| {

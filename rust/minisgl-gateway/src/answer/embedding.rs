@@ -6,13 +6,12 @@ use std::io::Write as _;
 
 use super::choice::Choice;
 use super::errors::Failure;
-use super::fields::Encoding;
 
 /// How they are shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Vectors {
-    /// How their numbers are written.
-    pub encoding: Encoding,
+    /// Their numbers are written as the text of their bytes, not as a list.
+    pub is_base64: bool,
     /// Only so many of the first; None: all.
     pub dimensions: Option<usize>,
 }
@@ -25,15 +24,12 @@ impl Vectors {
             out.extend_from_slice(if index > 0 { b"," } else { b"" });
             let _ = write!(out, r#"{{"object":"embedding","index":{index},"embedding":"#);
             let numbers = self.scaled(pooled)?;
-            match self.encoding {
-                Encoding::Float => {
-                    let wide: Vec<f64> = numbers.into_iter().map(f64::from).collect();
-                    let _ = serde_json::to_writer(&mut *out, &wide);
-                }
-                Encoding::Base64 => {
-                    let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
-                    let _ = write!(out, "\"{}\"", base64::encode(bytes));
-                }
+            if self.is_base64 {
+                let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+                let _ = write!(out, "\"{}\"", base64::encode(bytes));
+            } else {
+                let wide: Vec<f64> = numbers.into_iter().map(f64::from).collect();
+                let _ = serde_json::to_writer(&mut *out, &wide);
             }
             out.push(b'}');
         }

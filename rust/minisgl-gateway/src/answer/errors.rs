@@ -33,7 +33,7 @@ pub enum Failure {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Told {
-    /// Of HTTP.
+    /// HTTP has it.
     pub status: u16,
     /// The machine-readable reason.
     pub code: String,
@@ -98,30 +98,5 @@ impl Errors {
             _ => {}
         }
         found
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn what_the_engine_says_goes_into_the_words_that_were_told() {
-        let errors = crate::answer::tests::config(json!({})).errors;
-        let failure = errors.of_engine("no memory".into());
-        assert_eq!(
-            errors.body(&failure, false),
-            json!({"error": {"message": "no memory", "code": "engine"}})
-        );
-        assert_eq!(errors.of_engine("g: bad".into()), Failure::Grammar("g: bad".into()));
-        let few = Failure::Dimensions { asked: 9, has: 4 };
-        assert_eq!(
-            errors.body(&few, true),
-            json!({"type": "error", "error": {"message": "9 of 4"}})
-        );
-        assert_eq!(errors.of(&few).status, 400);
     }
 }

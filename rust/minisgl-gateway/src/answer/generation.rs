@@ -13,13 +13,13 @@ use tokio::sync::Notify;
 
 use crate::http::Writer;
 use crate::keys::KeyCounts;
-use crate::message::TokenLogprobs;
 use crate::metrics::Metrics;
 use crate::receipts::Receipt;
 
 use super::choice::{Choice, Finish};
 use super::errors::{Errors, Failure};
 use super::json::Usage;
+use super::log::About;
 use super::shape::{Shape, Shown};
 
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
@@ -49,26 +49,10 @@ struct Inner {
     shape: Shape,
     shown: Vec<Shown>, // by choice
     writer: Writer,
-    headers: Vec<(&'static str, String)>,
-    max_tokens: String, // a header, too
-    errors: Arc<Errors>,
-    counts: Option<Arc<KeyCounts>>,
-    status: Option<u16>,
+    head: Heading,
     outcome: Option<Result<(), Failure>>,
     about: About,
-}
-
-/// What the access log and the metrics get of it.
-#[derive(Clone, Debug)]
-pub struct About {
-    /// When it came.
-    pub arrival: Instant,
-    /// Time to its first token.
-    pub ttft_s: Option<f64>,
-    /// How its choices ended.
-    pub finish_reasons: Vec<&'static str>,
-    /// Prompt tokens of ended choices that were in the cache.
-    pub cached_tokens: i64,
+    num_cached: i64, // prompt tokens of ended choices
 }
 
 /// What an answer begins with, and whom it counts for.
@@ -104,19 +88,6 @@ impl Generation {
         writer: Writer,
         head: Heading,
     ) -> Generation {
-        let Heading {
-            headers,
-            max_tokens,
-            errors,
-            counts,
-            arrival,
-        } = head;
-        let about = About {
-            arrival,
-            ttft_s: None,
-            finish_reasons: Vec::new(),
-            cached_tokens: 0,
-        };
         let num_open = choices.len();
         let inner = Inner {
             choices,
@@ -126,13 +97,10 @@ impl Generation {
             shape,
             shown,
             writer,
-            headers,
-            max_tokens,
-            errors,
-            counts,
-            status: None,
+            about: About::new(head.arrival),
+            head,
             outcome: None,
-            about,
+            num_cached: 0,
         };
         Generation {
             inner: RefCell::new(inner),
@@ -148,31 +116,9 @@ impl Generation {
         }
     }
 
-    /// The receipt of a choice has come; it is shown when this is notified.
-    pub fn add_receipt(&self, choice: usize, shown: String) {
-        if let Some(receipt) = &mut self.inner.borrow_mut().choices[choice].receipt {
-            receipt.shown = Some(shown);
-        }
-    }
-
-    /// A step brought this for a choice.
-    pub fn add(&self, choice: usize, token: i32, reason: Option<Finish>, error: Option<String>) {
-        self.inner.borrow_mut().choices[choice].add(token, reason, error);
-    }
-
-    /// A step brought this for the next token that it adds to a choice.
-    pub fn add_scored(&self, choice: usize, found: TokenLogprobs) {
-        self.inner.borrow_mut().choices[choice].add_scored(found);
-    }
-
-    /// A step brought the embedding of a choice's prompt.
-    pub fn add_embedding(&self, choice: usize, numbers: Vec<u8>) {
-        self.inner.borrow_mut().choices[choice].embedding = Some(numbers);
-    }
-
-    /// A choice has a row, and so many of its prompt's tokens were in the cache.
-    pub fn admitted(&self, choice: usize, cached_len: i32) {
-        self.inner.borrow_mut().choices[choice].cached_len = Some(cached_len);
+    /// Something came for a choice, which is shown when this is notified.
+    pub fn tell(&self, choice: usize, what: impl FnOnce(&mut Choice)) {
+        what(&mut self.inner.borrow_mut().choices[choice]);
     }
 
     /// Ids of choices that have not ended.
@@ -195,7 +141,7 @@ impl Generation {
         let began = Instant::now();
         #[cfg(feature = "test-panics")]
         assert!(
-            !inner.headers.iter().any(|(_, value)| value.starts_with("panic-")),
+            !inner.head.headers.iter().any(|(_, value)| value.starts_with("panic-")),
             "ordered by a test"
         );
         scratch.out.clear();
@@ -240,16 +186,20 @@ impl Generation {
         }
     }
 
-    /// For the access log: status, code of the error, tokens given and generated, and the rest.
-    pub fn about(&self) -> (Option<u16>, Option<String>, usize, usize, About) {
+    /// For the access log.
+    pub fn about(&self) -> About {
         let inner = self.inner.borrow();
         let error = match &inner.outcome {
-            Some(Err(failure)) => Some(inner.errors.of(failure).code.clone()),
+            Some(Err(failure)) => Some(inner.head.errors.of(failure).code.clone()),
             _ => None,
         };
         let prompt = inner.choices.iter().map(|one| one.num_prompt).sum();
         let generated = inner.choices.iter().map(|one| one.num_generated).sum();
-        (inner.status, error, prompt, generated, inner.about.clone())
+        About {
+            tokens: Some((prompt, inner.num_cached, generated)),
+            error,
+            ..inner.about.clone()
+        }
     }
 
     /// Called whenever the client has caught up.
@@ -276,7 +226,7 @@ impl Inner {
             }
             if let Some(error) = self.choices[at].failed() {
                 self.end(at, Finish::Error, metrics);
-                return (noticed, Err(self.errors.of_engine(error)));
+                return (noticed, Err(self.head.errors.of_engine(error)));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
             let taken = choice.take(&mut shown.text);
@@ -308,7 +258,7 @@ impl Inner {
             self.show(at, &mut scratch.out);
         }
         metrics.detokenize.add(began.elapsed(), num_tokens as u64);
-        if let Some(counts) = &self.counts {
+        if let Some(counts) = &self.head.counts {
             counts.num_generated.fetch_add(num_tokens as u64, Relaxed);
         }
         (noticed, Ok(()))
@@ -343,17 +293,8 @@ impl Inner {
             return;
         }
         self.shape.begin(self.choices.len(), out);
-        let end = self.choices[at].end();
-        if shown.parsed.is_some() {
-            self.shape.parts(at, shown, finish, end, out);
-        } else {
-            let usage = if finish.is_some() {
-                Usage::of(&self.choices, self.n)
-            } else {
-                Usage::default()
-            };
-            self.shape.event(at, shown, end, usage, out);
-        }
+        let usage = finish.map_or_else(Usage::default, |_| Usage::of(&self.choices, self.n));
+        self.shape.event(at, shown, finish, self.choices[at].end(), usage, out);
         shown.text.clear();
     }
 
@@ -363,26 +304,24 @@ impl Inner {
         self.num_open -= 1;
         metrics.ended(reason, self.about.arrival, choice.num_prompt, choice.num_generated);
         self.about.finish_reasons.push(reason.name());
-        self.about.cached_tokens += i64::from(choice.cached_len.unwrap_or(0));
+        self.num_cached += i64::from(choice.cached_len.unwrap_or(0));
     }
 
     fn headers(&self) -> Vec<(&str, &str)> {
-        self.headers
-            .iter()
-            .map(|(name, value)| (*name, value.as_str()))
-            .collect()
+        let headers = self.head.headers.iter();
+        headers.map(|(name, value)| (*name, value.as_str())).collect()
     }
 
     /// A part of a stream, perhaps its first.
     fn send(&mut self, out: &[u8], is_last: bool) {
-        if self.status.is_none() {
-            self.status = Some(200);
+        if self.about.status.is_none() {
+            self.about.status = Some(200);
             let mut headers = vec![("cache-control", "no-cache"), ("x-accel-buffering", "no")];
             headers.extend(self.headers());
             // of several prompts it is not known yet
             let cached = self.choices.first().filter(|_| self.choices.len() == self.n);
             let cached = cached.and_then(|one| one.cached_len).map(|len| len.to_string());
-            headers.push((MAX_TOKENS, &self.max_tokens));
+            headers.push((MAX_TOKENS, &self.head.max_tokens));
             headers.extend(cached.as_deref().map(|len| (CACHED_TOKENS, len)));
             self.writer.begin(self.shape.media_type(), &headers);
         }
@@ -404,9 +343,9 @@ impl Inner {
                 Ok(body) => body,
                 Err(failure) => return self.fail(failure, out),
             };
-            self.status = Some(200);
+            self.about.status = Some(200);
             let (mut headers, cached) = (self.headers(), usage.cached.to_string());
-            headers.extend([(MAX_TOKENS, self.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
+            headers.extend([(MAX_TOKENS, self.head.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
             self.writer.whole(200, "application/json", &headers, &body);
         }
         self.outcome = Some(Ok(()));
@@ -415,13 +354,13 @@ impl Inner {
     /// `out` is what came before the failure, and is not shown: it came in the same turn.
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
-        let status = self.errors.of(&failure).status;
-        let body = self.errors.body(&failure, self.shape.is_anthropic());
-        if self.status.is_some() {
+        let status = self.head.errors.of(&failure).status;
+        let body = self.head.errors.body(&failure, self.shape.is_anthropic());
+        if self.about.status.is_some() {
             self.shape.error(&body, out);
             self.writer.end_with(out);
         } else {
-            self.status = Some(status);
+            self.about.status = Some(status);
             let mut headers = self.headers();
             headers.retain(|(name, _)| *name != IGNORED);
             self.writer

@@ -5,73 +5,83 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Instant;
 
+use serde_json::Value;
+
 use crate::config::LogConfig;
+use crate::http::Head;
 
 use super::json::json_text;
 
-/// What the line of one request tells.
-#[derive(Debug)]
-pub struct Line<'a> {
-    /// Its id.
-    pub request_id: &'a str,
-    /// `POST`.
-    pub method: &'a str,
-    /// Its path.
-    pub path: &'a str,
-    /// None: the client left before an answer began.
-    pub status: Option<u16>,
+/// What became of a request.
+#[derive(Clone, Debug)]
+pub struct About {
     /// When it came.
     pub arrival: Instant,
-    /// Name of its caller's API key, where there are several.
-    pub key: Option<&'a str>,
-    /// Its default length, if the server was busy.
-    pub shortened_to: Option<String>,
-    /// Tokens of all prompts and choices: given, found in the cache, generated.
+    /// None: the client left before an answer began.
+    pub status: Option<u16>,
+    /// Tokens of all prompts and choices: given, found in the cache (of those that have ended), generated.
     pub tokens: Option<(usize, i64, usize)>,
     /// Time to the first token.
     pub ttft_s: Option<f64>,
     /// How its choices ended.
     pub finish_reasons: Vec<&'static str>,
     /// The code of its error.
-    pub error: Option<&'a str>,
+    pub error: Option<String>,
+}
+
+impl About {
+    /// Nothing has, but that it came.
+    pub fn new(arrival: Instant) -> About {
+        About {
+            arrival,
+            status: None,
+            tokens: None,
+            ttft_s: None,
+            finish_reasons: Vec::new(),
+            error: None,
+        }
+    }
+}
+
+/// What the line of one request tells.
+pub struct Line<'a> {
+    /// Its id.
+    pub request_id: &'a str,
+    /// It has method and path.
+    pub head: &'a Head,
+    /// Name of its caller's API key, where there are several.
+    pub key: Option<&'a str>,
+    /// Its default length, if the server was busy.
+    pub shortened_to: Option<&'a str>,
+    /// The rest.
+    pub about: &'a About,
 }
 
 impl Line<'_> {
     fn fields(&self) -> Vec<(&'static str, Value)> {
-        let mut found = vec![
-            ("request_id", Value::Text(self.request_id.to_owned())),
-            ("method", Value::Text(self.method.to_owned())),
-            ("path", Value::Text(self.path.to_owned())),
-            (
-                "status",
-                self.status
-                    .map_or(Value::Text("gone".into()), |one| Value::Plain(one.to_string())),
-            ),
-            ("e2e_s", Value::seconds(self.arrival.elapsed().as_secs_f64())),
+        let about = self.about;
+        let mut found: Vec<(_, Value)> = vec![
+            ("request_id", self.request_id.into()),
+            ("method", self.head.method.as_str().into()),
+            ("path", self.head.target.as_str().into()),
+            ("status", about.status.map_or("gone".into(), Value::from)),
+            ("e2e_s", seconds(about.arrival.elapsed().as_secs_f64())),
         ];
-        if let Some(name) = self.key {
-            found.push(("key", Value::Text(name.to_owned())));
+        found.extend(self.key.map(|name| ("key", name.into())));
+        if let Some((prompt, cached, generated)) = about.tokens {
+            found.push(("prompt_tokens", prompt.into()));
+            found.push(("cached_tokens", cached.into()));
+            found.push(("generated_tokens", generated.into()));
         }
-        if let Some((prompt, cached, generated)) = self.tokens {
-            found.push(("prompt_tokens", Value::Plain(prompt.to_string())));
-            found.push(("cached_tokens", Value::Plain(cached.to_string())));
-            found.push(("generated_tokens", Value::Plain(generated.to_string())));
-        }
-        if let Some(lengths) = &self.shortened_to {
-            found.push(("shortened_to", Value::Text(lengths.clone())));
-        }
-        if let Some(seconds) = self.ttft_s {
-            found.push(("ttft_s", Value::seconds(seconds)));
-        }
-        if !self.finish_reasons.is_empty() {
-            let mut reasons = self.finish_reasons.clone();
+        found.extend(self.shortened_to.map(|lengths| ("shortened_to", lengths.into())));
+        found.extend(about.ttft_s.map(|ttft_s| ("ttft_s", seconds(ttft_s))));
+        if !about.finish_reasons.is_empty() {
+            let mut reasons = about.finish_reasons.clone();
             reasons.sort_unstable();
             reasons.dedup();
-            found.push(("finish_reason", Value::Text(reasons.join(","))));
+            found.push(("finish_reason", reasons.join(",").into()));
         }
-        if let Some(code) = self.error {
-            found.push(("error", Value::Text(code.to_owned())));
-        }
+        found.extend(about.error.as_deref().map(|code| ("error", code.into())));
         found
     }
 
@@ -84,26 +94,13 @@ impl Line<'_> {
 }
 
 /// A line of the server's own.
-pub fn say(level: &str, message: &str, json: bool) {
-    write_line(&text(level, "minisgl.server", message, &[], json));
+pub fn say(level: &str, message: &str) {
+    write_line(&text(level, "minisgl.server", message, &[], false));
 }
 
-enum Value {
-    Text(String),
-    Plain(String),
-}
-
-impl Value {
-    /// As Python shows a number of seconds rounded to four places.
-    fn seconds(value: f64) -> Value {
-        let text = format!("{:.4}", value);
-        let text = text.trim_end_matches('0');
-        Value::Plain(if text.ends_with('.') {
-            format!("{text}0")
-        } else {
-            text.to_owned()
-        })
-    }
+/// As Python shows a number of seconds rounded to four places.
+fn seconds(value: f64) -> Value {
+    format!("{value:.4}").parse::<f64>().unwrap_or(value).into()
 }
 
 fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: bool) -> String {
@@ -116,10 +113,7 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
             json_text(event)
         );
         for (name, value) in fields {
-            let _ = match value {
-                Value::Text(text) => write!(out, ", \"{name}\": {}", json_text(text)),
-                Value::Plain(text) => write!(out, ", \"{name}\": {text}"),
-            };
+            let _ = write!(out, ", \"{name}\": {value}");
         }
         out.push('}');
     } else {
@@ -132,13 +126,13 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
             }
         }
         for (name, value) in fields {
-            let (Value::Text(text) | Value::Plain(text)) = value;
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let odd = |char: char| char.is_whitespace() || char.is_control() || "=\"".contains(char);
             let is_plain = !text.is_empty() && !text.chars().any(odd);
             let _ = if is_plain {
                 write!(out, " {name}={text}")
             } else {
-                write!(out, " {name}={}", json_text(text))
+                write!(out, " {name}={}", json_text(&text))
             };
         }
     }

@@ -17,7 +17,7 @@ pub type Scored = (i32, TokenLogprobs);
 /// Those of one choice that are not sent yet.
 pub struct Logprobs {
     tokenizer: Arc<Tokenizer>,
-    /// Of chat one list, of completions `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`: without brackets.
+    /// Chat has one list, completions have `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`: without brackets.
     lists: Vec<Vec<u8>>,
     place: Option<Place>,
 }
@@ -26,7 +26,7 @@ pub struct Logprobs {
 struct Place {
     decoder: Decoder,
     at: usize,
-    /// Of the token before, in the same lists: what is not shown stands where text goes on.
+    /// The token before stands there, in the same lists: what is not shown stands where text goes on.
     last: usize,
     text: String,
 }

@@ -9,14 +9,13 @@ use serde_json::{Map, Value, json};
 
 use super::choice::{End, Finish};
 use super::json::{Usage, write_receipt, write_text};
-use super::sections::{Change, Kind, Section, Sections};
+use super::sections::{Change, Kind, Section, Sections, Story};
 use crate::callers;
 
 /// A message as it grows.
 pub struct MessageShape {
     head: String, // up to the content
     sections: Sections,
-    has_begun: bool,
 }
 
 impl MessageShape {
@@ -26,54 +25,6 @@ impl MessageShape {
         MessageShape {
             head: format!(r#""id":"msg_{id}","type":"message","role":"assistant","model":{model}"#),
             sections: Sections::default(),
-            has_begun: false,
-        }
-    }
-
-    /// What comes before the first block of a stream.
-    pub fn begin(&mut self, usage: Usage, out: &mut Vec<u8>) {
-        if std::mem::replace(&mut self.has_begun, true) {
-            return;
-        }
-        let _ = write!(
-            out,
-            "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{{},\"content\":[],\
-             \"stop_reason\":null,\"stop_sequence\":null,\"usage\":",
-            self.head
-        );
-        write_usage(Usage { completion: 0, ..usage }, out);
-        out.extend_from_slice(b"}}\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\n");
-    }
-
-    /// What has come, and whether it is all.
-    pub fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, streams: bool, out: &mut Vec<u8>) {
-        let changes = self.sections.take(parts, finish.is_some());
-        for change in changes.iter().filter(|_| streams) {
-            match change {
-                Change::Opened(at) => {
-                    let block = begun(&self.sections.all[*at]);
-                    event(
-                        "content_block_start",
-                        &format!(r#","index":{at},"content_block":{block}"#),
-                        out,
-                    );
-                }
-                Change::Grown(at, text) => {
-                    let (kind, name) = match self.sections.all[*at].kind {
-                        Kind::Call => ("input_json_delta", "partial_json"),
-                        Kind::Reasoning => ("thinking_delta", "thinking"),
-                        Kind::Text => ("text_delta", "text"),
-                    };
-                    let _ = write!(
-                        out,
-                        "event: content_block_delta\ndata: {{\"type\":\"content_block_delta\",\"index\":{at},\
-                         \"delta\":{{\"type\":\"{kind}\",\"{name}\":"
-                    );
-                    write_text(out, text);
-                    out.extend_from_slice(b"}}\n\n");
-                }
-                Change::Closed(at) => event("content_block_stop", &format!(r#","index":{at}"#), out),
-            }
         }
     }
 
@@ -87,9 +38,51 @@ impl MessageShape {
         };
         let _ = write!(out, r#""stop_reason":"{reason}","stop_sequence":{matched}"#);
     }
+}
 
-    /// The end of a stream.
-    pub fn end(&self, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
+impl Story for MessageShape {
+    fn begin(&mut self, usage: Usage, out: &mut Vec<u8>) {
+        let _ = write!(
+            out,
+            "event: message_start\ndata: {{\"type\":\"message_start\",\"message\":{{{},\"content\":[],\
+             \"stop_reason\":null,\"stop_sequence\":null,\"usage\":",
+            self.head
+        );
+        write_usage(Usage { completion: 0, ..usage }, out);
+        out.extend_from_slice(b"}}\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\n");
+    }
+
+    fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, out: &mut Vec<u8>) {
+        for change in self.sections.take(parts, finish.is_some()) {
+            match change {
+                Change::Opened(at) => {
+                    let block = begun(&self.sections.all[at]);
+                    event(
+                        "content_block_start",
+                        &format!(r#","index":{at},"content_block":{block}"#),
+                        out,
+                    );
+                }
+                Change::Grown(at, text) => {
+                    let (kind, name) = match self.sections.all[at].kind {
+                        Kind::Call => ("input_json_delta", "partial_json"),
+                        Kind::Reasoning => ("thinking_delta", "thinking"),
+                        Kind::Text => ("text_delta", "text"),
+                    };
+                    let _ = write!(
+                        out,
+                        "event: content_block_delta\ndata: {{\"type\":\"content_block_delta\",\"index\":{at},\
+                         \"delta\":{{\"type\":\"{kind}\",\"{name}\":"
+                    );
+                    write_text(out, &text);
+                    out.extend_from_slice(b"}}\n\n");
+                }
+                Change::Closed(at) => event("content_block_stop", &format!(r#","index":{at}"#), out),
+            }
+        }
+    }
+
+    fn end(&mut self, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
         out.extend_from_slice(b"event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{");
         self.write_stop(end, out);
         out.extend_from_slice(b"},\"usage\":");
@@ -99,13 +92,11 @@ impl MessageShape {
         event("message_stop", "", out);
     }
 
-    /// The end of a stream that fails; `body`: of the error.
-    pub fn error(body: &Value, out: &mut Vec<u8>) {
+    fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
         let _ = write!(out, "event: error\ndata: {body}\n\n");
     }
 
-    /// The whole message.
-    pub fn whole(&self, end: End<'_>, usage: Usage) -> Vec<u8> {
+    fn whole(&mut self, end: End<'_>, usage: Usage) -> Vec<u8> {
         let mut out = format!("{{{},\"content\":", self.head).into_bytes();
         let blocks: Vec<_> = self.sections.all.iter().map(block).collect();
         out.extend_from_slice(Value::from(blocks).to_string().as_bytes());

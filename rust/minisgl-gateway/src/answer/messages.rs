@@ -4,24 +4,39 @@ use minisgl_text::without_billing_header;
 use serde_json::{Map, Value, json};
 
 use super::fields::{
-    AnthropicFormat, AnthropicMessage, AnthropicRole, AnthropicTool, Block, ChoiceKind, Content, Given, Message,
-    MessagesBody, Object, Part as TextPart, Role, TextBlock, ThinkingKind,
+    AnthropicFormat, AnthropicMessage, AnthropicTool, Block, ChoiceKind, Content, Given, Message, MessagesBody, Object,
+    Part as TextPart, Role, TextBlock, ThinkingKind, Verbosity,
 };
 
-/// What a body asks of the model, in the words of chats.
+/// A call of the model with a conversation, whichever API asks for it (`server/chat.py`).
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct Turn {
     /// The conversation.
     pub messages: Vec<Message>,
     /// As `ChatRequest` has them: tools, how they are to be used, the form of the answer.
     pub form: Vec<(&'static str, Value)>,
     /// `reasoning_effort`.
     pub effort: Option<String>,
+    /// `chat_template_kwargs`.
+    pub kwargs: Option<Map<String, Value>>,
+    /// The same.
+    pub enable_thinking: Option<bool>,
+    /// The same.
+    pub verbosity: Option<Verbosity>,
+    /// The prompt does not end with the beginning of an answer.
+    pub is_bare: bool,
+    /// What the model thinks stays in the content.
+    pub joins_thoughts: bool,
+    /// What the model thinks is not sent.
+    pub hides_thoughts: bool,
 }
 
 /// None: there is something wrong with it, or the answer is to continue its last message.
-pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
-    let mut found = Asked::default();
+pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Turn> {
+    let mut found = Turn {
+        kwargs: body.chat_template_kwargs.take(),
+        ..Turn::default()
+    };
     if let Some(system) = body.system.take() {
         let given = joined(system, "\n", most_parts)?;
         let text = without_billing_header(&given);
@@ -36,7 +51,7 @@ pub fn to_chat(body: &mut MessagesBody, most_parts: usize) -> Option<Asked> {
     for Object(one) in given {
         add_messages(one, most_parts, &mut found.messages)?;
     }
-    (last != AnthropicRole::Assistant).then_some(())?;
+    (last != Role::Assistant).then_some(())?;
     let (format, effort) = match body.output_config.take() {
         Some(Object(config)) => (config.format, config.effort),
         None => (None, None),
@@ -63,16 +78,11 @@ pub fn message(role: Role, content: Option<Content>) -> Message {
     Message {
         role,
         content,
-        name: None,
-        tool_call_id: None,
-        tool_calls: None,
-        refusal: None,
-        reasoning_content: None,
-        reasoning: None,
+        ..Message::default()
     }
 }
 
-fn joined(texts: Given<TextBlock>, between: &str, most: usize) -> Option<String> {
+fn joined(texts: Given<Object<TextBlock>>, between: &str, most: usize) -> Option<String> {
     match texts {
         Given::Text(text) => Some(text),
         Given::List(blocks) => {
@@ -87,11 +97,8 @@ fn joined(texts: Given<TextBlock>, between: &str, most: usize) -> Option<String>
 
 /// A message of the assistant is one; one of a user is one for each result of a tool, and one for the rest.
 fn add_messages(given: AnthropicMessage, most_parts: usize, out: &mut Vec<Message>) -> Option<()> {
-    let role = match given.role {
-        AnthropicRole::User => Role::User,
-        AnthropicRole::Assistant => Role::Assistant,
-        AnthropicRole::System => Role::System,
-    };
+    let role = given.role;
+    (!matches!(role, Role::Developer | Role::Tool)).then_some(())?;
     let blocks = match given.content {
         Given::Text(text) => {
             out.push(message(role, Some(Content::Text(text))));
@@ -103,7 +110,7 @@ fn add_messages(given: AnthropicMessage, most_parts: usize, out: &mut Vec<Messag
     let (mut texts, mut thoughts, mut calls, mut num_results) = (Vec::new(), None::<String>, None::<Vec<_>>, 0);
     for Object(block) in blocks {
         match block {
-            Block::Text { text } => texts.push(TextPart::Text { text }),
+            Block::Text { text } => texts.push(Object(TextPart::Text { text })),
             Block::RedactedThinking {} => {}
             Block::Thinking { thinking } if role == Role::Assistant => {
                 thoughts.get_or_insert_default().push_str(&thinking);
@@ -136,8 +143,8 @@ fn add_messages(given: AnthropicMessage, most_parts: usize, out: &mut Vec<Messag
     if role == Role::Assistant || !texts.is_empty() || num_results == 0 {
         let content = match texts.len() {
             0 => None,
-            1 => texts.pop().map(|one| Content::Text(one.into_text())),
-            _ => Some(Content::Parts(texts)),
+            1 => texts.pop().map(|Object(one)| Content::Text(one.into_text())),
+            _ => Some(Content::List(texts)),
         };
         out.push(Message {
             reasoning_content: thoughts,
@@ -177,12 +184,25 @@ fn tools(body: &mut MessagesBody, form: &mut Vec<(&'static str, Value)>) -> Opti
 
 fn shown_tool(Object(tool): Object<AnthropicTool>) -> Option<Value> {
     are_exact(&tool.input_schema).then_some(())?;
-    let mut function = Map::new();
-    function.insert("name".into(), tool.name.into());
-    function.extend(tool.description.map(|text| ("description".into(), text.into())));
-    function.extend(tool.strict.map(|is_strict| ("strict".into(), is_strict.into())));
-    function.insert("parameters".into(), tool.input_schema.into());
-    Some(json!({"type": "function", "function": function}))
+    Some(function([
+        ("name", Some(tool.name.into())),
+        ("description", tool.description.map(Value::from)),
+        ("strict", tool.strict.map(Value::from)),
+        ("parameters", Some(tool.input_schema.into())),
+    ]))
+}
+
+/// A function that is a tool, with these of its fields that there are.
+pub fn function<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
+    json!({"type": "function", "function": there(fields)})
+}
+
+/// Those that there are.
+pub fn there<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    let there = fields
+        .into_iter()
+        .filter_map(|(name, one)| Some((name.to_owned(), one?)));
+    there.collect()
 }
 
 /// Whether all numbers are what was written: a whole number beyond 64 bits becomes another one here.

@@ -23,6 +23,3 @@ pub mod response_shape;
 pub mod responses;
 pub mod sections;
 pub mod shape;
-
-#[cfg(test)]
-pub(crate) mod tests;

@@ -31,7 +31,7 @@ pub struct Parsing {
 pub struct Call {
     /// New with each answer.
     pub id: String,
-    /// Of the tool.
+    /// The tool has it.
     pub name: String,
     /// JSON text, as far as it has come.
     pub arguments: String,

@@ -3,28 +3,27 @@
 //!
 //! Invariants: a body that any check there could refuse is none of ours ([`Reason`]): the Python server finds the words.
 
-use std::fmt::Write as _;
-
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Bounds, GatewayConfig};
-use crate::message::SamplingParams;
+use crate::message::{Pairs, SamplingParams};
 use crate::metrics::Reason;
 
 use super::embedding::Vectors;
 use super::fields::{
-    Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, GenerateBody, GenerateSampling, Message,
-    MessagesBody, Object, Part, Prompt, ResponsesBody, Role, Verbosity, Written, given,
+    Body, ChatBody, Common, CompletionBody, Content, EmbeddingBody, Encoding, FORMS, GenerateBody, GenerateSampling,
+    Given, Message, MessagesBody, Object, Part, Prompt, ResponsesBody, Role, Verbosity,
 };
-use super::messages::{self, Asked};
+use super::messages::{self, Turn, there};
 use super::parsed::Parsing;
 use super::responses;
 
 /// The endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Endpoint {
     /// /v1/chat/completions
+    #[default]
     Chat,
     /// /v1/completions
     Completion,
@@ -39,29 +38,22 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// By its path.
-    pub fn of(path: &str) -> Option<Endpoint> {
-        match path {
-            "/v1/chat/completions" | "/chat/completions" => Some(Endpoint::Chat),
-            "/v1/completions" | "/completions" => Some(Endpoint::Completion),
-            "/generate" => Some(Endpoint::Generate),
-            "/v1/embeddings" | "/embeddings" => Some(Endpoint::Embedding),
-            "/v1/messages" => Some(Endpoint::Messages),
-            "/v1/responses" => Some(Endpoint::Responses),
-            _ => None,
-        }
-    }
+    /// In order: the path as it is counted, and another one, if there is one.
+    const PATHS: [(Endpoint, &str, &str); 6] = [
+        (Endpoint::Chat, "/v1/chat/completions", "/chat/completions"),
+        (Endpoint::Completion, "/v1/completions", "/completions"),
+        (Endpoint::Generate, "/generate", ""),
+        (Endpoint::Embedding, "/v1/embeddings", "/embeddings"),
+        (Endpoint::Messages, "/v1/messages", ""),
+        (Endpoint::Responses, "/v1/responses", ""),
+    ];
 
-    /// As it is counted.
-    pub fn route(self) -> &'static str {
-        match self {
-            Endpoint::Chat => "/v1/chat/completions",
-            Endpoint::Completion => "/v1/completions",
-            Endpoint::Generate => "/generate",
-            Endpoint::Embedding => "/v1/embeddings",
-            Endpoint::Messages => "/v1/messages",
-            Endpoint::Responses => "/v1/responses",
-        }
+    /// By its path, with that as it is counted.
+    pub fn of(path: &str) -> Option<(Endpoint, &'static str)> {
+        let mut paths = Self::PATHS
+            .iter()
+            .filter(|(_, route, other)| [*route, other].contains(&path));
+        paths.next().map(|(endpoint, route, _)| (*endpoint, *route))
     }
 }
 
@@ -81,8 +73,14 @@ pub enum Input {
     },
 }
 
+impl Default for Input {
+    fn default() -> Self {
+        Input::Prompts(Vec::new())
+    }
+}
+
 /// A checked body.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Plan {
     /// Where it came to.
     pub endpoint: Endpoint,
@@ -160,14 +158,29 @@ pub fn plan(endpoint: Endpoint, body: &[u8], config: &GatewayConfig) -> Result<P
 }
 
 fn parsed<T: Body>(body: &[u8], config: &GatewayConfig) -> Result<T, Reason> {
-    let Object(found) = serde_json::from_slice::<Object<T>>(body).map_err(|_| Reason::Error)?;
-    let Written(fields) = serde_json::from_slice(body).map_err(|_| Reason::Error)?;
+    let Object(mut found) = serde_json::from_slice::<Object<T>>(body).map_err(|_| Reason::Error)?;
+    let fields: Pairs<String, &RawValue> = serde_json::from_slice(body).map_err(|_| Reason::Error)?;
+    let named = |name: &str| -> Vec<&str> {
+        let values = fields.0.iter().filter(|(other, _)| other == name);
+        values.map(|(_, value)| value.get()).collect()
+    };
+    let mut shared: [&[&str]; 2] = [&[], &[]];
+    if let Some(common) = found.common() {
+        shared = [Common::FIELDS, &FORMS];
+        for name in FORMS {
+            let given = named(name);
+            sure(given.len() <= 1)?;
+            let given = given.into_iter().filter(|text| *text != "null");
+            common.form.extend(given.map(|text| (name, text.to_owned())));
+        }
+    }
     let table = config.fields.get(T::TABLE);
-    for (name, value) in fields.iter().filter(|(name, _)| !T::FIELDS.contains(&&**name)) {
-        let Some(nothing) = table.and_then(|one| one.get(&**name)) else {
+    let is_known = |name: &&str| T::FIELDS.contains(name) || shared.iter().any(|names| names.contains(name));
+    for (name, value) in fields.0.iter().filter(|(name, _)| !is_known(&&**name)) {
+        let Some(nothing) = table.and_then(|one| one.get(name)) else {
             continue; // nobody knows it
         };
-        sure(fields.iter().filter(|(other, _)| other == name).count() == 1)?;
+        sure(named(name).len() == 1)?;
         let value: Value = serde_json::from_str(value.get()).map_err(|_| Reason::Error)?;
         match nothing {
             Some(nothing) => sure(value.is_null() || nothing.contains(&value))?,
@@ -234,43 +247,28 @@ fn does(condition: bool) -> Result<(), Reason> {
     if condition { Ok(()) } else { Err(Reason::Field) }
 }
 
-/// A call of the model with a conversation, whichever API asks for it (`server/chat.py`).
-struct Turn {
-    limit: Option<i64>,
-    messages: Vec<Message>,
-    kwargs: Option<Map<String, Value>>,
-    effort: Option<String>,
-    enable_thinking: Option<bool>,
-    verbosity: Option<Verbosity>,
-    add_generation_prompt: bool,
-    /// See [`Plan`].
-    reasoning: (bool, bool),
-}
-
 fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    let mut common = body.common();
+    let mut common = std::mem::take(&mut body.common);
     common.logprobs = chat_logprobs(&body)?;
     common.receipt = body.receipt == Some(true);
-    common.form.append(&mut tools(&mut body)?);
+    common.form.append(&mut tools(&body)?);
+    common.max_tokens = body.max_completion_tokens.or(common.max_tokens);
     let budget = body.thinking_budget;
     sure(budget.is_none_or(|most| (1..1 << 31).contains(&most)))?;
     let is_ended = config.thinking_end.is_some();
     if let Some(most) = budget.filter(|_| is_ended) {
-        let value = RawValue::from_string(most.to_string()).map_err(|_| Reason::Error)?;
-        common.form.push(("thinking_budget", value));
+        common.form.push(("thinking_budget", most.to_string()));
     }
     let turn = Turn {
-        limit: body.max_completion_tokens.or(common.max_tokens),
         messages: body.messages.into_iter().map(|Object(message)| message).collect(),
         kwargs: body.chat_template_kwargs,
         effort: body.reasoning_effort,
         enable_thinking: body.enable_thinking,
         verbosity: body.verbosity,
-        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
-        reasoning: (
-            body.separate_reasoning != Some(false),
-            body.include_reasoning != Some(false),
-        ),
+        is_bare: body.add_generation_prompt == Some(false),
+        joins_thoughts: body.separate_reasoning == Some(false),
+        hides_thoughts: body.include_reasoning == Some(false),
+        form: Vec::new(),
     };
     let mut found = conversation(Endpoint::Chat, common, turn, config)?;
     if budget.is_some() && !is_ended {
@@ -281,14 +279,14 @@ fn chat(mut body: ChatBody, config: &GatewayConfig) -> Result<Plan, Reason> {
 }
 
 fn messages(mut body: MessagesBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    let mut common = body.common();
+    let mut common = std::mem::take(&mut body.common);
     common.receipt = body.receipt == Some(true);
     sure(common.max_tokens.is_some())?;
     let mut stop = body.stop_sequences.take().unwrap_or_default();
-    stop.append(&mut common.stop);
-    common.stop = stop;
+    stop.append(&mut texts(common.stop.take()));
+    common.stop = Some(Given::List(stop));
     let asked = messages::to_chat(&mut body, config.bounds.max_parts).ok_or(Reason::Error)?;
-    one_answer(Endpoint::Messages, common, asked, body.chat_template_kwargs, config)
+    one_answer(Endpoint::Messages, common, asked, config)
 }
 
 /// What an answer that is kept was asked.
@@ -300,47 +298,30 @@ struct Asking<'a> {
 
 fn responses(mut body: ResponsesBody, written: &[u8], config: &GatewayConfig) -> Result<Plan, Reason> {
     does(!responses::is_for_python(&body))?;
-    let mut common = body.common();
+    let (asked, mut head) = responses::to_chat(&mut body, &config.bounds).ok_or(Reason::Error)?;
+    let mut common = std::mem::take(&mut body.common);
     common.receipt = body.receipt == Some(true);
     sure(common.max_tokens.is_none())?;
     common.max_tokens = body.max_output_tokens;
-    let (asked, mut head) = responses::to_chat(&mut body, &config.bounds).ok_or(Reason::Error)?;
-    let mut found = one_answer(Endpoint::Responses, common, asked, body.chat_template_kwargs, config)?;
+    let is_kept = common.store != Some(false);
+    let mut found = one_answer(Endpoint::Responses, common, asked, config)?;
     head.insert("temperature".into(), found.sampling.temperature.into());
     head.insert("top_p".into(), found.sampling.top_p.into());
     found.head = Some(head);
-    if body.store != Some(false) {
+    if is_kept {
         let Asking { input } = serde_json::from_slice(written).map_err(|_| Reason::Error)?;
         found.kept_input = Some(input.get().to_owned());
     }
     Ok(found)
 }
 
-/// Of an API whose fields are others than those of chats.
-fn one_answer(
-    endpoint: Endpoint,
-    mut common: Common,
-    asked: Asked,
-    kwargs: Option<Map<String, Value>>,
-    config: &GatewayConfig,
-) -> Result<Plan, Reason> {
+/// It plans for an API whose fields are others than those of chats.
+fn one_answer(endpoint: Endpoint, mut common: Common, mut turn: Turn, config: &GatewayConfig) -> Result<Plan, Reason> {
     sure(common.n.is_none_or(|n| n == 1))?;
     sure(common.form.iter().all(|(name, _)| *name != "response_format"))?;
     (common.n, common.stream_options) = (None, None); // which have no meaning here
-    for (name, value) in asked.form {
-        let value = RawValue::from_string(value.to_string()).map_err(|_| Reason::Error)?;
-        common.form.push((name, value));
-    }
-    let turn = Turn {
-        limit: common.max_tokens,
-        messages: asked.messages,
-        kwargs,
-        effort: asked.effort,
-        enable_thinking: None,
-        verbosity: None,
-        add_generation_prompt: true,
-        reasoning: (true, true),
-    };
+    let form = turn.form.drain(..).map(|(name, value)| (name, value.to_string()));
+    common.form.extend(form);
     let found = conversation(endpoint, common, turn, config)?;
     sure(found.n == 1)?;
     Ok(found)
@@ -348,9 +329,7 @@ fn one_answer(
 
 fn conversation(endpoint: Endpoint, common: Common, mut turn: Turn, config: &GatewayConfig) -> Result<Plan, Reason> {
     config.chat_templates.get("default").ok_or(Reason::Template)?;
-    let limit = turn.limit;
-    let names_length = limit.is_some();
-    let limit = limit.or_else(|| config.defaults.get("max_tokens").and_then(Value::as_i64));
+    let limit = default(config, "max_tokens", Value::as_i64);
     let (variables, ignored) = variables(&mut turn, config)?;
     sure(!turn.messages.is_empty() && turn.messages.len() <= config.bounds.max_messages)?;
     let messages = turn
@@ -361,41 +340,41 @@ fn conversation(endpoint: Endpoint, common: Common, mut turn: Turn, config: &Gat
     let input = Input::Conversation {
         messages,
         variables,
-        add_generation_prompt: turn.add_generation_prompt,
+        add_generation_prompt: !turn.is_bare,
     };
-    let mut found = finished(endpoint, common, (limit, names_length), input, config)?;
+    let mut found = finished(endpoint, common, limit, input, config)?;
     found.ignored = ignored;
-    found.reasoning = turn.reasoning;
+    found.reasoning = (!turn.joins_thoughts, !turn.hides_thoughts);
     Ok(found)
 }
 
 /// The tools and how they are to be used; nothing if there are none.
-fn tools(body: &mut ChatBody) -> Result<Vec<(&'static str, Box<RawValue>)>, Reason> {
-    let (tools, choice, parallel) = (
-        body.tools.take(),
-        body.tool_choice.take(),
-        body.parallel_tool_calls.take(),
-    );
-    if tools.as_ref().is_none_or(|one| one.get() == "[]") {
-        let fits = choice.is_none_or(|one| [r#""none""#, r#""auto""#].contains(&one.get()));
-        sure(fits && parallel.is_none_or(|one| ["true", "false"].contains(&one.get())))?;
+fn tools(body: &ChatBody) -> Result<Vec<(&'static str, String)>, Reason> {
+    let [tools, choice, parallel] =
+        [&body.tools, &body.tool_choice, &body.parallel_tool_calls].map(|one| one.as_ref().map(|one| one.get()));
+    if tools.is_none_or(|one| one == "[]") {
+        let fits = choice.is_none_or(|one| [r#""none""#, r#""auto""#].contains(&one));
+        sure(fits && parallel.is_none_or(|one| ["true", "false"].contains(&one)))?;
         return Ok(Vec::new());
     }
-    Ok(given([
+    let given = [
         ("tools", tools),
         ("tool_choice", choice),
         ("parallel_tool_calls", parallel),
-    ]))
+    ];
+    let given = given
+        .into_iter()
+        .filter_map(|(name, one)| Some((name, one?.to_owned())));
+    Ok(given.collect())
 }
 
 /// An object of them.
-fn question(fields: &[(&'static str, Box<RawValue>)]) -> Option<String> {
-    let mut text = String::new();
-    for (name, value) in fields {
-        text.push(if text.is_empty() { '{' } else { ',' });
-        let _ = write!(text, "\"{name}\":{value}");
-    }
-    (!text.is_empty()).then(|| text + "}")
+fn question(fields: &[(&'static str, String)]) -> Option<String> {
+    let fields: Vec<_> = fields
+        .iter()
+        .map(|(name, value)| format!("\"{name}\":{value}"))
+        .collect();
+    (!fields.is_empty()).then(|| format!("{{{}}}", fields.join(",")))
 }
 
 /// `ChatRequest.num_logprobs`.
@@ -433,8 +412,8 @@ fn variables(turn: &mut Turn, config: &GatewayConfig) -> Result<(Map<String, Val
 /// `ChatMessage.for_template`.
 fn for_template(message: Message, bounds: &Bounds) -> Result<Value, Reason> {
     let is_assistant = message.role == Role::Assistant;
-    let has_refusal = matches!(&message.content, Some(Content::Parts(parts))
-        if parts.iter().any(|part| matches!(part, Part::Refusal { .. })));
+    let has_refusal = matches!(&message.content, Some(Content::List(parts))
+        if parts.iter().any(|part| matches!(part, Object(Part::Refusal { .. }))));
     sure(is_assistant || (message.content.is_some() && message.refusal.is_none() && !has_refusal))?;
     let role = match message.role {
         Role::System | Role::Developer => "system",
@@ -442,72 +421,54 @@ fn for_template(message: Message, bounds: &Bounds) -> Result<Value, Reason> {
         Role::Assistant => "assistant",
         Role::Tool => "tool",
     };
-    let mut found = Map::new();
-    found.insert("role".into(), role.into());
     let refusal = message.refusal.unwrap_or_default();
     let content = match message.content {
-        Some(Content::Parts(parts)) => {
+        Some(Content::List(parts)) => {
             sure(parts.len() <= bounds.max_parts)?;
-            let texts = parts.into_iter().map(Part::into_text);
+            let texts = parts.into_iter().map(|Object(part)| part.into_text());
             let texts = texts.chain((!refusal.is_empty()).then_some(refusal));
             texts.map(|text| json!({"type": "text", "text": text})).collect()
         }
         Some(Content::Text(text)) => Value::String(text + &refusal),
         None => Value::String(refusal),
     };
-    found.insert("content".into(), content);
-    if let Some(name) = message.name {
-        found.insert("name".into(), name.into());
-    }
-    if let Some(calls) = message.tool_calls {
-        found.insert("tool_calls".into(), calls.into());
-    }
-    if let Some(id) = message.tool_call_id {
-        found.insert("tool_call_id".into(), id.into());
-    }
     let thoughts = [message.reasoning_content, message.reasoning].into_iter().flatten();
-    if let Some(thought) = thoughts.into_iter().find(|text| !text.is_empty()) {
-        found.insert("reasoning_content".into(), thought.into());
-    }
-    Ok(Value::Object(found))
+    let thought = thoughts.into_iter().find(|text| !text.is_empty());
+    Ok(Value::Object(there([
+        ("role", Some(role.into())),
+        ("content", Some(content)),
+        ("name", message.name.map(Value::from)),
+        ("tool_calls", message.tool_calls.map(Value::from)),
+        ("tool_call_id", message.tool_call_id.map(Value::from)),
+        ("reasoning_content", thought.map(Value::from)),
+    ])))
 }
 
 fn completion(mut body: CompletionBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    let mut common = body.common();
+    let mut common = std::mem::take(&mut body.common);
     common.logprobs = body.logprobs;
     common.receipt = body.receipt == Some(true);
     does(body.echo != Some(true))?;
     does(body.best_of.is_none_or(|best_of| best_of == common.n.unwrap_or(1)))?;
-    let (limit, names_length) = (
-        common.max_tokens.unwrap_or(config.bounds.completion_tokens),
-        common.max_tokens.is_some(),
-    );
-    finished(
-        Endpoint::Completion,
-        common,
-        (Some(limit), names_length),
-        Input::Prompts(body.prompt.0),
-        config,
-    )
+    let (limit, input) = (config.bounds.completion_tokens, Input::Prompts(body.prompt.all()));
+    finished(Endpoint::Completion, common, Some(limit), input, config)
 }
 
 fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reason> {
-    let lists_nothing = body.stop.is_none() && body.stop_token_ids.is_none();
-    let mut common = body.common();
+    let mut common = std::mem::take(&mut body.common);
     let mut others = (body.max_new_tokens, body.min_new_tokens, body.sampling_seed);
     if let Some(inner) = &body.sampling_params {
         let mut inner: GenerateSampling = parsed(inner.get().as_bytes(), config)?;
         // a field on both sides is a question that the Python server answers
-        sure(others == (None, None, None) && lists_nothing && asks_nothing_of_sampling(&common))?;
-        sure(inner.stream.is_none() && inner.stream_options.is_none() && inner.priority.is_none())?;
-        sure(inner.model.is_none() && inner.user.is_none() && inner.metadata.is_none() && inner.store.is_none())?;
-        let outer = common;
-        common = inner.common();
+        let envelope = common.take_envelope();
+        sure(others == (None, None, None) && common == Common::default())?;
+        common = std::mem::take(&mut inner.common);
+        sure(common.take_envelope() == Common::default())?;
         others = (inner.max_new_tokens, inner.min_new_tokens, inner.sampling_seed);
-        common.stream = outer.stream;
-        common.stream_options = outer.stream_options;
-        common.priority = outer.priority;
-        common.model = outer.model;
+        common.stream = envelope.stream;
+        common.stream_options = envelope.stream_options;
+        common.priority = envelope.priority;
+        common.model = envelope.model;
     }
     for (field, other) in [
         (&mut common.max_tokens, others.0),
@@ -519,17 +480,11 @@ fn generate(mut body: GenerateBody, config: &GatewayConfig) -> Result<Plan, Reas
     }
     sure(common.n.is_none_or(|n| n == 1))?;
     let prompt = body.prompt.ok_or(Reason::Error)?;
-    let (limit, names_length) = (
-        common.max_tokens.unwrap_or(config.bounds.generate_tokens),
-        common.max_tokens.is_some(),
-    );
-    finished(
-        Endpoint::Generate,
-        common,
-        (Some(limit), names_length),
+    let (limit, input) = (
+        config.bounds.generate_tokens,
         Input::Prompts(vec![Prompt::Text(prompt)]),
-        config,
-    )
+    );
+    finished(Endpoint::Generate, common, Some(limit), input, config)
 }
 
 /// `server/encoding.py`.
@@ -540,31 +495,22 @@ fn embedding(body: EmbeddingBody, config: &GatewayConfig) -> Result<Plan, Reason
         max_tokens: Some(1),
         temperature: 0.0,
         seed: Some(0),
-        embedding: Some(pooling.name().to_owned()),
+        embedding: json!(pooling).as_str().map(str::to_owned),
         ..SamplingParams::default()
     };
     Ok(Plan {
         endpoint: Endpoint::Embedding,
         model: other_model(body.model, config),
         priority: body.priority.unwrap_or(0),
-        form: None,
-        parsing: None,
-        reasoning: (true, true),
-        ignored: Vec::new(),
         sampling,
-        shows_logprobs: false,
-        receipt: false,
         names_length: true,
         n: 1,
-        input: Input::Prompts(body.input.0),
-        stream: false,
-        include_usage: false,
+        input: Input::Prompts(body.input.all()),
         vectors: Vectors {
-            encoding: body.encoding_format.unwrap_or_default(),
+            is_base64: body.encoding_format == Some(Encoding::Base64),
             dimensions: body.dimensions,
         },
-        head: None,
-        kept_input: None,
+        ..Plan::default()
     })
 }
 
@@ -573,43 +519,24 @@ fn other_model(name: Option<String>, config: &GatewayConfig) -> Option<String> {
     name.filter(|name| *name != config.model_name && !config.aliases.contains(name))
 }
 
-/// Nothing but how the answer is sent.
-fn asks_nothing_of_sampling(common: &Common) -> bool {
-    common.temperature.is_none()
-        && common.top_p.is_none()
-        && common.top_k.is_none()
-        && common.min_p.is_none()
-        && common.seed.is_none()
-        && common.n.is_none()
-        && common.max_tokens.is_none()
-        && common.min_tokens.is_none()
-        && common.stop.is_empty()
-        && common.stop_token_ids.is_empty()
-        && common.ignore_eos.is_none()
-        && common.frequency_penalty.is_none()
-        && common.presence_penalty.is_none()
-        && common.repetition_penalty.is_none()
-        && common.logit_bias.is_none()
-        && common.form.is_empty()
-}
-
-/// `limit`: of the answer, and whether the client named it.
+/// `limit`: of an answer whose client names none.
 fn finished(
     endpoint: Endpoint,
     common: Common,
-    limit: (Option<i64>, bool),
+    limit: Option<i64>,
     input: Input,
     config: &GatewayConfig,
 ) -> Result<Plan, Reason> {
     let form = question(&common.form);
-    let options = common.stream_options.as_ref();
-    sure(options.is_none() || common.stream)?;
+    let options = common.stream_options.as_ref().map(|Object(options)| options);
+    let stream = common.stream.unwrap_or(false);
+    sure(options.is_none() || stream)?;
     does(options.is_none_or(|options| options.continuous_usage_stats != Some(true)))?;
-    let (model, priority) = (other_model(common.model.clone(), config), common.priority);
+    let model = other_model(common.model.clone(), config);
+    let priority = i64::from(common.priority.unwrap_or(0));
     let n = common.n.or_else(|| default(config, "n", Value::as_i64)).unwrap_or(1);
-    let stream = common.stream;
     let include_usage = options.is_some_and(|options| options.include_usage == Some(true));
-    let (limit, names_length) = limit;
+    let (limit, names_length) = (common.max_tokens.or(limit), common.max_tokens.is_some());
     does(limit != Some(0))?; // only the prompt is computed
     let limit = limit.filter(|&limit| limit != TO_THE_END);
     let (shows_logprobs, receipt) = (common.logprobs.is_some(), common.receipt);
@@ -623,9 +550,6 @@ fn finished(
         model,
         priority,
         form,
-        parsing: None,
-        reasoning: (true, true),
-        ignored: Vec::new(),
         sampling,
         shows_logprobs,
         receipt,
@@ -634,9 +558,7 @@ fn finished(
         input,
         stream,
         include_usage,
-        vectors: Vectors::default(),
-        head: None,
-        kept_input: None,
+        ..Plan::default()
     })
 }
 
@@ -684,8 +606,8 @@ fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) 
         ),
         logit_bias: logit_bias(common.logit_bias.unwrap_or_default(), config)?,
         seed: common.seed,
-        stop: common.stop,
-        stop_token_ids: common.stop_token_ids.into_iter().map(i64::from).collect(),
+        stop: texts(common.stop),
+        stop_token_ids: common.stop_token_ids.into_iter().flatten().map(i64::from).collect(),
         ignore_eos: common.ignore_eos.unwrap_or(false),
         logprobs: common.logprobs,
         ..plain
@@ -697,7 +619,15 @@ fn sampling(common: Common, limit: Option<i64>, n: i64, config: &GatewayConfig) 
     Ok(SamplingParams { n: plain.n, ..asked })
 }
 
-fn logit_bias(given: Map<String, Value>, config: &GatewayConfig) -> Result<Vec<(i64, f64)>, Reason> {
+fn texts(given: Option<Given<String>>) -> Vec<String> {
+    match given {
+        None => Vec::new(),
+        Some(Given::Text(text)) => vec![text],
+        Some(Given::List(texts)) => texts,
+    }
+}
+
+fn logit_bias(given: Map<String, Value>, config: &GatewayConfig) -> Result<Pairs<i64, f64>, Reason> {
     sure(given.len() <= config.bounds.max_logit_bias)?;
     let mut found = Vec::with_capacity(given.len());
     for (key, value) in given {
@@ -708,7 +638,7 @@ fn logit_bias(given: Map<String, Value>, config: &GatewayConfig) -> Result<Vec<(
         sure(id < config.vocab_size)?;
         found.push((i64::from(id), value));
     }
-    Ok(found)
+    Ok(Pairs(found))
 }
 
 /// What else `SamplingParams.check` and the model ask.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::choice::{End, Finish};
 use super::json::{Usage, write_text};
-use super::sections::{Change, Kind, Sections};
+use super::sections::{Change, Kind, Sections, Story};
 use crate::callers;
 
 /// An answer as it grows.
@@ -21,7 +21,6 @@ pub struct ResponseShape {
     sections: Sections,
     items: Vec<Value>, // by section
     num_events: usize,
-    has_begun: bool,
     keep: Option<Keep>,
 }
 
@@ -39,7 +38,6 @@ impl ResponseShape {
             sections: Sections::default(),
             items: Vec::new(),
             num_events: 0,
-            has_begun: false,
             keep,
         }
     }
@@ -64,29 +62,6 @@ impl ResponseShape {
     fn event(&mut self, kind: &str, fields: &str, out: &mut Vec<u8>) {
         self.begin_event(kind, out);
         let _ = write!(out, ",{fields}}}\n\n");
-    }
-
-    /// What comes before the first item of a stream.
-    pub fn begin(&mut self, out: &mut Vec<u8>) {
-        if std::mem::replace(&mut self.has_begun, true) {
-            return;
-        }
-        let object = self.object([("status", "in_progress".into())]);
-        for kind in ["response.created", "response.in_progress"] {
-            self.event(kind, &format!(r#""response":{object}"#), out);
-        }
-    }
-
-    /// What has come, and whether it is all.
-    pub fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, out: &mut Vec<u8>) {
-        let changes = self.sections.take(parts, finish.is_some());
-        for change in changes {
-            match change {
-                Change::Opened(at) => self.open(at, out),
-                Change::Grown(at, text) => self.grow(at, &text, out),
-                Change::Closed(at) => self.close(at, finish == Some(Finish::Length), out),
-            }
-        }
     }
 
     /// As far as it has come; what is in progress is shown empty.
@@ -155,12 +130,8 @@ impl ResponseShape {
 
     fn grow(&mut self, at: usize, text: &str, out: &mut Vec<u8>) {
         let (kind, place) = (self.sections.all[at].kind, self.place(at));
-        let name = match kind {
-            Kind::Call => "response.function_call_arguments.delta",
-            Kind::Reasoning => "response.reasoning_text.delta",
-            Kind::Text => "response.output_text.delta",
-        };
-        self.begin_event(name, out);
+        let [delta, _] = events_of(kind);
+        self.begin_event(delta, out);
         let _ = write!(out, r#",{place},"delta":"#);
         write_text(out, text);
         out.extend_from_slice(if kind == Kind::Text { br#","logprobs":[]"# } else { b"" });
@@ -174,49 +145,19 @@ impl ResponseShape {
         self.items[at] = item.clone();
         let (place, section) = (self.place(at), &self.sections.all[at]);
         let text = Value::from(section.text.as_str());
-        match section.kind {
-            Kind::Call => {
-                let fields = format!(r#"{place},"name":{},"arguments":{}"#, item["name"], item["arguments"]);
-                self.event("response.function_call_arguments.done", &fields, out);
-            }
-            Kind::Reasoning => {
-                let fields = format!(r#"{place},"text":{text}"#);
-                self.event("response.reasoning_text.done", &fields, out);
-            }
-            Kind::Text => {
-                let fields = format!(r#"{place},"text":{text},"logprobs":[]"#);
-                self.event("response.output_text.done", &fields, out);
-            }
-        }
+        let fields = match section.kind {
+            Kind::Call => format!(r#"{place},"name":{},"arguments":{}"#, item["name"], item["arguments"]),
+            Kind::Reasoning => format!(r#"{place},"text":{text}"#),
+            Kind::Text => format!(r#"{place},"text":{text},"logprobs":[]"#),
+        };
+        let [_, done] = events_of(section.kind);
+        self.event(done, &fields, out);
         if self.sections.all[at].kind != Kind::Call {
             let fields = format!(r#"{place},"part":{}"#, item["content"][0]);
             self.event("response.content_part.done", &fields, out);
         }
         let fields = format!(r#""output_index":{at},"item":{item}"#);
         self.event("response.output_item.done", &fields, out);
-    }
-
-    /// The end of a stream.
-    pub fn end(&mut self, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
-        let object = self.whole(end, usage);
-        let kind = format!("response.{}", object["status"].as_str().unwrap_or_default());
-        self.event(&kind, &format!(r#""response":{object}"#), out);
-    }
-
-    /// The end of a stream that fails; `body`: of the error.
-    pub fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
-        let error = json!({"code": "server_error", "message": body["error"]["message"]});
-        let object = self.object([("status", "failed".into()), ("error", error)]);
-        self.event("response.failed", &format!(r#""response":{object}"#), out);
-    }
-
-    /// The whole object.
-    pub fn whole(&mut self, end: End<'_>, usage: Usage) -> Value {
-        let object = self.finished(end, usage);
-        if let Some(keep) = self.keep.take() {
-            keep(&object);
-        }
-        object
     }
 
     fn finished(&self, end: End<'_>, usage: Usage) -> Value {
@@ -239,6 +180,62 @@ impl ResponseShape {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs()).into();
         self.object(ends.chain([("status", "completed".into()), ("completed_at", now)]))
+    }
+
+    /// The whole object, which is kept if that is asked for.
+    fn kept(&mut self, end: End<'_>, usage: Usage) -> Value {
+        let object = self.finished(end, usage);
+        if let Some(keep) = self.keep.take() {
+            keep(&object);
+        }
+        object
+    }
+}
+
+impl Story for ResponseShape {
+    fn begin(&mut self, _: Usage, out: &mut Vec<u8>) {
+        let object = self.object([("status", "in_progress".into())]);
+        for kind in ["response.created", "response.in_progress"] {
+            self.event(kind, &format!(r#""response":{object}"#), out);
+        }
+    }
+
+    fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, out: &mut Vec<u8>) {
+        for change in self.sections.take(parts, finish.is_some()) {
+            match change {
+                Change::Opened(at) => self.open(at, out),
+                Change::Grown(at, text) => self.grow(at, &text, out),
+                Change::Closed(at) => self.close(at, finish == Some(Finish::Length), out),
+            }
+        }
+    }
+
+    fn end(&mut self, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
+        let object = self.kept(end, usage);
+        let kind = format!("response.{}", object["status"].as_str().unwrap_or_default());
+        self.event(&kind, &format!(r#""response":{object}"#), out);
+    }
+
+    fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
+        let error = json!({"code": "server_error", "message": body["error"]["message"]});
+        let object = self.object([("status", "failed".into()), ("error", error)]);
+        self.event("response.failed", &format!(r#""response":{object}"#), out);
+    }
+
+    fn whole(&mut self, end: End<'_>, usage: Usage) -> Vec<u8> {
+        self.kept(end, usage).to_string().into_bytes()
+    }
+}
+
+/// Those that say that there is more of a section, and that it has ended.
+fn events_of(kind: Kind) -> [&'static str; 2] {
+    match kind {
+        Kind::Call => [
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+        ],
+        Kind::Reasoning => ["response.reasoning_text.delta", "response.reasoning_text.done"],
+        Kind::Text => ["response.output_text.delta", "response.output_text.done"],
     }
 }
 

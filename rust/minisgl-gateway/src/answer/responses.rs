@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::fields::{
-    Content, Given, ItemKind, ItemPart, ItemPartKind, Message, Object, Part, ResponseChoice, ResponseFormat,
-    ResponseFormatKind, ResponseItem, ResponseTool, ResponsesBody, Role,
+    Content, Given, ItemKind, ItemPart, ItemPartKind, Message, Object, Part, ResponseChoice, ResponseChoiceKind,
+    ResponseFormat, ResponseFormatKind, ResponseItem, ResponseTool, ResponsesBody, Role, Truncation,
 };
-use super::messages::{Asked, are_exact, message};
+use super::messages::{Turn, are_exact, function, message, there};
 use crate::config::Bounds;
 
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -19,8 +19,11 @@ pub fn is_for_python(body: &ResponsesBody) -> bool {
 
 /// What it asks of the model, and what the answer says from its beginning on, but for what depends on the model. None:
 /// there is something wrong with it.
-pub fn to_chat(body: &mut ResponsesBody, bounds: &Bounds) -> Option<(Asked, Map<String, Value>)> {
-    let mut found = Asked::default();
+pub fn to_chat(body: &mut ResponsesBody, bounds: &Bounds) -> Option<(Turn, Map<String, Value>)> {
+    let mut found = Turn {
+        kwargs: body.chat_template_kwargs.take(),
+        ..Turn::default()
+    };
     let tools = body.tools.take().unwrap_or_default();
     let head = head(body, &tools, bounds)?;
     if let Some(text) = body.instructions.take() {
@@ -75,7 +78,7 @@ fn add_items(items: Vec<Object<ResponseItem>>, bounds: &Bounds, out: &mut Vec<Me
                 goes_on = false;
                 let text = match item.output? {
                     Given::Text(text) => text,
-                    Given::List(parts) => texts(parts, bounds)?.into_iter().map(Part::into_text).collect(),
+                    Given::List(parts) => texts(parts, bounds)?.map(Part::into_text).collect(),
                 };
                 out.push(Message {
                     tool_call_id: Some(item.call_id?),
@@ -119,7 +122,7 @@ fn thoughts(parts: Vec<Object<ItemPart>>, bounds: &Bounds) -> Option<Vec<String>
     texts.collect()
 }
 
-fn texts(parts: Vec<Object<ItemPart>>, bounds: &Bounds) -> Option<Vec<Part>> {
+fn texts(parts: Vec<Object<ItemPart>>, bounds: &Bounds) -> Option<impl Iterator<Item = Part>> {
     (parts.len() <= bounds.max_parts).then_some(())?;
     let texts = parts.into_iter().map(|Object(part)| match part.r#type {
         ItemPartKind::Refusal => Some(Part::Refusal {
@@ -130,17 +133,17 @@ fn texts(parts: Vec<Object<ItemPart>>, bounds: &Bounds) -> Option<Vec<Part>> {
         }),
         ItemPartKind::ReasoningText | ItemPartKind::SummaryText => None,
     });
-    texts.collect()
+    Some(texts.collect::<Option<Vec<_>>>()?.into_iter())
 }
 
-fn content(given: Given<ItemPart>, bounds: &Bounds) -> Option<Content> {
-    let mut parts = match given {
+fn content(given: Given<Object<ItemPart>>, bounds: &Bounds) -> Option<Content> {
+    let mut parts: Vec<_> = match given {
         Given::Text(text) => return Some(Content::Text(text)),
-        Given::List(parts) => texts(parts, bounds)?,
+        Given::List(parts) => texts(parts, bounds)?.map(Object).collect(),
     };
     Some(match parts.pop() {
-        Some(Part::Text { text }) if parts.is_empty() => Content::Text(text),
-        last => Content::Parts(parts.into_iter().chain(last).collect()),
+        Some(Object(Part::Text { text })) if parts.is_empty() => Content::Text(text),
+        last => Content::List(parts.into_iter().chain(last).collect()),
     })
 }
 
@@ -154,11 +157,12 @@ fn format(body: &ResponsesBody) -> Option<Option<Value>> {
         ResponseFormatKind::Text => None,
         ResponseFormatKind::JsonObject => Some(json!({"type": "json_object"})),
         ResponseFormatKind::JsonSchema => {
-            let mut schema = Map::new();
-            schema.insert("name".into(), format.name.unwrap_or_else(|| "answer".to_owned()).into());
-            schema.extend(format.strict.map(|one| ("strict".to_owned(), one.into())));
-            schema.extend(format.description.map(|one| ("description".to_owned(), one.into())));
-            schema.insert("schema".into(), format.schema?.into());
+            let schema = there([
+                ("name", Some(format.name.unwrap_or_else(|| "answer".to_owned()).into())),
+                ("strict", format.strict.map(Value::from)),
+                ("description", format.description.map(Value::from)),
+                ("schema", Some(format.schema?.into())),
+            ]);
             Some(json!({"type": "json_schema", "json_schema": schema}))
         }
     })
@@ -172,12 +176,12 @@ fn add_tools(
     let choice = match &body.tool_choice {
         Some(Value::Object(given)) => {
             let given: ResponseChoice = serde_json::from_value(given.clone().into()).ok()?;
-            if given.is_allowed_tools() {
-                let names = given.tool_names();
+            if given.r#type == ResponseChoiceKind::AllowedTools {
+                let names: Vec<_> = given.tools.iter().flatten().map(|Object(tool)| &*tool.name).collect();
                 let is_there = |name: &&str| tools.iter().any(|Object(tool)| tool.name == *name);
                 names.iter().all(is_there).then_some(())?;
                 tools.retain(|Object(tool)| names.contains(&&*tool.name));
-                Some(given.mode().unwrap_or("auto").into())
+                Some(given.mode.map_or("auto".into(), |mode| json!(mode)))
             } else {
                 let function = json!({"name": given.name.as_ref()?});
                 Some(json!({"type": "function", "function": function}))
@@ -203,33 +207,28 @@ fn add_tools(
 }
 
 fn chat_tool(Object(tool): Object<ResponseTool>) -> Option<Value> {
-    let mut function = Map::new();
-    function.insert("name".into(), tool.name.into());
-    function.extend(tool.description.map(|one| ("description".to_owned(), one.into())));
-    if let Some(parameters) = tool.parameters {
-        are_exact(&parameters).then_some(())?;
-        function.insert("parameters".into(), parameters.into());
-    }
-    function.extend(tool.strict.map(|one| ("strict".to_owned(), one.into())));
-    Some(json!({"type": "function", "function": function}))
+    tool.parameters.as_ref().is_none_or(are_exact).then_some(())?;
+    Some(function([
+        ("name", Some(tool.name.into())),
+        ("description", tool.description.map(Value::from)),
+        ("parameters", tool.parameters.map(Value::from)),
+        ("strict", tool.strict.map(Value::from)),
+    ]))
 }
 
 fn head(body: &ResponsesBody, tools: &[Object<ResponseTool>], bounds: &Bounds) -> Option<Map<String, Value>> {
-    let metadata = body.metadata.clone().unwrap_or_default();
+    let metadata = body.common.metadata.clone().unwrap_or_default();
     (metadata.len() <= bounds.max_metadata && metadata.values().all(Value::is_string)).then_some(())?;
     let format = match body.text.as_ref().and_then(|Object(text)| text.format.as_ref()) {
         None => json!({"type": "text"}),
-        Some(given) => ["type", "name", "schema", "strict", "description"]
-            .into_iter()
-            .filter_map(|name| Some((name.to_owned(), given.get(name)?.clone())))
-            .collect::<Map<_, _>>()
-            .into(),
+        Some(given) => {
+            let names = ["type", "name", "schema", "strict", "description"];
+            there(names.map(|name| (name, given.get(name).cloned()))).into()
+        }
     };
     let choice = match &body.tool_choice {
         None => "auto".into(),
-        Some(Value::Object(given)) => serde_json::from_value::<ResponseChoice>(given.clone().into())
-            .ok()?
-            .shown(),
+        Some(Value::Object(given)) => json!(serde_json::from_value::<ResponseChoice>(given.clone().into()).ok()?),
         Some(other) => other.clone(),
     };
     let shown_tool = |Object(tool): &Object<ResponseTool>| {
@@ -258,16 +257,16 @@ fn head(body: &ResponsesBody, tools: &[Object<ResponseTool>], bounds: &Bounds) -
         "reasoning": {"effort": effort, "summary": null},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": body.store != Some(false),
+        "store": body.common.store != Some(false),
         "temperature": null,
         "text": {"format": format},
         "tool_choice": choice,
         "tools": tools.iter().map(shown_tool).collect::<Vec<_>>(),
         "top_logprobs": 0,
         "top_p": null,
-        "truncation": body.truncation.map_or("disabled", |one| one.name()),
+        "truncation": body.truncation.unwrap_or(Truncation::Disabled),
         "usage": null,
-        "user": body.user,
+        "user": body.common.user,
     });
     found.as_object().cloned()
 }

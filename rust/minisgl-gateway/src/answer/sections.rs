@@ -4,6 +4,11 @@
 //! before, between and after other sections is none, but an answer of nothing else is a section of text.
 
 use minisgl_text::answer::Part;
+use minisgl_text::is_space;
+use serde_json::Value;
+
+use super::choice::{End, Finish};
+use super::json::Usage;
 
 /// What a section has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +26,9 @@ pub enum Kind {
 pub struct Section {
     /// What it has.
     pub kind: Kind,
-    /// Of a call.
+    /// A call has it.
     pub call_id: String,
-    /// Of its tool.
+    /// The tool of a call has it.
     pub name: String,
     /// As far as it has come; of a call, its arguments.
     pub text: String,
@@ -78,7 +83,7 @@ impl Sections {
     fn add_text(&mut self, mut text: String, changes: &mut Vec<Change>) {
         if self.open_kind() != Some(Kind::Text) {
             self.blank.push_str(&text);
-            if is_blank(&text) {
+            if text.chars().all(is_space) {
                 return;
             }
             text = std::mem::take(&mut self.blank);
@@ -116,33 +121,16 @@ impl Sections {
     }
 }
 
-/// As Python's `strip` finds it.
-fn is_blank(text: &str) -> bool {
-    text.chars()
-        .all(|one| one.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&one))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn kinds(parts: Vec<Part>) -> Vec<(Kind, String)> {
-        let mut sections = Sections::default();
-        for part in parts {
-            sections.take(vec![part], false);
-        }
-        sections.take(Vec::new(), true);
-        sections.all.into_iter().map(|one| (one.kind, one.text)).collect()
-    }
-
-    #[test]
-    fn blank_text_is_a_section_only_alone() {
-        let text = |text: &str| Part::Text(text.to_owned());
-        let thought = || Part::Reasoning("t".to_owned());
-        let both = [(Kind::Reasoning, "t".to_owned()), (Kind::Text, "\n a".to_owned())];
-        assert_eq!(kinds(vec![text(" "), thought(), text("\n"), text(" a")]), both);
-        assert_eq!(kinds(vec![thought(), text(" \u{1c}")]), both[..1]);
-        assert_eq!(kinds(vec![text(" "), text("\n")]), [(Kind::Text, " \n".to_owned())]);
-        assert_eq!(kinds(vec![]), []);
-    }
+/// How an answer is shown that is a list of sections.
+pub trait Story {
+    /// What comes before the first section of a stream.
+    fn begin(&mut self, usage: Usage, out: &mut Vec<u8>);
+    /// What has come, and whether it is all.
+    fn take(&mut self, parts: Vec<Part>, finish: Option<Finish>, out: &mut Vec<u8>);
+    /// The end of a stream.
+    fn end(&mut self, end: End<'_>, usage: Usage, out: &mut Vec<u8>);
+    /// The end of a stream that fails; `body`: of the error.
+    fn error(&mut self, body: &Value, out: &mut Vec<u8>);
+    /// All of it at once.
+    fn whole(&mut self, end: End<'_>, usage: Usage) -> Vec<u8>;
 }

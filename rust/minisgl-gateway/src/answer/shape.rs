@@ -2,13 +2,12 @@
 //!
 //! Invariants: the same JSON as there, in the same order; all but the text of an event is formatted once.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
 use minisgl_text::answer::Part;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::choice::{Choice, End, Finish};
 use super::embedding::Vectors;
@@ -19,10 +18,12 @@ use super::message_shape::MessageShape;
 use super::parsed::Parsed;
 use super::plan::{Endpoint, Plan};
 use super::response_shape::{Keep, ResponseShape};
+use super::sections::Story;
+use crate::callers;
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
-const DONE: &[u8] = b"data: [DONE]\n\n";
+const DONE: &str = "data: [DONE]\n\n";
 
 impl Usage {
     /// With what was thought, once all has come.
@@ -47,7 +48,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Of a choice of which nothing has come.
+    /// It belongs to a choice of which nothing has come.
     pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
         let parsed = plan.parsing.as_ref();
         let keeps = !plan.stream && !matches!(plan.endpoint, Endpoint::Messages | Endpoint::Responses);
@@ -63,12 +64,6 @@ impl Shown {
     }
 }
 
-/// An answer that is a list of sections.
-enum Story {
-    Message(MessageShape),
-    Response(ResponseShape),
-}
-
 /// How one request is shown.
 pub struct Shape {
     endpoint: Endpoint,
@@ -76,7 +71,7 @@ pub struct Shape {
     include_usage: bool,
     has_begun: bool,
     vectors: Vectors,
-    story: Option<Story>,
+    story: Option<Box<dyn Story>>,
     /// The model's name, as JSON.
     model: String,
     /// Up to the choices of an event, or of the whole answer.
@@ -86,57 +81,41 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `id` without the endpoint's prefix, `created` in seconds.
-    pub fn new(endpoint: Endpoint, stream: bool, include_usage: bool, id: &str, created: u64, model: &str) -> Shape {
-        let mut head = String::new();
-        let model = json_text(model);
-        let _ = match endpoint {
-            Endpoint::Chat => {
-                let object = if stream {
-                    "chat.completion.chunk"
-                } else {
-                    "chat.completion"
-                };
-                write!(
-                    head,
-                    r#"{{"id":"chatcmpl-{id}","created":{created},"model":{model},"object":"{object}","choices":["#
-                )
-            }
-            Endpoint::Completion => write!(
-                head,
-                r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{model},"choices":["#
+    /// `created` in seconds; `keep`: see [`ResponseShape`].
+    pub fn new(plan: &Plan, created: u64, model: &str, keep: Option<Keep>) -> Shape {
+        let (json, id) = (json_text(model), callers::random_uuid());
+        let chunk = if plan.stream { ".chunk" } else { "" };
+        let head = match plan.endpoint {
+            Endpoint::Chat => format!(
+                r#"{{"id":"chatcmpl-{id}","created":{created},"model":{json},"object":"chat.completion{chunk}","choices":["#
             ),
-            Endpoint::Generate => Ok(()),
-            Endpoint::Messages | Endpoint::Responses => Ok(()),
-            Endpoint::Embedding => write!(head, r#"{{"object":"list","data":["#),
+            Endpoint::Completion => format!(
+                r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{json},"choices":["#
+            ),
+            Endpoint::Embedding => r#"{"object":"list","data":["#.to_owned(),
+            Endpoint::Generate | Endpoint::Messages | Endpoint::Responses => String::new(),
         };
-        let tail: &[u8] = if include_usage {
+        let story: Option<Box<dyn Story>> = match &plan.head {
+            Some(head) => Some(Box::new(ResponseShape::new(head.clone(), created, model.into(), keep))),
+            None if plan.endpoint == Endpoint::Messages => Some(Box::new(MessageShape::new(&json))),
+            None => None,
+        };
+        let tail: &[u8] = if plan.include_usage {
             b"],\"usage\":null}\n\n"
         } else {
             b"]}\n\n"
         };
         Shape {
-            endpoint,
-            stream,
-            include_usage,
+            endpoint: plan.endpoint,
+            stream: plan.stream,
+            include_usage: plan.include_usage,
             has_begun: false,
-            vectors: Vectors::default(),
-            story: (endpoint == Endpoint::Messages).then(|| Story::Message(MessageShape::new(&model))),
-            model,
+            vectors: plan.vectors,
+            story,
+            model: json,
             head: head.into_bytes(),
             tail,
         }
-    }
-
-    /// The same, of an answer that says this from its beginning on.
-    pub fn with_head(mut self, head: Map<String, Value>, created: u64, model: &str, keep: Option<Keep>) -> Shape {
-        self.story = Some(Story::Response(ResponseShape::new(head, created, model.into(), keep)));
-        self
-    }
-
-    /// The same, with embeddings shown so.
-    pub fn with_vectors(self, vectors: Vectors) -> Shape {
-        Shape { vectors, ..self }
     }
 
     /// The media type of a stream.
@@ -150,11 +129,6 @@ impl Shape {
     /// Whether the answer is streamed.
     pub fn streams(&self) -> bool {
         self.stream
-    }
-
-    /// Ids are part of the answer.
-    pub fn shows_ids(endpoint: Endpoint, stream: bool) -> bool {
-        endpoint == Endpoint::Generate && !stream
     }
 
     // ------------------------------------------------------------------------------------------------- as a stream
@@ -178,54 +152,39 @@ impl Shape {
             None if text.is_empty() => Vec::new(),
             None => vec![Part::Text(text)],
         };
-        match story {
-            Story::Message(message) => {
-                if self.stream {
-                    message.begin(usage, out);
-                }
-                message.take(parts, finish, self.stream, out);
-            }
-            Story::Response(response) if self.stream => {
-                response.begin(out);
-                response.take(parts, finish, out);
-            }
-            Story::Response(response) => response.take(parts, finish, &mut Vec::new()),
+        let before = out.len();
+        if !std::mem::replace(&mut self.has_begun, true) && self.stream {
+            story.begin(usage, out);
+        }
+        story.take(parts, finish, out);
+        if !self.stream {
+            out.truncate(before);
         }
     }
 
     /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
     pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
-        if self.has_begun {
+        if std::mem::replace(&mut self.has_begun, true) || self.endpoint != Endpoint::Chat {
             return;
         }
-        self.has_begun = true;
-        if self.endpoint == Endpoint::Chat {
-            for index in 0..num_choices {
-                self.chat_event(index, br#"{"role":"assistant","content":""}"#, End::default(), out);
-            }
+        for index in 0..num_choices {
+            let role = br#""role":"assistant","content":"""#;
+            self.chat_event(index, |out| out.extend_from_slice(role), None, End::default(), out);
         }
     }
 
-    /// New text of a choice, and its end.
-    pub fn event(&self, index: usize, shown: &mut Shown, end: End<'_>, usage: Usage, out: &mut Vec<u8>) {
-        let text = &shown.text;
+    /// What is new of a choice, and its end. Log probabilities are those of the tokens that came, whatever has become
+    /// of their text so far.
+    pub fn event(
+        &self,
+        index: usize,
+        shown: &mut Shown,
+        finish: Option<Finish>,
+        mut end: End<'_>,
+        usage: Usage,
+        out: &mut Vec<u8>,
+    ) {
         match self.endpoint {
-            Endpoint::Chat => {
-                let logprobs = shown.logprobs.as_mut().filter(|one| !one.is_empty());
-                if !text.is_empty() || logprobs.is_some() {
-                    out.extend_from_slice(b"data: ");
-                    out.extend_from_slice(&self.head);
-                    let _ = write!(out, r#"{{"index":{index},"delta":{{"content":"#);
-                    write_text(out, text);
-                    out.extend_from_slice(br#"},"logprobs":"#);
-                    write_logprobs(out, logprobs);
-                    out.extend_from_slice(br#","finish_reason":null}"#);
-                    out.extend_from_slice(self.tail);
-                }
-                if end.reason.is_some() {
-                    self.chat_event(index, b"{}", end, out);
-                }
-            }
             Endpoint::Completion => {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(&self.head);
@@ -233,9 +192,9 @@ impl Shape {
                 out.extend_from_slice(self.tail);
             }
             Endpoint::Generate => {
-                if !text.is_empty() {
+                if !shown.text.is_empty() {
                     out.extend_from_slice(br#"{"text_delta":"#);
-                    write_text(out, text);
+                    write_text(out, &shown.text);
                     out.extend_from_slice(b"}\n");
                 }
                 if end.reason.is_some() {
@@ -246,80 +205,50 @@ impl Shape {
                     out.extend_from_slice(b"}\n");
                 }
             }
-            Endpoint::Embedding | Endpoint::Messages | Endpoint::Responses => {} // they are shown elsewhere
+            _ => {
+                let Shown { text, logprobs, parsed } = shown;
+                let mut logprobs = logprobs.as_mut().filter(|one| !one.is_empty());
+                let none = End::default();
+                if let Some(parsed) = parsed {
+                    let parts = parsed.take(text, finish);
+                    for part in parts.iter().filter(|part| parsed.shows(part)) {
+                        self.chat_event(index, |out| write_part(part, out), logprobs.take(), none, out);
+                    }
+                    end.reason = end.reason.map(|reason| parsed.reason(reason));
+                } else if !text.is_empty() {
+                    self.chat_event(index, |out| write_content(text, out), logprobs.take(), none, out);
+                }
+                if logprobs.is_some() {
+                    self.chat_event(index, |out| write_content("", out), logprobs, none, out);
+                }
+                if end.reason.is_some() {
+                    self.chat_event(index, |_| (), None, end, out);
+                }
+            }
         }
     }
 
-    /// The same of a choice that is taken apart. Log probabilities are those of the tokens that came, whatever has become
-    /// of their text so far.
-    pub fn parts(&self, index: usize, shown: &mut Shown, finish: Option<Finish>, mut end: End<'_>, out: &mut Vec<u8>) {
-        let Shown { text, logprobs, parsed } = shown;
-        let Some(parsed) = parsed else { return };
-        let mut logprobs = logprobs.as_mut().filter(|one| !one.is_empty());
-        let parts = parsed.take(text, finish);
-        for part in parts.iter().filter(|part| parsed.shows(part)) {
-            self.part(index, part, logprobs.take(), out);
-        }
-        if logprobs.is_some() {
-            self.part(index, &Part::Text(String::new()), logprobs, out);
-        }
-        if let Some(reason) = end.reason {
-            end.reason = Some(parsed.reason(reason));
-            self.chat_event(index, b"{}", end, out);
-        }
-    }
-
-    fn part(&self, index: usize, part: &Part, logprobs: Option<&mut Logprobs>, out: &mut Vec<u8>) {
+    fn chat_event(
+        &self,
+        index: usize,
+        delta: impl FnOnce(&mut Vec<u8>),
+        logprobs: Option<&mut Logprobs>,
+        end: End<'_>,
+        out: &mut Vec<u8>,
+    ) {
         out.extend_from_slice(b"data: ");
         out.extend_from_slice(&self.head);
         let _ = write!(out, r#"{{"index":{index},"delta":{{"#);
-        match part {
-            Part::Text(text) => {
-                out.extend_from_slice(br#""content":"#);
-                write_text(out, text);
-            }
-            Part::Reasoning(text) => {
-                out.extend_from_slice(br#""reasoning_content":"#);
-                write_text(out, text);
-                out.extend_from_slice(br#","reasoning":"#);
-                write_text(out, text);
-            }
-            Part::CallBegun { index, id, name } => {
-                let _ = write!(out, r#""tool_calls":[{{"index":{index},"id":"#);
-                write_text(out, id);
-                out.extend_from_slice(br#","type":"function","function":{"name":"#);
-                write_text(out, name);
-                out.extend_from_slice(br#","arguments":""}}]"#);
-            }
-            Part::CallArguments(index, text) => {
-                let _ = write!(out, r#""tool_calls":[{{"index":{index},"function":{{"arguments":"#);
-                write_text(out, text);
-                out.extend_from_slice(b"}}]");
-            }
-        }
-        out.extend_from_slice(br#"},"logprobs":"#);
-        write_logprobs(out, logprobs);
-        out.extend_from_slice(br#","finish_reason":null}"#);
-        out.extend_from_slice(self.tail);
-    }
-
-    fn chat_event(&self, index: usize, delta: &[u8], end: End<'_>, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&self.head);
-        let _ = write!(out, r#"{{"index":{index},"delta":"#);
-        out.extend_from_slice(delta);
-        out.extend_from_slice(br#","logprobs":null,"finish_reason":"#);
-        write_finish(out, end);
+        delta(out);
         out.push(b'}');
+        write_end(logprobs, end, out);
         out.extend_from_slice(self.tail);
     }
 
     /// What comes after every choice has ended.
     pub fn end(&mut self, usage: Usage, end: End<'_>, out: &mut Vec<u8>) {
-        match &mut self.story {
-            Some(Story::Message(message)) => return message.end(end, usage, out),
-            Some(Story::Response(response)) => return response.end(end, usage, out),
-            None => {}
+        if let Some(story) = &mut self.story {
+            return story.end(end, usage, out);
         }
         if self.endpoint == Endpoint::Generate {
             return;
@@ -331,26 +260,18 @@ impl Shape {
             usage.write(out);
             out.extend_from_slice(b"}\n\n");
         }
-        out.extend_from_slice(DONE);
+        out.extend_from_slice(DONE.as_bytes());
     }
 
     /// The last part instead, if a choice fails.
     pub fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
-        match &mut self.story {
-            Some(Story::Message(_)) => return MessageShape::error(body, out),
-            Some(Story::Response(response)) => return response.error(body, out),
-            None => {}
+        if let Some(story) = &mut self.story {
+            return story.error(body, out);
         }
-        let body = body.to_string();
-        if self.endpoint == Endpoint::Generate {
-            out.extend_from_slice(body.as_bytes());
-            out.push(b'\n');
-            return;
-        }
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(body.as_bytes());
-        out.extend_from_slice(b"\n\n");
-        out.extend_from_slice(DONE);
+        let _ = match self.endpoint {
+            Endpoint::Generate => writeln!(out, "{body}"),
+            _ => write!(out, "data: {body}\n\n{DONE}"),
+        };
     }
 
     // ---------------------------------------------------------------------------------------------------- as a whole
@@ -358,10 +279,7 @@ impl Shape {
     /// The whole answer; `shown` by choice.
     pub fn whole(&mut self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
         if let (Some(story), Some(choice)) = (&mut self.story, choices.first()) {
-            return Ok(match story {
-                Story::Message(message) => message.whole(choice.end(), usage),
-                Story::Response(response) => response.whole(choice.end(), usage).to_string().into_bytes(),
-            });
+            return Ok(story.whole(choice.end(), usage));
         }
         let mut out = self.head.clone();
         if self.endpoint == Endpoint::Embedding {
@@ -400,19 +318,10 @@ impl Shape {
                 continue;
             }
             let _ = write!(out, r#"{{"index":{index},"message":"#);
-            let mut end = choice.end();
-            match &shown.parsed {
-                None => write_message(&shown.text, &mut out),
-                Some(parsed) => {
-                    write_parsed(parsed, &mut out);
-                    end.reason = end.reason.map(|reason| parsed.reason(reason));
-                }
-            }
-            out.extend_from_slice(br#","logprobs":"#);
-            write_logprobs(&mut out, shown.logprobs.as_mut());
-            out.extend_from_slice(br#","finish_reason":"#);
-            write_finish(&mut out, end);
-            out.push(b'}');
+            let (mut end, parsed) = (choice.end(), shown.parsed.as_ref());
+            write_message(&shown.text, parsed, &mut out);
+            end.reason = end.reason.map(|reason| parsed.map_or(reason, |one| one.reason(reason)));
+            write_end(shown.logprobs.as_mut(), end, &mut out);
         }
         out.extend_from_slice(br#"],"usage":"#);
         usage.write(&mut out);
@@ -424,75 +333,93 @@ impl Shape {
     }
 }
 
-fn write_message(content: &str, out: &mut Vec<u8>) {
-    out.extend_from_slice(br#"{"role":"assistant","content":"#);
-    write_text(out, content);
-    out.extend_from_slice(br#","refusal":null}"#);
+fn write_content(text: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#""content":"#);
+    write_text(out, text);
 }
 
-fn write_parsed(parsed: &Parsed, out: &mut Vec<u8>) {
-    let or_null = |text: &str, out: &mut Vec<u8>| {
-        if text.is_empty() {
-            out.extend_from_slice(b"null");
-        } else {
+/// As a delta has it.
+fn write_part(part: &Part, out: &mut Vec<u8>) {
+    match part {
+        Part::Text(text) => write_content(text, out),
+        Part::Reasoning(text) => {
+            out.extend_from_slice(br#""reasoning_content":"#);
+            write_text(out, text);
+            out.extend_from_slice(br#","reasoning":"#);
             write_text(out, text);
         }
-    };
-    out.extend_from_slice(br#"{"role":"assistant","content":"#);
-    if parsed.calls.is_empty() {
-        write_text(out, &parsed.content);
-    } else {
-        or_null(&parsed.content, out);
-    }
-    out.extend_from_slice(br#","refusal":null"#);
-    if parsed.thinks && parsed.shows_thoughts {
-        for name in ["reasoning_content", "reasoning"] {
-            let _ = write!(out, r#","{name}":"#);
-            or_null(&parsed.reasoning, out);
+        Part::CallBegun { index, id, name } => {
+            let _ = write!(out, r#""tool_calls":[{{"index":{index},"#);
+            write_call(id, name, "", out);
+            out.extend_from_slice(b"]");
+        }
+        Part::CallArguments(index, text) => {
+            let _ = write!(out, r#""tool_calls":[{{"index":{index},"function":{{"arguments":"#);
+            write_text(out, text);
+            out.extend_from_slice(b"}}]");
         }
     }
-    for (at, call) in parsed.calls.iter().enumerate() {
-        out.extend_from_slice(if at == 0 { br#","tool_calls":["# } else { b"," });
-        out.extend_from_slice(br#"{"id":"#);
-        write_text(out, &call.id);
-        out.extend_from_slice(br#","type":"function","function":{"name":"#);
-        write_text(out, &call.name);
-        out.extend_from_slice(br#","arguments":"#);
-        write_text(out, &call.arguments);
-        out.extend_from_slice(b"}}");
+}
+
+/// The rest of a call's object.
+fn write_call(id: &str, name: &str, arguments: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#""id":"#);
+    write_text(out, id);
+    out.extend_from_slice(br#","type":"function","function":{"name":"#);
+    write_text(out, name);
+    out.extend_from_slice(br#","arguments":"#);
+    write_text(out, arguments);
+    out.extend_from_slice(b"}}");
+}
+
+/// A whole message of this text, or of its parts.
+fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
+    let text_or_null = |text: &str, out: &mut Vec<u8>| {
+        let _ = serde_json::to_writer(out, &Some(text).filter(|text| !text.is_empty()));
+    };
+    out.extend_from_slice(br#"{"role":"assistant","content":"#);
+    match parsed {
+        None => write_text(out, text),
+        Some(parsed) if parsed.calls.is_empty() => write_text(out, &parsed.content),
+        Some(parsed) => text_or_null(&parsed.content, out),
     }
-    if !parsed.calls.is_empty() {
-        out.push(b']');
+    out.extend_from_slice(br#","refusal":null"#);
+    if let Some(parsed) = parsed.filter(|one| one.thinks && one.shows_thoughts) {
+        for name in ["reasoning_content", "reasoning"] {
+            let _ = write!(out, r#","{name}":"#);
+            text_or_null(&parsed.reasoning, out);
+        }
     }
-    out.push(b'}');
+    let calls = parsed.map_or(&[][..], |one| &one.calls);
+    for (at, call) in calls.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { br#","tool_calls":[{"# } else { b",{" });
+        write_call(&call.id, &call.name, &call.arguments, out);
+    }
+    out.extend_from_slice(if calls.is_empty() { b"}" } else { b"]}" });
 }
 
 fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, r#"{{"index":{index},"text":"#);
     write_text(out, &shown.text);
+    write_end(shown.logprobs.as_mut(), end, out);
+}
+
+/// The rest of a choice's object.
+fn write_end(logprobs: Option<&mut Logprobs>, end: End<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(br#","logprobs":"#);
-    write_logprobs(out, shown.logprobs.as_mut());
+    match logprobs {
+        Some(logprobs) => logprobs.write(out),
+        None => out.extend_from_slice(b"null"),
+    }
     out.extend_from_slice(br#","finish_reason":"#);
     write_finish(out, end);
     out.push(b'}');
 }
 
 fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
-    match end.reason {
-        Some(reason) => {
-            let _ = write!(out, "\"{reason}\"");
-        }
-        None => out.extend_from_slice(b"null"),
-    }
+    let _ = serde_json::to_writer(&mut *out, &end.reason); // none is null
     if let Some(matched) = end.matched {
         let _ = write!(out, r#","matched_stop":{matched}"#);
     }
     write_receipt(out, end.receipt);
-}
-
-fn write_logprobs(out: &mut Vec<u8>, logprobs: Option<&mut Logprobs>) {
-    match logprobs {
-        Some(logprobs) => logprobs.write(out),
-        None => out.extend_from_slice(b"null"),
-    }
 }

@@ -2,11 +2,10 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
-use std::{fmt, io};
 
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -21,52 +20,13 @@ const RETRY: Duration = Duration::from_millis(5);
 /// Messages of one turn leave in one frame, but for those beyond.
 const MAX_SENT_BYTES: usize = 64 << 20;
 
-/// Why nothing more comes.
-#[derive(Debug)]
-pub enum LinkError {
-    /// The engine process is gone, or has ended the connection.
-    Closed,
-    /// Reading or writing failed otherwise.
-    Io(io::Error),
-    /// A frame cannot be read.
-    Message(MessageError),
-}
-
-impl fmt::Display for LinkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("the engine process died"),
-            Self::Io(error) => write!(f, "the connection to the engine process failed: {error}"),
-            Self::Message(error) => write!(f, "a message from the engine cannot be read: {error}"),
+/// Why nothing more comes: the engine process is gone, or reading or writing failed otherwise.
+fn lost(error: io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
+            "the engine process died".to_owned()
         }
-    }
-}
-
-impl LinkError {
-    /// Without the words around it: for who reads what a front end sends.
-    #[must_use]
-    pub fn why(&self) -> String {
-        match self {
-            Self::Message(error) => error.to_string(),
-            other => other.to_string(),
-        }
-    }
-}
-
-impl std::error::Error for LinkError {}
-
-impl From<MessageError> for LinkError {
-    fn from(error: MessageError) -> Self {
-        Self::Message(error)
-    }
-}
-
-impl From<io::Error> for LinkError {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => Self::Closed,
-            _ => Self::Io(error),
-        }
+        _ => format!("the connection to the engine process failed: {error}"),
     }
 }
 
@@ -121,8 +81,8 @@ impl EngineLink {
     }
 
     /// Waits for at least one frame; takes what is there, up to eight. One call at a time. Nothing is lost when the
-    /// future is dropped.
-    pub async fn receive(&self, into: &mut Vec<FromEngine>) -> Result<(), LinkError> {
+    /// future is dropped. Err: why nothing more comes.
+    pub async fn receive(&self, into: &mut Vec<FromEngine>) -> Result<(), String> {
         self.receive_frames(|frame| {
             into.extend(decode(frame)?);
             Ok(())
@@ -131,16 +91,14 @@ impl EngineLink {
     }
 
     /// The same, with the frames as they came, without their lengths.
-    pub async fn receive_frames(
-        &self,
-        mut take: impl FnMut(&[u8]) -> Result<(), MessageError>,
-    ) -> Result<(), LinkError> {
+    pub async fn receive_frames(&self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<(), String> {
+        let unreadable = |error| format!("a message from the engine cannot be read: {error}");
         loop {
-            if self.inbox.borrow_mut().take(&mut take)? > 0 {
+            if self.inbox.borrow_mut().take(&mut take).map_err(unreadable)? > 0 {
                 return Ok(());
             }
-            self.stream.readable().await?;
-            self.inbox.borrow_mut().fill(&self.stream)?;
+            self.stream.readable().await.map_err(lost)?;
+            self.inbox.borrow_mut().fill(&self.stream).map_err(lost)?;
         }
     }
 }
@@ -219,7 +177,7 @@ pub struct Frames {
 
 impl Frames {
     /// Take up to `MAX_FRAMES` that are here whole, each without its length; how many.
-    pub fn take(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<usize, LinkError> {
+    pub fn take(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<usize, MessageError> {
         for taken in 0..MAX_FRAMES {
             let rest = &self.bytes[self.at..];
             let Some(length) = frame_length(rest)? else {
@@ -235,18 +193,19 @@ impl Frames {
     }
 
     /// Read what is there, as much as fits beside what stands here already.
-    pub fn fill(&mut self, stream: &UnixStream) -> Result<(), LinkError> {
+    pub fn fill(&mut self, stream: &UnixStream) -> io::Result<()> {
         self.bytes.drain(..self.at);
         self.at = 0;
         // as much as the frame that has begun lacks, or the usual; room is made as it comes, not as a length claims
-        let missing = frame_length(&self.bytes)?.map_or(0, |length| length + LENGTH_BYTES - self.bytes.len());
+        let begun = frame_length(&self.bytes).ok().flatten(); // one that cannot be was not taken: nobody reads on
+        let missing = begun.map_or(0, |length| length + LENGTH_BYTES - self.bytes.len());
         let room = missing.clamp(READ_BYTES, 32 * READ_BYTES);
         self.bytes.reserve(room);
         match stream.try_read_buf(&mut self.bytes) {
-            Ok(0) => Err(LinkError::Closed),
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(_) => Ok(()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 }

@@ -9,5 +9,5 @@ mod watchdog;
 #[cfg(test)]
 mod tests;
 
-pub use link::{EngineLink, Frames, LinkError};
+pub use link::{EngineLink, Frames};
 pub use watchdog::{WatchTimes, Watchdog};

@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::message::{
-    FromEngine, Heartbeat, LENGTH_BYTES, Phase, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine, encode,
-    frame_length,
+    FromEngine, Heartbeat, LENGTH_BYTES, NewRequest, Phase, SCHEMA_VERSION, StepTokens, ToEngine, encode,
+    encode_from_engine, frame_length,
 };
 
 const HANG: Duration = Duration::from_secs(60);
@@ -54,19 +54,15 @@ async fn next_frame(peer: &mut UnixStream) -> Vec<u8> {
     frame
 }
 
-fn framed(body: &[u8]) -> Vec<u8> {
-    let version = SCHEMA_VERSION.to_le_bytes();
-    let length = u32::try_from(version.len() + body.len()).unwrap();
-    [&length.to_le_bytes()[..], &version, body].concat()
-}
-
 /// A step of one row.
 fn step(number: u8) -> Vec<u8> {
-    let mut body = b"\x91\x95\xa4step".to_vec();
-    body.extend([
-        0xcc, number, 0xc4, 8, 1, 0, 0, 0, 0, 0, 0, 0, 0xc4, 4, 5, 0, 0, 0, 0xc4, 4, 0, 0, 0, 0,
-    ]);
-    framed(&body)
+    encode_from_engine(&[FromEngine::StepTokens(StepTokens {
+        step: number.into(),
+        req_ids: vec![1],
+        tokens: vec![5],
+        reasons: vec![0],
+        ..StepTokens::default()
+    })])
 }
 
 fn steps(messages: &[FromEngine]) -> Vec<i64> {
@@ -117,14 +113,12 @@ fn messages_of_one_turn_leave_in_one_frame() {
 fn sending_waits_for_nobody_and_loses_nothing() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
-        let sent = |req_id| ToEngine::AddRequest {
-            req_id,
-            tokens: (0..300_000).collect(),
-            sampling: Box::new(SamplingParams::default()),
-            priority: 0,
-            num_generated: 0,
-            key: 0,
-            background: false,
+        let sent = |req_id| {
+            ToEngine::AddRequest(NewRequest {
+                req_id,
+                tokens: (0..300_000).collect(),
+                ..NewRequest::default()
+            })
         };
         for req_id in 0..3 {
             link.send(sent(req_id)); // more than a socket takes
@@ -193,17 +187,15 @@ fn frames_that_nobody_asks_for_stay_where_they_are() {
 fn a_large_frame_comes_whole() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
-        let text = "x".repeat(3_000_000);
-        let mut body = b"\x91\x92\xa6failed\xdb".to_vec();
-        body.extend(3_000_000u32.to_be_bytes());
-        body.extend(text.as_bytes());
+        let said = FromEngine::EngineFailed("x".repeat(3_000_000));
+        let frame = encode_from_engine(std::slice::from_ref(&said));
         let writing = spawn_local(async move {
-            peer.write_all(&framed(&body)).await.unwrap();
+            peer.write_all(&frame).await.unwrap();
             peer
         });
         let mut found = Vec::new();
         link.receive(&mut found).await.unwrap();
-        assert!(found == [FromEngine::EngineFailed(text)]);
+        assert!(found == [said]);
         drop(writing.await.unwrap());
     });
 }
@@ -212,14 +204,18 @@ fn a_large_frame_comes_whole() {
 fn last_words_come_before_the_end() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
-        peer.write_all(&framed(b"\x91\x92\xa6failed\xa4gone")).await.unwrap();
+        let said = FromEngine::EngineFailed("gone".into());
+        peer.write_all(&encode_from_engine(std::slice::from_ref(&said)))
+            .await
+            .unwrap();
         link.send(ToEngine::AbortRequest(1)); // nobody will read it
         yield_now().await;
         drop(peer);
         let mut found = Vec::new();
         link.receive(&mut found).await.unwrap();
-        assert_eq!(found, [FromEngine::EngineFailed("gone".into())]);
-        assert!(matches!(link.receive(&mut found).await, Err(LinkError::Closed)));
+        assert_eq!(found, [said]);
+        let error = link.receive(&mut found).await.unwrap_err();
+        assert_eq!(error, "the engine process died");
     });
 }
 
@@ -228,16 +224,14 @@ fn what_cannot_be_read_is_an_error() {
     for bytes in [
         b"\x02\0\0\0\x07\0".to_vec(),
         b"\xff\xff\xff\xff".to_vec(),
-        framed(b"\x91"),
+        [b"\x03\0\0\0", &SCHEMA_VERSION.to_le_bytes()[..], b"\x91"].concat(),
     ] {
         run(async {
             let (_folder, link, mut peer) = connected().await;
             peer.write_all(&bytes).await.unwrap();
             let error = link.receive(&mut Vec::new()).await.unwrap_err();
             assert!(
-                error
-                    .to_string()
-                    .starts_with("a message from the engine cannot be read: "),
+                error.starts_with("a message from the engine cannot be read: "),
                 "{error}"
             );
         });

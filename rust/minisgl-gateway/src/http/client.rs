@@ -17,24 +17,22 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::head::only_whole_requests;
 use super::link::Link;
-use super::options::{Options, READ_BYTES};
+use super::options::READ_BYTES;
 use super::writer::Progress;
 
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 pub(crate) struct Inbox {
     stream: Rc<TcpStream>,
-    options: Rc<Options>,
     pub(crate) bytes: BytesMut,
     /// The client sends nothing more.
     pub(crate) has_ended: bool,
 }
 
 impl Inbox {
-    pub(crate) fn new(stream: Rc<TcpStream>, options: Rc<Options>) -> Self {
+    pub(crate) fn new(stream: Rc<TcpStream>) -> Self {
         Self {
             stream,
-            options,
             bytes: BytesMut::new(),
             has_ended: false,
         }
@@ -47,7 +45,7 @@ impl Inbox {
                 link.lose();
                 return Poll::Pending;
             }
-            let mut input = self.options.input.borrow_mut();
+            let mut input = link.options.input.borrow_mut();
             match self.stream.try_read(&mut input) {
                 Ok(0) => self.has_ended = true,
                 Ok(size) => {
@@ -116,11 +114,11 @@ impl Watch {
             ready!(inbox.poll_more(context, link));
         }
         if self.probe.is_none() {
-            let is_whole = only_whole_requests(&inbox.bytes, inbox.options.max_head_bytes);
+            let is_whole = only_whole_requests(&inbox.bytes, link.options.max_head_bytes);
             if progress() == Progress::Begun || !is_whole {
                 return Poll::Ready(());
             }
-            let wait = inbox.options.probe_after.get();
+            let wait = link.options.probe_after.get();
             self.probe = Some(Probe {
                 timer: Box::pin(sleep_until(Instant::now() + wait)),
                 wait: wait / 10,

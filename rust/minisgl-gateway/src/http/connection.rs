@@ -19,12 +19,12 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::client::{Inbox, Watch};
-use super::fallback::{self, Passed};
+use super::fallback;
 use super::head::{Finder, Found};
 use super::link::Link;
 use super::options::{Held, Options, SMALL_BYTES, count};
 use super::writer::{Answer, Progress};
-use super::{Handler, Head, Outcome, Route};
+use super::{Handler, Head, Outcome};
 
 /// A body that pauses as long goes on: the Python server knows what to say of it.
 const BODY_PAUSE: Duration = Duration::from_secs(1);
@@ -38,18 +38,15 @@ const PANICKED: &str =
 pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, options: Rc<Options>) {
     let _ = stream.set_nodelay(true);
     let stream = Rc::new(stream);
-    let link = Rc::new(Link::new(stream.clone(), options.clone()));
+    let link = Rc::new(Link::new(stream.clone(), options));
     let _open = Open::new(link.clone());
-    let inbox = Inbox::new(stream.clone(), options.clone());
-    let mut talk = pin!(
-        Talk {
-            inbox,
-            link: link.clone(),
-            handler,
-            options
-        }
-        .run()
-    );
+    let (inbox, own_link) = (Inbox::new(stream.clone()), link.clone());
+    let talk = Talk {
+        inbox,
+        link: own_link,
+        handler,
+    };
+    let mut talk = pin!(talk.run());
     let mut failed = pin!(stream.ready(Interest::ERROR));
     poll_fn(|context| {
         // what waits is written first: the other two look at what is left
@@ -84,7 +81,6 @@ struct Talk<H> {
     inbox: Inbox,
     link: Rc<Link>,
     handler: Rc<H>,
-    options: Rc<Options>,
 }
 
 enum Next {
@@ -102,12 +98,12 @@ enum Body {
 
 impl<H: Handler> Talk<H> {
     async fn run(mut self) {
-        let mut first_until = Some(Instant::now() + self.options.slow_client_timeout.get());
+        let mut first_until = Some(Instant::now() + self.link.options.slow_client_timeout.get());
         let lingers = loop {
             match self.next_head(first_until).await {
                 Next::End => break false,
                 Next::Odd => {
-                    count(&self.options.counts.tunnelled);
+                    count(&self.link.options.counts.tunnelled);
                     self.pass_on(None, Bytes::new()).await;
                     break true;
                 }
@@ -131,39 +127,37 @@ impl<H: Handler> Talk<H> {
     async fn next_head(&mut self, until: Option<Instant>) -> Next {
         let mut finder = Finder::default();
         let mut head_until = until;
-        let idle_until = Instant::now() + self.options.keep_alive_timeout.get();
+        let idle_until = Instant::now() + self.link.options.keep_alive_timeout.get();
         loop {
             if !self.inbox.bytes.is_empty() {
-                match finder.find(&mut self.inbox.bytes, self.options.max_head_bytes) {
+                match finder.find(&mut self.inbox.bytes, self.link.options.max_head_bytes) {
                     Found::Head(head) => return Next::Head(head),
                     Found::Odd => return Next::Odd,
                     Found::Part => {}
                 }
-                head_until.get_or_insert_with(|| Instant::now() + self.options.slow_client_timeout.get());
+                head_until.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
             }
-            if self.inbox.has_ended || self.options.stop.is_closing() {
+            if self.inbox.has_ended || self.link.options.stop.is_closing() {
                 return Next::End;
             }
             tokio::select! {
                 biased;
                 () = self.inbox.more(&self.link) => {}
                 () = sleep_until(head_until.unwrap_or(idle_until)) => return Next::End,
-                () = self.options.stop.closing() => {}
+                () = self.link.options.stop.closing() => {}
             }
         }
     }
 
     /// Whether the connection goes on.
     async fn request(&mut self, head: Rc<Head>) -> bool {
-        let route = catch_unwind(AssertUnwindSafe(|| self.handler.route(&head)));
-        let route = match route {
-            Ok(Route::Body(most)) if head.content_length > most => Route::PassOn,
-            Ok(route) => route,
+        let most = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
+            Ok(most) => most,
             Err(panic) => return self.say_panic(&Answer::new(self.link.clone(), None, None), &*panic),
         };
-        let body = match route {
-            Route::PassOn => Body::PassOn,
-            Route::Body(_) => self.body(head.content_length).await,
+        let body = match most {
+            Some(most) if head.content_length <= most => self.body(head.content_length).await,
+            _ => Body::PassOn,
         };
         let keep = match body {
             Body::End => return false,
@@ -177,13 +171,13 @@ impl<H: Handler> Talk<H> {
     async fn body(&mut self, size: usize) -> Body {
         let mut held = None;
         if size > SMALL_BYTES {
-            held = self.options.bodies.take(size);
+            held = self.link.options.bodies.take(size);
             if held.is_none() {
                 return Body::PassOn;
             }
             self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // once, and nothing is moved
         }
-        let slow = self.options.slow_client_timeout.get();
+        let slow = self.link.options.slow_client_timeout.get();
         let until = Instant::now() + slow;
         while self.inbox.bytes.len() < size {
             if self.inbox.has_ended {
@@ -206,7 +200,7 @@ impl<H: Handler> Talk<H> {
 
     async fn answer(&mut self, head: Rc<Head>, body: Bytes) -> bool {
         let answer = Answer::new(self.link.clone(), Some(&head), Some(body.clone()));
-        let mut future = Box::pin(self.handler.clone().answer(head.clone(), body, answer.writer()));
+        let mut future = Box::pin(self.handler.clone().answer(head.clone(), body, answer.clone()));
         let mut watch = Watch::default();
         let outcome = poll_fn(|context| {
             if watch
@@ -215,7 +209,7 @@ impl<H: Handler> Talk<H> {
             {
                 return Poll::Ready(None); // it is gone
             }
-            if self.options.stop.is_closing() {
+            if self.link.options.stop.is_closing() {
                 answer.end_connection();
             }
             match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
@@ -245,29 +239,20 @@ impl<H: Handler> Talk<H> {
         }
     }
 
-    fn say_panic(&self, answer: &Rc<Answer>, panic: &(dyn Any + Send)) -> bool {
+    fn say_panic(&self, answer: &Answer, panic: &(dyn Any + Send)) -> bool {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("?");
-        (self.options.log)(&format!("{}: a panic: {text}", self.link.name.borrow()));
-        count(&self.options.counts.panics);
-        answer.writer().whole(500, "application/json", &[], PANICKED.as_bytes());
+        (self.link.options.log)(&format!("{}: a panic: {text}", self.link.name.borrow()));
+        count(&self.link.options.counts.panics);
+        answer.whole(500, "application/json", &[], PANICKED.as_bytes());
         answer.close()
     }
 
     /// None as head: the whole rest of the connection. Whether the connection goes on.
     async fn pass_on(&mut self, head: Option<&Head>, body: Bytes) -> bool {
-        let Self {
-            inbox, link, options, ..
-        } = self;
-        match fallback::pass_on(inbox, link, options, head, body).await {
-            Passed::Answered { keep } => keep,
-            Passed::Gone => {
-                link.lose();
-                false
-            }
-        }
+        fallback::pass_on(&mut self.inbox, &self.link, head, body).await
     }
 
     /// The client gets what was written for it, also while it still sends.

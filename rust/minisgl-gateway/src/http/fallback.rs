@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::Head;
 use super::client::{Inbox, Watch};
 use super::link::Link;
-use super::options::{Options, count};
+use super::options::count;
 use super::relay::{Relay, Relayed};
 use super::writer::{Answer, Progress};
 
@@ -22,25 +22,14 @@ const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this i
 /// The queue of the Python server's socket is full: it is busy, or only just starts.
 const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
-pub(crate) enum Passed {
-    Answered { keep: bool },
-    Gone,
-}
-
 /// Without a head: all that the client sends, and all that comes back. `body`: what has come of it and is not in the
-/// inbox.
-pub(crate) async fn pass_on(
-    inbox: &mut Inbox,
-    link: &Rc<Link>,
-    options: &Rc<Options>,
-    head: Option<&Head>,
-    body: Bytes,
-) -> Passed {
+/// inbox. Whether the connection goes on.
+pub(crate) async fn pass_on(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
     if head.is_some() {
-        count(&options.counts.passed_on);
+        count(&link.options.counts.passed_on);
     }
     let left = head.map(|head| head.content_length - body.len());
-    let upstream = match connect(&options.fallback).await {
+    let upstream = match connect(&link.options.fallback).await {
         Ok(upstream) => upstream,
         Err(_) => return say_unreachable(inbox, link, head, left),
     };
@@ -51,10 +40,11 @@ pub(crate) async fn pass_on(
     link.drained().await;
     link.name.borrow_mut().clear();
     match relayed {
-        Relayed::Answered { keep } => Passed::Answered {
-            keep: keep && head.is_some_and(|head| head.keep_alive),
-        },
-        Relayed::Gone => Passed::Gone,
+        Relayed::Answered { keep } => keep && head.is_some_and(|head| head.keep_alive),
+        Relayed::Gone => {
+            link.lose();
+            false
+        }
         Relayed::Unanswered { left } => say_unreachable(inbox, link, head, left),
     }
 }
@@ -69,7 +59,7 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// 503, for this request only.
-fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> Passed {
+fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
     count(&link.options.counts.unreachable);
     link.is_last.set(inbox.is_last());
     let answer = Answer::new(link.clone(), head, None);
@@ -82,10 +72,8 @@ fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left
     debug_assert_eq!(answer.progress(), Progress::None);
     let id = request_id(head);
     let headers = [("retry-after", "1"), ("x-request-id", &*id)];
-    answer
-        .writer()
-        .whole(503, "application/json", &headers, UNREACHABLE.as_bytes());
-    Passed::Answered { keep: answer.close() }
+    answer.whole(503, "application/json", &headers, UNREACHABLE.as_bytes());
+    answer.close()
 }
 
 /// The client's own id if it can stand in a log and a header, else a new one.
@@ -98,9 +86,12 @@ pub fn request_id(head: Option<&Head>) -> String {
         _ => {
             let mut random = [0_u8; 12];
             let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-            random
-                .iter()
-                .fold(String::from("req-"), |id, byte| id + &format!("{byte:02x}"))
+            format!("req-{}", hex(&random))
         }
     }
+}
+
+/// Two digits a byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -20,7 +20,7 @@ mod writer;
 
 pub use accept::accept;
 pub use connection::serve_connection;
-pub use fallback::request_id;
+pub use fallback::{hex, request_id};
 pub use head::Head;
 pub use options::{Budget, Counts, Held, Options, SMALL_BYTES, Stop};
-pub use writer::{Handler, Outcome, Pair, Route, Writer};
+pub use writer::{Answer, Handler, Outcome, Pair, Writer};

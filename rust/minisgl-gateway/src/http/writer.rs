@@ -14,13 +14,6 @@ use super::link::Link;
 /// A larger buffer is not kept for the next answer.
 const MAX_SCRATCH_BYTES: usize = 1 << 18;
 
-/// Writes one answer. Cheap to clone; nothing here blocks or wakes a task: bytes go to the socket at once, what it does
-/// not take waits in a buffer.
-#[derive(Clone)]
-pub struct Writer {
-    answer: Rc<Answer>,
-}
-
 /// Name and value of a header.
 pub type Pair<'a> = (&'a str, &'a str);
 
@@ -31,8 +24,12 @@ pub(crate) enum Progress {
     Ended,
 }
 
-/// What a connection knows of the answer that is under way.
-pub(crate) struct Answer {
+/// Writes one answer. Cheap to clone; nothing here blocks or wakes a task: bytes go to the socket at once, what it does
+/// not take waits in a buffer.
+pub type Writer = Rc<Answer>;
+
+/// The answer that is under way.
+pub struct Answer {
     link: Rc<Link>,
     is_head: bool,
     keep_alive: Cell<bool>,
@@ -42,7 +39,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// `body`: to pass on if the request is.
-    pub(crate) fn new(link: Rc<Link>, head: Option<&Head>, body: Option<Bytes>) -> Rc<Self> {
+    pub(crate) fn new(link: Rc<Link>, head: Option<&Head>, body: Option<Bytes>) -> Writer {
         Rc::new(Self {
             link,
             is_head: head.is_some_and(|head| head.method == "HEAD"),
@@ -50,10 +47,6 @@ impl Answer {
             progress: Cell::new(Progress::None),
             body: RefCell::new(body),
         })
-    }
-
-    pub(crate) fn writer(self: &Rc<Self>) -> Writer {
-        Writer { answer: self.clone() }
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -116,50 +109,46 @@ impl Answer {
             self.link.options.scratch.replace(scratch);
         }
     }
-}
 
-impl Writer {
     /// The name of the request in log lines.
     pub fn set_name(&self, name: &str) {
-        if self.answer.progress.get() != Progress::Ended {
-            name.clone_into(&mut self.answer.link.name.borrow_mut());
+        if self.progress.get() != Progress::Ended {
+            name.clone_into(&mut self.link.name.borrow_mut());
         }
     }
 
     /// The request is not passed on any more: its body need not be kept for that. What begins an answer says it too.
     pub fn commit(&self) {
-        self.answer.body.take();
+        self.body.take();
     }
 
     /// A whole answer. `head` are further headers; length, date and connection are added.
     pub fn whole(&self, status: u16, content_type: &str, head: &[Pair<'_>], body: &[u8]) {
-        let answer = &self.answer;
-        if answer.progress.replace(Progress::Ended) != Progress::None {
+        if self.progress.replace(Progress::Ended) != Progress::None {
             return;
         }
         self.commit();
         let length = (!body.is_empty() || !matches!(status, 204 | 304)).then_some(body.len());
-        answer.with_scratch(|scratch| {
-            answer.push_head(scratch, status, content_type, head, length);
-            if !answer.is_head {
+        self.with_scratch(|scratch| {
+            self.push_head(scratch, status, content_type, head, length);
+            if !self.is_head {
                 scratch.extend_from_slice(body);
             }
-            answer.link.write(scratch);
+            self.link.write(scratch);
         });
     }
 
     /// The head of a streamed answer, status 200. It goes out with the first part.
     pub fn begin(&self, content_type: &str, head: &[Pair<'_>]) {
-        let answer = &self.answer;
-        if answer.progress.get() != Progress::None {
+        if self.progress.get() != Progress::None {
             return;
         }
-        answer.progress.set(Progress::Begun);
-        answer.link.is_stream.set(true);
+        self.progress.set(Progress::Begun);
+        self.link.is_stream.set(true);
         self.commit();
-        answer.with_scratch(|scratch| {
-            answer.push_head(scratch, 200, content_type, head, None);
-            answer.link.hold(scratch);
+        self.with_scratch(|scratch| {
+            self.push_head(scratch, 200, content_type, head, None);
+            self.link.hold(scratch);
         });
     }
 
@@ -179,14 +168,13 @@ impl Writer {
     }
 
     fn write(&self, bytes: &[u8], is_end: bool) {
-        let answer = &self.answer;
-        if answer.progress.get() != Progress::Begun || (bytes.is_empty() && !is_end) {
+        if self.progress.get() != Progress::Begun || (bytes.is_empty() && !is_end) {
             return;
         }
         if is_end {
-            answer.progress.set(Progress::Ended);
+            self.progress.set(Progress::Ended);
         }
-        answer.with_scratch(|scratch| {
+        self.with_scratch(|scratch| {
             if !bytes.is_empty() {
                 let _ = write!(scratch, "{:x}\r\n", bytes.len());
                 scratch.extend_from_slice(bytes);
@@ -195,20 +183,20 @@ impl Writer {
             if is_end {
                 scratch.extend_from_slice(b"0\r\n\r\n");
             }
-            answer.link.write(scratch);
+            self.link.write(scratch);
         });
     }
 
     /// Whether the client lags behind: what was written is not taken yet. Nothing more should be written until
     /// `on_resume` is called.
     pub fn is_paused(&self) -> bool {
-        self.answer.progress.get() != Progress::Ended && self.answer.link.is_blocked()
+        self.progress.get() != Progress::Ended && self.link.is_blocked()
     }
 
     /// Called each time when the client has caught up; replaces what was set before.
     pub fn on_resume(&self, call: Box<dyn Fn()>) {
-        if self.answer.progress.get() != Progress::Ended {
-            self.answer.link.set_on_resume(Some(call));
+        if self.progress.get() != Progress::Ended {
+            self.link.set_on_resume(Some(call));
         }
     }
 }
@@ -234,15 +222,6 @@ fn phrase(status: u16) -> &'static str {
     }
 }
 
-/// What becomes of a request, by its head alone.
-#[derive(Debug)]
-pub enum Route {
-    /// Its body, of at most so many bytes, is wanted; [`Handler::answer`] is next.
-    Body(usize),
-    /// It goes on, unchanged.
-    PassOn,
-}
-
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -254,8 +233,9 @@ pub enum Outcome {
 
 /// Answers requests. Dropping the future of [`Handler::answer`] means that the client is gone.
 pub trait Handler: 'static {
-    /// By the head alone.
-    fn route(&self, head: &Head) -> Route;
+    /// By the head alone: its body, of at most so many bytes, is wanted, and [`Handler::answer`] is next. None: it goes
+    /// on, unchanged.
+    fn route(&self, head: &Head) -> Option<usize>;
 
     /// A request whose whole body is here.
     fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> impl Future<Output = Outcome>;

@@ -12,9 +12,9 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::ser::Serialize;
 
-use super::packed::{Map, Numbers, Packed, Pairs, numbers};
+use super::packed::{Numbers, Packed, numbers};
 use super::types::{
-    FromEngine, FromPool, ID_LIMIT, LENGTH_BYTES, MessageError, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
+    FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
     ToEngine,
 };
 
@@ -29,21 +29,31 @@ pub fn encode(messages: &[ToEngine]) -> Vec<u8> {
     frame(messages, estimate, put_to_engine)
 }
 
-/// One frame of what a pool of engines says, with its length in front.
+/// One frame of what a pool of engines says, with its length in front. What is read in part would be written in part: the
+/// pool passes that on as it came.
 #[must_use]
-pub fn encode_from_pool(messages: &[FromPool<'_>]) -> Vec<u8> {
-    let estimate = |message: &FromPool<'_>| match message {
-        FromPool::StepTokens(step) => 64 + 16 * step.req_ids.len() + 12 * step.admitted.len(),
-        FromPool::EngineSays { messages, .. } => 24 + messages.iter().map(|one| one.len()).sum::<usize>(),
+pub fn encode_from_engine(messages: &[FromEngine]) -> Vec<u8> {
+    let estimate = |message: &FromEngine| match message {
+        FromEngine::StepTokens(step) => 64 + 16 * step.req_ids.len() + 12 * step.admitted.len(),
+        FromEngine::EngineSays { messages, .. } => 24 + messages.len(),
         _ => 256,
     };
-    frame(messages, estimate, put_from_pool)
+    frame(messages, estimate, put_from_engine)
+}
+
+/// A list of messages that are written already.
+#[must_use]
+pub fn list_of(messages: &[&[u8]]) -> Vec<u8> {
+    let mut list = Vec::with_capacity(5 + messages.iter().map(|one| one.len()).sum::<usize>());
+    put_array(&mut list, messages.len());
+    messages.iter().for_each(|one| list.extend_from_slice(one));
+    list
 }
 
 /// About as many bytes as `message` takes.
 pub(crate) fn estimate(message: &ToEngine) -> usize {
     match message {
-        ToEngine::AddRequest { tokens, .. } | ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
+        ToEngine::AddRequest(NewRequest { tokens, .. }) | ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
         _ => 24,
     }
 }
@@ -73,24 +83,16 @@ fn put_array(out: &mut Vec<u8>, length: usize) {
 fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
     match message {
         ToEngine::Hello { name } => put(out, &("hello", name)),
-        ToEngine::AddRequest {
-            req_id,
-            tokens,
-            sampling,
-            priority,
-            num_generated,
-            key,
-            background,
-        } => {
+        ToEngine::AddRequest(new) => {
             put_array(out, 8);
             put(out, &"add");
-            put(out, req_id);
-            put(out, &Packed(tokens));
-            put_sampling(out, sampling);
-            put(out, priority);
-            put(out, num_generated);
-            put(out, key);
-            put(out, background);
+            put(out, &new.req_id);
+            put(out, &Packed(&new.tokens));
+            put_sampling(out, &new.sampling);
+            put(out, &new.priority);
+            put(out, &new.num_generated);
+            put(out, &new.key);
+            put(out, &new.background);
         }
         ToEngine::AbortRequest(req_id) => put(out, &("abort", req_id)),
         ToEngine::FinishRequest(req_id) => put(out, &("finish", req_id)),
@@ -104,30 +106,31 @@ fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
     }
 }
 
-/// A map of what is not its default. Its header is that of a long map, because Python sees its length last.
+/// Its header is that of a long map, because Python sees its length last.
 fn put_sampling(out: &mut Vec<u8>, params: &SamplingParams) {
     let header = out.len();
-    let _ = params.serialize(&mut Serializer::new(&mut *out).with_struct_map());
+    put(out, params);
     if out[header] & 0xf0 == 0x80 {
         let number = out[header] & 0x0f;
         out.splice(header..=header, [0xde, 0, number]);
     }
 }
 
-fn put_from_pool(out: &mut Vec<u8>, message: &FromPool<'_>) {
-    match *message {
-        FromPool::LoadProgress(line) => put_tagged(out, "progress", line),
-        FromPool::EngineReady(ready) => put_tagged(out, "ready", ready),
-        FromPool::Heartbeat(beat) => put(out, &("beat", beat.phase, beat.age_s, beat.step, 0.0, 0)),
-        FromPool::StepTokens(step) => put_step(out, step),
-        FromPool::EngineSays { engine, messages } => {
-            let mut list = Vec::with_capacity(5 + messages.iter().map(|one| one.len()).sum::<usize>());
-            put_array(&mut list, messages.len());
-            messages.iter().for_each(|one| list.extend_from_slice(one));
-            put(out, &("says", engine, Packed(&list)));
-        }
-        FromPool::EngineState { engine, state, reason } => put(out, &("engine", engine, state, reason)),
-        FromPool::EngineFailed(text) => put(out, &("failed", text)),
+fn put_from_engine(out: &mut Vec<u8>, message: &FromEngine) {
+    match message {
+        FromEngine::LoadProgress(line) => put_tagged(out, "progress", line),
+        FromEngine::EngineReady(ready) => put_tagged(out, "ready", ready),
+        FromEngine::EngineStats(stats) => put_tagged(out, "stats", stats),
+        FromEngine::Heartbeat(beat) => put(out, &("beat", beat.phase, beat.age_s, beat.step, 0.0, 0)),
+        FromEngine::StepTokens(step) => put_step(out, step),
+        FromEngine::Narration(lines) => put(out, &("narration", lines)),
+        FromEngine::PrefixChanged { prefix_id, state } => put(out, &("prefix", prefix_id, state)),
+        FromEngine::CacheCleared => put(out, &("cleared",)),
+        FromEngine::AdapterChanged { adapter, state } => put(out, &("adapter", adapter, state)),
+        FromEngine::Watched => put(out, &("watched",)),
+        FromEngine::EngineSays { engine, messages } => put(out, &("says", engine, Packed(messages))),
+        FromEngine::EngineState { engine, state, reason } => put(out, &("engine", engine, state, reason)),
+        FromEngine::EngineFailed(text) => put(out, &("failed", text)),
     }
 }
 
@@ -143,12 +146,7 @@ fn put_tagged(out: &mut Vec<u8>, tag: &str, fields: &impl Serialize) {
 
 fn put_step(out: &mut Vec<u8>, step: &StepTokens) {
     let (ids, cached): (Vec<i64>, Vec<i32>) = step.admitted.iter().copied().unzip();
-    let ends = (
-        Pairs(&step.errors),
-        &step.logprobs,
-        &step.prompt_logprobs,
-        &step.embeddings,
-    );
+    let ends = (&step.errors, &step.logprobs, &step.prompt_logprobs, &step.embeddings);
     let rows = (Packed(&step.req_ids), Packed(&step.tokens), Packed(&step.reasons));
     let (ids, cached) = (Packed(&ids), Packed(&cached));
     let all = (
@@ -341,7 +339,7 @@ impl Message for ToEngine {
             "add" => {
                 let req_id = request_id(fields)?;
                 let tokens = next::<Numbers<i32>, A>(fields);
-                Self::AddRequest {
+                Self::AddRequest(NewRequest {
                     req_id,
                     tokens: tokens
                         .map_err(|error| Error::custom(format!("the tokens of request {req_id}: {error}")))?
@@ -351,7 +349,7 @@ impl Message for ToEngine {
                     num_generated: or_default(fields)?,
                     key: or_default(fields)?,
                     background: or_default(fields)?,
-                }
+                })
             }
             "abort" => Self::AbortRequest(request_id(fields)?),
             "finish" => Self::FinishRequest(request_id(fields)?),
@@ -414,7 +412,7 @@ fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::
     let rows = req_ids.0.len();
     let found = checked(step, (req_ids.0, tokens.0, reasons.0), (admitted.0.0, admitted.1.0));
     let mut found = found.ok_or_else(|| Error::custom("arrays of a step have different lengths"))?;
-    found.errors = or_default::<Map<i64, String>, A>(fields)?.0;
+    found.errors = or_default(fields)?;
     found.logprobs = or_default(fields)?;
     for one in &found.logprobs {
         if one.index >= rows {

@@ -11,9 +11,10 @@ mod types;
 mod tests;
 
 pub(crate) use codec::estimate;
-pub use codec::{decode, decode_each, decode_to_engine, encode, encode_from_pool};
+pub use codec::{decode, decode_each, decode_to_engine, encode, encode_from_engine, list_of};
+pub use packed::Pairs;
 pub use types::{
-    Embedding, EngineReady, EngineStats, FromEngine, FromPool, Heartbeat, ID_LIMIT, LENGTH_BYTES, LoadProgress,
-    MAX_FRAME_BYTES, MessageError, Phase, PromptLogprobs, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine,
+    Embedding, EngineReady, EngineStats, FromEngine, Heartbeat, ID_LIMIT, LENGTH_BYTES, LoadProgress, MAX_FRAME_BYTES,
+    MessageError, NewRequest, Phase, PromptLogprobs, SCHEMA_VERSION, SamplingParams, StepTokens, ToEngine,
     TokenLogprobs, frame_length,
 };

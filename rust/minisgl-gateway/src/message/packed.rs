@@ -72,56 +72,42 @@ pub mod bytes {
     }
 }
 
-pub(super) struct Pairs<'a, K, V>(pub &'a [(K, V)]);
+/// A map, as a list of keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pairs<K, V>(pub Vec<(K, V)>);
 
-impl<K: Serialize, V: Serialize> Serialize for Pairs<'_, K, V> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-    }
-}
-
-pub(super) struct Map<K, V>(pub Vec<(K, V)>);
-
-impl<K, V> Default for Map<K, V> {
+impl<K, V> Default for Pairs<K, V> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Deserialize<'de> for Map<K, V> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MapVisitor(PhantomData))
+impl<K: Serialize, V: Serialize> Serialize for Pairs<K, V> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
     }
 }
 
-struct MapVisitor<K, V>(PhantomData<(K, V)>);
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Deserialize<'de> for Pairs<K, V> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(PairsVisitor(PhantomData))
+    }
+}
 
-impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for MapVisitor<K, V> {
-    type Value = Map<K, V>;
+struct PairsVisitor<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for PairsVisitor<K, V> {
+    type Value = Pairs<K, V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map")
     }
 
-    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Map<K, V>, A::Error> {
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Pairs<K, V>, A::Error> {
         let mut found = Vec::new();
         while let Some(entry) = entries.next_entry()? {
             found.push(entry);
         }
-        Ok(Map(found))
-    }
-}
-
-pub mod pairs {
-    use serde::{Deserialize as _, Serialize as _};
-
-    use crate::message::packed::{Map, Pairs};
-
-    pub fn serialize<S: serde::Serializer>(pairs: &[(i64, f64)], serializer: S) -> Result<S::Ok, S::Error> {
-        Pairs(pairs).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<(i64, f64)>, D::Error> {
-        Ok(Map::deserialize(deserializer)?.0)
+        Ok(Pairs(found))
     }
 }

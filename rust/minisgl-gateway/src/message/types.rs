@@ -1,10 +1,11 @@
-//! The messages: those of `minisgl.message.types` that a front end needs, with arrays instead of their bytes.
+//! The messages: those of `minisgl.message` that a front end needs, with arrays instead of their bytes.
 
 use std::fmt;
 
+use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize};
 
-use super::packed::{bytes, pairs};
+use super::packed::{Pairs, bytes};
 
 /// Both sides must agree on it.
 pub const SCHEMA_VERSION: u16 = 15;
@@ -53,7 +54,7 @@ pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, MessageError> {
     Ok(Some(length))
 }
 
-/// From the engine process.
+/// From the engine process, or from a pool of engines, which speaks to front ends as one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromEngine {
     /// What the engine process is doing before it is ready.
@@ -144,7 +145,7 @@ pub struct EngineReady {
 }
 
 /// The load of an engine. What else `minisgl.message.EngineStats` has is for the Python server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct EngineStats {
     pub num_waiting: i64,
@@ -193,7 +194,7 @@ pub struct StepTokens {
     /// Requests admitted for the first time since the last message, and how many of their prompt tokens were cached.
     pub admitted: Vec<(i64, i32)>,
     /// Why requests ended with an error.
-    pub errors: Vec<(i64, String)>,
+    pub errors: Pairs<i64, String>,
     /// Log probabilities of the tokens whose requests ask for them.
     pub logprobs: Vec<TokenLogprobs>,
     /// Log probabilities of prompts whose requests ask for them.
@@ -249,22 +250,7 @@ pub enum ToEngine {
         name: String,
     },
     /// A new request.
-    AddRequest {
-        /// The front end's own, below [`ID_LIMIT`], above all before it on its connection.
-        req_id: i64,
-        /// The prompt.
-        tokens: Vec<i32>,
-        /// Resolved: `seed` and `max_tokens` are set, `n` is 1.
-        sampling: Box<SamplingParams>,
-        /// Lower comes first.
-        priority: i64,
-        /// The last tokens, which an engine that was lost has generated.
-        num_generated: i64,
-        /// Number of the caller's API key in the key file; 0: none.
-        key: i64,
-        /// It gets only what nobody else could.
-        background: bool,
-    },
+    AddRequest(NewRequest),
     /// Nobody waits for it any more.
     AbortRequest(i64),
     /// A stop string was found in its text.
@@ -304,140 +290,101 @@ pub enum ToEngine {
     Shutdown,
 }
 
-/// From a pool of engines, which speaks to front ends as an engine process does.
-#[derive(Clone, Copy, Debug)]
-pub enum FromPool<'a> {
-    /// As [`FromEngine::LoadProgress`].
-    LoadProgress(&'a LoadProgress),
-    /// As [`FromEngine::EngineReady`].
-    EngineReady(&'a EngineReady),
-    /// As [`FromEngine::Heartbeat`]; of no process in particular.
-    Heartbeat(&'a Heartbeat),
-    /// As [`FromEngine::StepTokens`].
-    StepTokens(&'a StepTokens),
-    /// As [`FromEngine::EngineSays`].
-    EngineSays {
-        /// Number of the engine.
-        engine: i64,
-        /// As it wrote them, each a message.
-        messages: &'a [&'a [u8]],
-    },
-    /// As [`FromEngine::EngineState`].
-    EngineState {
-        /// Number of the engine.
-        engine: i64,
-        /// `starting`, `ready`, `silent` or `dead`.
-        state: &'a str,
-        /// Why.
-        reason: &'a str,
-    },
-    /// As [`FromEngine::EngineFailed`].
-    EngineFailed(&'a str),
+/// A request as its front end gives it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewRequest {
+    /// The front end's own, below [`ID_LIMIT`], above all before it on its connection.
+    pub req_id: i64,
+    /// The prompt.
+    pub tokens: Vec<i32>,
+    /// Resolved: `seed` and `max_tokens` are set, `n` is 1.
+    pub sampling: Box<SamplingParams>,
+    /// Lower comes first.
+    pub priority: i64,
+    /// The last tokens, which an engine that was lost has generated.
+    pub num_generated: i64,
+    /// Number of the caller's API key in the key file; 0: none.
+    pub key: i64,
+    /// It gets only what nobody else could.
+    pub background: bool,
 }
 
-/// How one request samples and when it ends: the fields and defaults of `minisgl.sampling_params.SamplingParams`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-#[allow(missing_docs)]
-pub struct SamplingParams {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_tokens: Option<i64>,
-    #[serde(skip_serializing_if = "is_default")]
-    pub min_tokens: i64,
-    #[serde(skip_serializing_if = "is_one")]
-    pub temperature: f64,
-    #[serde(skip_serializing_if = "is_all")]
-    pub top_k: i64,
-    #[serde(skip_serializing_if = "is_one")]
-    pub top_p: f64,
-    #[serde(skip_serializing_if = "is_zero")]
-    pub min_p: f64,
-    #[serde(skip_serializing_if = "is_zero")]
-    pub frequency_penalty: f64,
-    #[serde(skip_serializing_if = "is_zero")]
-    pub presence_penalty: f64,
-    #[serde(skip_serializing_if = "is_one")]
-    pub repetition_penalty: f64,
-    /// By token id, in the order of the request; no id twice.
-    #[serde(skip_serializing_if = "Vec::is_empty", with = "pairs")]
-    pub logit_bias: Vec<(i64, f64)>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub allowed_token_ids: Vec<i64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub bad_words: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub bad_token_ids: Vec<Vec<i64>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seed: Option<i64>,
-    #[serde(skip_serializing_if = "is_single")]
-    pub n: i64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stop: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stop_token_ids: Vec<i64>,
-    #[serde(skip_serializing_if = "is_default")]
-    pub ignore_eos: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub logprobs: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub grammar: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub embedding: Option<String>,
-    /// 0: none.
-    #[serde(skip_serializing_if = "is_default")]
-    pub adapter: i64,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            max_tokens: None,
-            min_tokens: 0,
-            temperature: 1.0,
-            top_k: -1,
-            top_p: 1.0,
-            min_p: 0.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
-            allowed_token_ids: Vec::new(),
-            bad_words: Vec::new(),
-            bad_token_ids: Vec::new(),
-            seed: None,
-            n: 1,
-            stop: Vec::new(),
-            stop_token_ids: Vec::new(),
-            ignore_eos: false,
-            logprobs: None,
-            prompt_logprobs: None,
-            grammar: None,
-            embedding: None,
-            adapter: 0,
+macro_rules! sampling_params {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty = $default:expr,)*) => {
+        /// How one request samples and when it ends: the fields and defaults of
+        /// `minisgl.sampling_params.SamplingParams`.
+        #[derive(Clone, Debug, PartialEq, Deserialize)]
+        #[serde(default)]
+        #[allow(missing_docs)]
+        pub struct SamplingParams {
+            $($(#[$doc])* pub $name: $kind,)*
         }
+
+        impl Default for SamplingParams {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
+        }
+
+        /// A map of what is not its default.
+        impl Serialize for SamplingParams {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let plain = Self::default();
+                let number = 0 $(+ usize::from(!self.$name.is_same(&plain.$name)))*;
+                let mut map = serializer.serialize_map(Some(number))?;
+                $(if !self.$name.is_same(&plain.$name) {
+                    map.serialize_entry(stringify!($name), &self.$name)?;
+                })*
+                map.end()
+            }
+        }
+    };
+}
+
+sampling_params! {
+    max_tokens: Option<i64> = None,
+    min_tokens: i64 = 0,
+    temperature: f64 = 1.0,
+    top_k: i64 = -1,
+    top_p: f64 = 1.0,
+    min_p: f64 = 0.0,
+    frequency_penalty: f64 = 0.0,
+    presence_penalty: f64 = 0.0,
+    repetition_penalty: f64 = 1.0,
+    /// By token id, in the order of the request; no id twice.
+    logit_bias: Pairs<i64, f64> = Pairs::default(),
+    allowed_token_ids: Vec<i64> = Vec::new(),
+    bad_words: Vec<String> = Vec::new(),
+    bad_token_ids: Vec<Vec<i64>> = Vec::new(),
+    seed: Option<i64> = None,
+    n: i64 = 1,
+    stop: Vec<String> = Vec::new(),
+    stop_token_ids: Vec<i64> = Vec::new(),
+    ignore_eos: bool = false,
+    logprobs: Option<i64> = None,
+    prompt_logprobs: Option<i64> = None,
+    grammar: Option<String> = None,
+    embedding: Option<String> = None,
+    /// 0: none.
+    adapter: i64 = 0,
+}
+
+/// Whether a field is its default, which a sender leaves out.
+trait Same: PartialEq {
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
     }
 }
 
-// What a sender leaves out; `-0.0` is not the same number as `0.0`.
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
+/// `-0.0` is not the same number as `0.0`.
+impl Same for f64 {
+    fn is_same(&self, other: &Self) -> bool {
+        self.to_bits() == other.to_bits()
+    }
 }
 
-fn is_zero(value: &f64) -> bool {
-    value.to_bits() == 0
-}
-
-fn is_one(value: &f64) -> bool {
-    value.to_bits() == 1_f64.to_bits()
-}
-
-fn is_all(top_k: &i64) -> bool {
-    *top_k == -1
-}
-
-fn is_single(n: &i64) -> bool {
-    *n == 1
-}
+impl Same for i64 {}
+impl Same for bool {}
+impl<T: PartialEq> Same for Option<T> {}
+impl<T: PartialEq> Same for Vec<T> {}
+impl<K: PartialEq, V: PartialEq> Same for Pairs<K, V> {}

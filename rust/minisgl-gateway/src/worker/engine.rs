@@ -22,7 +22,7 @@ impl Worker {
         let (mut messages, mut due) = (Vec::new(), Vec::new());
         let reason = loop {
             if let Err(error) = link.receive(&mut messages).await {
-                break error.to_string();
+                break error;
             }
             let began = Instant::now();
             if let Some(failure) = self.take(&mut messages, &mut due) {
@@ -52,15 +52,7 @@ impl Worker {
                     self.watching(Watchdog::expect);
                 }
                 FromEngine::EngineFailed(text) => return Some(text),
-                FromEngine::LoadProgress(_)
-                | FromEngine::EngineStats(_)
-                | FromEngine::Narration(_)
-                | FromEngine::PrefixChanged { .. }
-                | FromEngine::AdapterChanged { .. }
-                | FromEngine::CacheCleared
-                | FromEngine::Watched
-                | FromEngine::EngineSays { .. }
-                | FromEngine::EngineState { .. } => {}
+                _ => {} // for the Python server
             }
         }
         None
@@ -102,7 +94,7 @@ impl Worker {
             let found = worker.pool.run(Lane::Receipt, make).await.flatten();
             let Some(generation) = generation.upgrade() else { return };
             match found {
-                Some(shown) => generation.add_receipt(choice, shown),
+                Some(shown) => generation.tell(choice, |choice| choice.add_receipt(shown)),
                 None => generation.fail(Failure::Internal),
             }
             worker.notify(&generation, Instant::now());
@@ -134,8 +126,8 @@ impl Worker {
     pub(super) fn tell_waiting(&self) {
         let live = self.live.borrow();
         let (waiting, tokens) = live.waiting();
-        self.shared.metrics.in_flight.see(live.len());
-        self.shared.metrics.queued.see(waiting);
+        self.shared.metrics.in_flight.see(live.len() as u64);
+        self.shared.metrics.queued.see(waiting as u64);
         self.shared
             .num_waiting
             .store(waiting + self.num_encoding.get(), Relaxed);

@@ -7,12 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use minisgl_text::MAX_STEPS;
 use serde_json::Value;
 
-use super::{Worker, line};
+use super::Worker;
 use crate::answer::choice::Choice;
 use crate::answer::errors::Failure;
 use crate::answer::generation::{Generation, Heading, IGNORED};
+use crate::answer::log::Line;
 use crate::answer::plan::{Endpoint, Plan};
 use crate::answer::response_shape::Keep;
 use crate::answer::shape::{Shape, Shown};
@@ -21,7 +23,7 @@ use crate::config::GatewayConfig;
 use crate::http::{Head, Writer};
 use crate::keys;
 use crate::lengths::Lengths;
-use crate::message::ToEngine;
+use crate::message::{NewRequest, ToEngine};
 use crate::metrics::Reason;
 use crate::pool::Lane;
 use crate::prepare::{Loaded, Prepared, Stop, choice_seed, prepare};
@@ -30,6 +32,7 @@ use crate::shared::KeptAnswer;
 
 const INLINE_BYTES: usize = 2048; // of a body: less work than the way to another thread
 const INLINE_LIVE: usize = 4; // beyond, streams would stand still for it
+const INLINE_STEPS: u64 = 1 << 18; // of a template, which may loop: some milliseconds
 const SHORT_BYTES: usize = 32 << 10;
 const MOST_QUESTIONS: usize = 3; // of one request: its tools, its conversation, the grammar of its answer
 
@@ -103,26 +106,28 @@ impl Worker {
     ) -> Result<Prepared, Stop> {
         let loaded = Arc::clone(loaded);
         let size = body.len();
-        let work = move || {
+        let work = move |most_steps| {
             let began = Instant::now(); // not while it waits for a thread
-            (prepare(&loaded, endpoint, &body, explained), began.elapsed())
+            let found = prepare(&loaded, endpoint, &body, explained.clone(), most_steps);
+            (found, began.elapsed())
         };
         let is_quiet = self.live.borrow().len() <= INLINE_LIVE && self.num_encoding.get() == 1;
-        let now = Instant::now();
-        let done = if size <= INLINE_BYTES && is_quiet && self.inline.is_open(now) {
-            let done = catch_unwind(AssertUnwindSafe(work)).ok();
-            self.inline.took(now.elapsed(), now);
-            done
-        } else {
-            let lane = if size <= SHORT_BYTES { Lane::Short } else { Lane::Long };
-            self.pool.run(lane, work).await
+        let here =
+            (size <= INLINE_BYTES && is_quiet).then(|| catch_unwind(AssertUnwindSafe(|| work(INLINE_STEPS))).ok());
+        let done = match here {
+            // perhaps for want of steps: it is begun again
+            None | Some(Some((Err(Stop::PassOn(Reason::Template)), _))) => {
+                let lane = if size <= SHORT_BYTES { Lane::Short } else { Lane::Long };
+                self.pool.run(lane, move || work(MAX_STEPS)).await
+            }
+            Some(done) => done,
         };
         let (found, took) = done.ok_or(Reason::Error)?; // it panicked
         self.shared.metrics.tokenize.add(took, 1);
         found
     }
 
-    /// Of the adapter that it names: its number. Receipts, if it asks for them, are known to be possible.
+    /// It gets the number of the adapter that it names. Receipts, if it asks for them, are known to be possible.
     fn name_adapter(&self, plan: &mut Plan, loaded: &Loaded) -> Result<(), Reason> {
         let number = plan.model.as_ref().and_then(|name| self.shared.adapter(name));
         match number {
@@ -160,15 +165,14 @@ impl Worker {
                 sampling.min_tokens = sampling.min_tokens.min(most);
                 let req_id = live.add(generation, submitted.len(), prompt.len(), key);
                 submitted.push((req_id, plan.receipt.then(|| Receipt::new(&sampling, &prompt))));
-                messages.push(ToEngine::AddRequest {
+                messages.push(ToEngine::AddRequest(NewRequest {
                     req_id,
                     tokens: prompt.clone(),
                     sampling,
                     priority: plan.priority,
-                    num_generated: 0,
                     key: key as i64,
-                    background: false,
-                });
+                    ..NewRequest::default()
+                }));
             }
         }
         self.shared.metrics.accepted.fetch_add(submitted.len() as u64, Relaxed);
@@ -186,7 +190,7 @@ impl Worker {
         let arrival = Instant::now();
         let loaded = self.serving()?;
         let config = &loaded.config;
-        let endpoint = Endpoint::of(&head.target).ok_or(Reason::Route)?;
+        let (endpoint, _) = Endpoint::of(&head.target).ok_or(Reason::Route)?;
         let (mut headers, key) = Self::caller(head, &loaded).ok_or(Reason::Error)?;
         let room = |this: &Self, count, tokens| {
             let has_room = this.has_room(config, count, tokens) && this.key_has_room(&loaded, key, count);
@@ -254,19 +258,8 @@ impl Worker {
         let room = prepared.prompts.iter();
         let room = room.map(|prompt| (config.max_seq_len - prompt.len()) as i64);
         let plan = &prepared.plan;
-        let mut found = Lengths::new(
-            room,
-            &plan.sampling,
-            &config.limits,
-            plan.names_length,
-            self.num_in_flight(),
-        );
-        let fits = found.fit_logprobs(
-            &plan.sampling,
-            plan.n,
-            plan.names_length,
-            config.bounds.max_logprob_entries,
-        );
+        let mut found = Lengths::new(room, plan, &config.limits, self.num_in_flight());
+        let fits = found.fit_logprobs(plan, config.bounds.max_logprob_entries);
         fits.then_some(()).ok_or(Reason::Error)?;
         if found.are_shortened {
             let count = found.by_prompt.len() * plan.n;
@@ -330,7 +323,8 @@ fn generation(
         Some(parsing) => (&parsing.shown, parsing.think_end),
         None => (&[], None),
     };
-    let keeps_ids = plan.receipt || Shape::shows_ids(plan.endpoint, plan.stream);
+    let shows_ids = plan.endpoint == Endpoint::Generate && !plan.stream;
+    let keeps_ids = plan.receipt || shows_ids;
     let sampling = &plan.sampling;
     let prompts = prepared.prompts.iter().zip(&lengths.by_prompt);
     let choices: Vec<_> = prompts
@@ -344,13 +338,8 @@ fn generation(
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     let shown = choices.iter().map(|_| Shown::new(plan, &loaded.tokenizer)).collect();
-    let (stream, usage) = (plan.stream, plan.include_usage);
     let model = plan.model.as_deref().unwrap_or(&loaded.config.model_name);
-    let id = callers::random_uuid();
-    let mut shape = Shape::new(plan.endpoint, stream, usage, &id, created, model).with_vectors(plan.vectors);
-    if let Some(head) = &plan.head {
-        shape = shape.with_head(head.clone(), created, model, keep);
-    }
+    let shape = Shape::new(plan, created, model, keep);
     Generation::new(choices, shown, plan.n, shape, writer, heading)
 }
 
@@ -371,15 +360,14 @@ impl Drop for Open<'_> {
             self.worker.finish(id, ToEngine::AbortRequest(id));
         }
         self.generation.abort(&self.worker.shared.metrics);
-        let (status, error, prompt, generated, about) = self.generation.about();
-        let mut found = line(&self.request_id, self.head, status, about.arrival);
-        found.key = self.loaded.key_name(self.key);
-        found.shortened_to = self.shortened_to.take();
-        found.tokens = Some((prompt, about.cached_tokens, generated));
-        found.ttft_s = about.ttft_s;
-        found.finish_reasons = about.finish_reasons;
-        found.error = error.as_deref();
-        found.log(&self.loaded.config.log);
+        let line = Line {
+            request_id: &self.request_id,
+            head: self.head,
+            key: self.loaded.key_name(self.key),
+            shortened_to: self.shortened_to.as_deref(),
+            about: &self.generation.about(),
+        };
+        line.log(&self.loaded.config.log);
     }
 }
 

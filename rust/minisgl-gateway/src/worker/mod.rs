@@ -11,25 +11,21 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
 use crate::answer::generation::Scratch;
-use crate::answer::log::Line;
 use crate::answer::plan::Endpoint;
 use crate::callers::{self, Headers};
 use crate::engine::{EngineLink, Watchdog};
-use crate::http::{Handler, Head, Outcome, Route, Writer};
+use crate::http::{Handler, Head, Outcome, Writer};
 use crate::keys::Bucket;
 use crate::live::Live;
 use crate::metrics::Reason;
 use crate::pool::Pool;
 use crate::prepare::Loaded;
 use crate::shared::Shared;
-
-const INLINE_MOST: Duration = Duration::from_millis(50); // a template may loop: all streams stand still for it
-const NOT_INLINE: Duration = Duration::from_secs(600); // after one that took longer
 
 /// What answers requests: the gateway's own part of the server.
 pub struct Worker {
@@ -43,7 +39,6 @@ pub struct Worker {
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
     num_encoding: Cell<usize>,
-    inline: Inline,
     buckets: RefCell<Vec<Option<Bucket>>>, // of API keys, from number 1
     draining: Cell<bool>,
     me: Weak<Worker>,
@@ -63,7 +58,6 @@ impl Worker {
             connected: RefCell::new(None),
             scratch: RefCell::new(Scratch::default()),
             num_encoding: Cell::new(0),
-            inline: Inline::new(Instant::now()),
             buckets: RefCell::new(Vec::new()),
             draining: Cell::new(false),
             me: Weak::clone(me),
@@ -104,7 +98,7 @@ impl Worker {
 
     /// What became of a request; None: it was answered.
     fn count(&self, head: &Head, passed_on: Option<Reason>) {
-        let route = Endpoint::of(&head.target).map_or("other", Endpoint::route);
+        let route = Endpoint::of(&head.target).map_or("other", |(_, route)| route);
         self.shared.metrics.requests.add(route, passed_on);
     }
 
@@ -125,22 +119,16 @@ impl Worker {
 }
 
 impl Handler for Worker {
-    fn route(&self, head: &Head) -> Route {
+    fn route(&self, head: &Head) -> Option<usize> {
         if self.native(head).is_some() {
-            return Route::Body(0);
+            return Some(0);
         }
         let found = Endpoint::of(&head.target).ok_or(Reason::Route).and_then(|_| {
             let loaded = self.serving()?;
             Self::caller(head, &loaded).ok_or(Reason::Error)?;
             Ok(loaded.config.limits.max_body_bytes)
         });
-        match found {
-            Ok(most) => Route::Body(most),
-            Err(reason) => {
-                self.count(head, Some(reason));
-                Route::PassOn
-            }
-        }
+        found.map_err(|reason| self.count(head, Some(reason))).ok()
     }
 
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
@@ -154,58 +142,5 @@ impl Handler for Worker {
         } else {
             Outcome::PassOn
         }
-    }
-}
-
-/// Whether short bodies are prepared on the event loop itself.
-struct Inline {
-    from: Cell<Instant>,
-}
-
-impl Inline {
-    fn new(now: Instant) -> Self {
-        Self { from: Cell::new(now) }
-    }
-
-    fn is_open(&self, now: Instant) -> bool {
-        now >= self.from.get()
-    }
-
-    fn took(&self, duration: Duration, now: Instant) {
-        if duration > INLINE_MOST {
-            self.from.set(now + NOT_INLINE);
-        }
-    }
-}
-
-fn line<'a>(request_id: &'a str, head: &'a Head, status: Option<u16>, arrival: Instant) -> Line<'a> {
-    Line {
-        request_id,
-        method: &head.method,
-        path: &head.target,
-        status,
-        arrival,
-        key: None,
-        shortened_to: None,
-        tokens: None,
-        ttft_s: None,
-        finish_reasons: Vec::new(),
-        error: None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn after_one_that_took_long_none_is_prepared_on_the_event_loop_for_a_while() {
-        let now = Instant::now();
-        let inline = Inline::new(now);
-        inline.took(INLINE_MOST, now);
-        assert!(inline.is_open(now));
-        inline.took(INLINE_MOST * 2, now);
-        assert!(!inline.is_open(now) && !inline.is_open(now + NOT_INLINE / 2));
-        assert!(inline.is_open(now + NOT_INLINE));
     }
 }

@@ -1,8 +1,9 @@
-//! The GETs that need no Python: probes and the list of models.
+//! The GETs that need no Python: the list of models, and probes while Python runs.
 
 use std::time::Instant;
 
-use super::{Worker, line};
+use super::Worker;
+use crate::answer::log::{About, Line};
 use crate::callers::{self, Headers};
 use crate::http::{Head, Outcome, Writer};
 
@@ -27,9 +28,10 @@ impl Worker {
         callers::may_ask(head, config, !is_probe)?;
         let headers = callers::headers(head, config, callers::request_id(head)?)?;
         let healthy = self.is_healthy();
+        let alive = healthy && self.shared.python_runs(config.watch.silence_s);
         let body = match head.target.as_str() {
-            "/livez" if healthy => OK.to_vec(),
-            "/readyz" if healthy && !self.draining.get() => OK.to_vec(),
+            "/livez" if alive => OK.to_vec(),
+            "/readyz" if alive && !self.draining.get() => OK.to_vec(),
             "/v1/models" if healthy && !self.shared.has_adapters() => config.models.clone().into_bytes(),
             _ => return None,
         };
@@ -46,7 +48,18 @@ impl Worker {
         if let Some(loaded) = &*self.loaded.borrow() {
             let log = &loaded.config.log;
             if log.probes || head.target == "/v1/models" {
-                line(&headers[0].1, head, Some(200), arrival).log(log);
+                let about = About {
+                    status: Some(200),
+                    ..About::new(arrival)
+                };
+                let line = Line {
+                    request_id: &headers[0].1,
+                    head,
+                    key: None,
+                    shortened_to: None,
+                    about: &about,
+                };
+                line.log(log);
             }
         }
         Outcome::Answered

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use minisgl_gateway::http::{Handler, Head, Options, Outcome, Route, Writer, accept};
+use minisgl_gateway::http::{Handler, Head, Options, Outcome, Writer, accept};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
@@ -36,12 +36,12 @@ impl Drop for Gone<'_> {
 }
 
 impl Handler for Answers {
-    fn route(&self, head: &Head) -> Route {
+    fn route(&self, head: &Head) -> Option<usize> {
         match head.target.as_str() {
             "/panic-route" => panic!("a panic of a test"),
-            "/echo" | "/stream" | "/wait" | "/wait-stream" | "/big" | "/pass" | "/panic" => Route::Body(8 << 20),
-            "/small" => Route::Body(10),
-            _ => Route::PassOn,
+            "/echo" | "/stream" | "/wait" | "/wait-stream" | "/big" | "/pass" | "/panic" => Some(8 << 20),
+            "/small" => Some(10),
+            _ => None,
         }
     }
 
@@ -53,7 +53,7 @@ impl Handler for Answers {
             "/stream" => {
                 writer.begin("text/plain", &[("x-kind", "stream")]);
                 body.chunks(1).for_each(|one| writer.part(one));
-                writer.end();
+                writer.end_with(b"");
                 return Outcome::Answered;
             }
             "/wait" | "/wait-stream" => {
@@ -67,7 +67,7 @@ impl Handler for Answers {
                 self.go_on.notified().await;
                 std::mem::forget(gone);
                 if head.target == "/wait-stream" {
-                    writer.end();
+                    writer.end_with(b"");
                     return Outcome::Answered;
                 }
             }
@@ -82,9 +82,6 @@ impl Handler for Answers {
         Outcome::Answered
     }
 }
-
-/// What the fallback does with each of its connections.
-pub type Script = Rc<dyn Fn(UnixStream, Rc<Fallback>) -> std::pin::Pin<Box<dyn Future<Output = ()>>>>;
 
 /// What came to the fallback.
 #[derive(Default)]
@@ -137,35 +134,36 @@ impl Server {
     /// With a fallback that reads what comes up to its end, or to `|`, and writes then.
     pub fn with_fallback(answer: &'static [u8]) -> Self {
         let mut server = Self::start();
-        server.serve_fallback(Rc::new(move |mut stream, fallback| {
-            Box::pin(async move {
-                let index = fallback.received.borrow().len();
-                fallback.received.borrow_mut().push(Vec::new());
-                let mut input = [0; 4096];
-                let mut has_answered = false;
-                while let Ok(size @ 1..) = stream.read(&mut input).await {
-                    fallback.received.borrow_mut()[index].extend_from_slice(&input[..size]);
-                    if !has_answered && fallback.received.borrow()[index].contains(&b'|') {
-                        has_answered = true;
-                        stream.write_all(answer).await.unwrap();
-                    }
+        server.serve_fallback(async |mut stream, fallback| {
+            let index = fallback.received.borrow().len();
+            fallback.received.borrow_mut().push(Vec::new());
+            let mut input = [0; 4096];
+            let mut has_answered = false;
+            while let Ok(size @ 1..) = stream.read(&mut input).await {
+                fallback.received.borrow_mut()[index].extend_from_slice(&input[..size]);
+                if !has_answered && fallback.received.borrow()[index].contains(&b'|') {
+                    has_answered = true;
+                    stream.write_all(answer).await.unwrap();
                 }
-                if !has_answered {
-                    let _ = stream.write_all(answer).await;
-                }
-                fallback.ended.set(fallback.ended.get() + 1);
-            })
-        }));
+            }
+            if !has_answered {
+                let _ = stream.write_all(answer).await;
+            }
+            fallback.ended.set(fallback.ended.get() + 1);
+        });
         server
     }
 
-    pub fn serve_fallback(&mut self, script: Script) {
+    /// `script`: what the fallback does with each of its connections.
+    pub fn serve_fallback(&mut self, script: impl AsyncFn(UnixStream, Rc<Fallback>) + 'static) {
+        let script = Rc::new(script);
         let listener = UnixListener::bind(&self.socket).unwrap();
         let fallback = self.fallback.clone();
         self.listener = Some(spawn_local(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                spawn_local(script(stream, fallback.clone()));
+                let (script, fallback) = (script.clone(), fallback.clone());
+                spawn_local(async move { script(stream, fallback).await });
             }
         }));
     }

@@ -1,7 +1,5 @@
 //! However bytes are cut into packets, requests and answers are the same.
 
-use std::rc::Rc;
-
 use crate::common::*;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,21 +30,18 @@ async fn turns() {
 /// The fallback reads to `|` and answers as the byte before that says, cut at these places.
 fn start(places: Vec<prop::sample::Index>) -> Server {
     let mut server = Server::start();
-    server.serve_fallback(Rc::new(move |mut stream, fallback| {
-        let places = places.clone();
-        Box::pin(async move {
-            let mut found = Vec::new();
-            while !found.ends_with(b"|") {
-                found.push(stream.read_u8().await.unwrap());
-            }
-            let answer = ANSWERS[usize::from(found[found.len() - 2]) % ANSWERS.len()];
-            fallback.received.borrow_mut().push(found);
-            for piece in cut(answer, &places) {
-                stream.write_all(piece).await.unwrap();
-                turns().await;
-            }
-        })
-    }));
+    server.serve_fallback(async move |mut stream, fallback| {
+        let mut found = Vec::new();
+        while !found.ends_with(b"|") {
+            found.push(stream.read_u8().await.unwrap());
+        }
+        let answer = ANSWERS[usize::from(found[found.len() - 2]) % ANSWERS.len()];
+        fallback.received.borrow_mut().push(found);
+        for piece in cut(answer, &places) {
+            stream.write_all(piece).await.unwrap();
+            turns().await;
+        }
+    });
     server
 }
 

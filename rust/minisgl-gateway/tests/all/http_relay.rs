@@ -18,12 +18,15 @@ fn noise(size: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(size).collect()
 }
 
-async fn read_head(stream: &mut UnixStream) -> Vec<u8> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.unwrap());
-    }
-    head
+/// The fallback does so once the head of a request has come.
+fn after_head(server: &mut Server, script: impl AsyncFn(UnixStream, Rc<Fallback>) + 'static) {
+    server.serve_fallback(async move |mut stream, fallback| {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        script(stream, fallback).await;
+    });
 }
 
 #[test]
@@ -32,20 +35,17 @@ fn large_bodies_both_ways_at_once() {
         run(async {
             let size = 6 << 20;
             let mut server = Server::start();
-            server.serve_fallback(Rc::new(move |mut stream, _| {
-                Box::pin(async move {
-                    read_head(&mut stream).await;
-                    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n");
-                    stream.write_all(head.as_bytes()).await.unwrap();
-                    let mut input = vec![0; 10_000];
-                    let mut left = size;
-                    while left > 0 {
-                        let found = stream.read(&mut input).await.unwrap();
-                        stream.write_all(&input[..found]).await.unwrap();
-                        left -= found;
-                    }
-                })
-            }));
+            after_head(&mut server, async move |mut stream, _| {
+                let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.unwrap();
+                let mut input = vec![0; 10_000];
+                let mut left = size;
+                while left > 0 {
+                    let found = stream.read(&mut input).await.unwrap();
+                    stream.write_all(&input[..found]).await.unwrap();
+                    left -= found;
+                }
+            });
             let body = noise(size);
             let odd = if is_tunnel { "expect: 100-continue\r\n" } else { "" };
             let head = format!("POST /other HTTP/1.1\r\nhost: a\r\n{odd}content-length: {size}\r\n\r\n");
@@ -69,19 +69,16 @@ fn large_bodies_both_ways_at_once() {
 fn neither_side_is_read_faster_than_the_other_takes_it() {
     run(async {
         let mut server = Server::start();
-        server.serve_fallback(Rc::new(|mut stream, fallback| {
-            Box::pin(async move {
-                read_head(&mut stream).await;
-                let part = noise(1 << 16);
-                let size = 64 << 20;
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n");
-                stream.write_all(head.as_bytes()).await.unwrap();
-                for _ in 0..size / part.len() {
-                    stream.write_all(&part).await.unwrap();
-                    fallback.ended.set(fallback.ended.get() + part.len());
-                }
-            })
-        }));
+        after_head(&mut server, async move |mut stream, fallback| {
+            let part = noise(1 << 16);
+            let size = 64 << 20;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n");
+            stream.write_all(head.as_bytes()).await.unwrap();
+            for _ in 0..size / part.len() {
+                stream.write_all(&part).await.unwrap();
+                fallback.ended.set(fallback.ended.get() + part.len());
+            }
+        });
         let mut stream = server.connect().await;
         send(&mut stream, last("GET", "/other", "")).await;
         stream.readable().await.unwrap();
@@ -107,12 +104,9 @@ fn an_answer_before_the_bodys_end() {
     run(async {
         let early = b"HTTP/1.1 413 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno";
         let mut server = Server::start();
-        server.serve_fallback(Rc::new(move |mut stream, _| {
-            Box::pin(async move {
-                read_head(&mut stream).await;
-                stream.write_all(early).await.unwrap();
-            })
-        }));
+        after_head(&mut server, async move |mut stream, _| {
+            stream.write_all(early).await.unwrap();
+        });
         let body = noise(3 << 20);
         let head = format!(
             "POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n",
@@ -134,15 +128,12 @@ fn an_answer_before_the_bodys_end() {
 fn an_early_answer_that_keeps_the_connection() {
     run(async {
         let mut server = Server::start();
-        server.serve_fallback(Rc::new(move |mut stream, fallback| {
-            Box::pin(async move {
-                read_head(&mut stream).await;
-                stream.write_all(OK).await.unwrap();
-                let mut input = Vec::new();
-                let _ = stream.read_to_end(&mut input).await;
-                fallback.received.borrow_mut().push(input);
-            })
-        }));
+        after_head(&mut server, async move |mut stream, fallback| {
+            stream.write_all(OK).await.unwrap();
+            let mut input = Vec::new();
+            let _ = stream.read_to_end(&mut input).await;
+            fallback.received.borrow_mut().push(input);
+        });
         let mut stream = server.connect().await;
         send(&mut stream, request("POST", "/other", "begin end").replace("end", "")).await;
         read_until(&mut stream, "ok").await;
@@ -172,12 +163,9 @@ fn a_server_that_dies() {
     ] {
         run(async move {
             let mut server = Server::start();
-            server.serve_fallback(Rc::new(move |mut stream, _| {
-                Box::pin(async move {
-                    read_head(&mut stream).await;
-                    stream.write_all(said).await.unwrap();
-                })
-            }));
+            after_head(&mut server, async move |mut stream, _| {
+                stream.write_all(said).await.unwrap();
+            });
             let mut stream = server.connect().await;
             send(&mut stream, request("GET", "/other", "")).await;
             if expected.ends_with("503 ") {
@@ -210,13 +198,10 @@ fn answers_without_bodies() {
             ),
         ] {
             let mut server = Server::start();
-            server.serve_fallback(Rc::new(move |mut stream, _| {
-                Box::pin(async move {
-                    read_head(&mut stream).await;
-                    stream.write_all(answer).await.unwrap();
-                    let _ = stream.read_u8().await; // it stays open
-                })
-            }));
+            after_head(&mut server, async move |mut stream, _| {
+                stream.write_all(answer).await.unwrap();
+                let _ = stream.read_u8().await; // it stays open
+            });
             let sent = [request(method, "/other", ""), last("POST", "/echo", "next")].concat();
             let found = server.exchange(sent.as_bytes()).await;
             let rest = found.strip_prefix(std::str::from_utf8(answer).unwrap()).unwrap();
@@ -229,14 +214,11 @@ fn answers_without_bodies() {
 fn who_leaves_is_told_of() {
     run(async {
         let mut server = Server::start();
-        server.serve_fallback(Rc::new(|mut stream, fallback| {
-            Box::pin(async move {
-                read_head(&mut stream).await;
-                fallback.received.borrow_mut().push(Vec::new());
-                let _ = stream.read_to_end(&mut Vec::new()).await;
-                fallback.ended.set(fallback.ended.get() + 1);
-            })
-        }));
+        after_head(&mut server, async move |mut stream, fallback| {
+            fallback.received.borrow_mut().push(Vec::new());
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+            fallback.ended.set(fallback.ended.get() + 1);
+        });
         let odd = "GET /echo HTTP/1.0\r\n\r\n".to_owned();
         let half = "POST /other HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhalf".to_owned();
         for (index, sent) in [request("GET", "/other", ""), odd, half].iter().enumerate() {
@@ -259,13 +241,10 @@ fn who_leaves_is_told_of() {
 fn who_closes_his_half_is_answered_by_the_server() {
     run(async {
         let mut server = Server::start();
-        server.serve_fallback(Rc::new(|mut stream, _| {
-            Box::pin(async move {
-                read_head(&mut stream).await;
-                let _ = stream.read_to_end(&mut Vec::new()).await; // the client's end
-                stream.write_all(OK).await.unwrap();
-            })
-        }));
+        after_head(&mut server, async move |mut stream, _| {
+            let _ = stream.read_to_end(&mut Vec::new()).await; // the client's end
+            stream.write_all(OK).await.unwrap();
+        });
         for sent in [request("GET", "/other", ""), "GET / HTTP/1.0\r\n\r\n".to_owned()] {
             assert!(server.exchange_half(sent.as_bytes()).await.ends_with("\r\n\r\nok"));
         }

@@ -16,7 +16,7 @@ pub enum Policy {
     CacheAware,
 }
 
-/// Of an API key: what it gets of the engines beside others that wait, and how many requests at once (0: any).
+/// It says what an API key gets of the engines beside others that wait, and how many requests at once (0: any).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyShare {

@@ -35,12 +35,7 @@ pub(super) struct Line {
 
 impl Line {
     pub fn new(shares: &[KeyShare]) -> Self {
-        let all = std::iter::once(&KeyShare {
-            share: 1,
-            max_inflight: 0,
-        })
-        .chain(shares)
-        .copied();
+        let all = std::iter::once(KeyShare::default()).chain(shares.iter().copied());
         let key = |share| Key {
             share,
             num_inflight: 0,

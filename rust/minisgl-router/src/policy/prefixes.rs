@@ -8,27 +8,11 @@
 //! engines.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
+
+use minisgl_gateway::live::IdHasher;
 
 const NONE: u32 = u32::MAX;
-
-/// Keys are hashes already.
-#[derive(Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are u64");
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
 
 /// An engine that holds a page, and the page's place in that engine's list.
 #[derive(Clone, Copy)]
@@ -136,7 +120,7 @@ pub(super) struct Prefixes {
     page_size: usize,
     pages: Vec<Page>,
     free: Vec<u32>,
-    by_hash: HashMap<u64, u32, BuildHasherDefault<AsItIs>>,
+    by_hash: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
     engines: Vec<Held>,
     /// What `find` found last: known pages from the start on.
     path: Vec<u32>,
@@ -176,8 +160,8 @@ impl Prefixes {
         self.path.extend(known);
     }
 
-    /// Of the first `max_pages` pages, how many an engine holds that suits this depth, and all that hold so many. Who
-    /// does not suit a depth suits no smaller one.
+    /// It tells how many of the first `max_pages` pages an engine holds that suits this depth, and all that hold so many.
+    /// Who does not suit a depth suits no smaller one.
     pub fn deepest(
         &self,
         max_pages: usize,

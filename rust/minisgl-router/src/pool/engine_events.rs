@@ -2,10 +2,10 @@
 //!
 //! Invariants: a token is counted before it is passed on; what an engine says after its loss is not heard.
 
-use minisgl_gateway::message::{FromEngine, FromPool, StepTokens, ToEngine};
+use minisgl_gateway::message::{FromEngine, StepTokens, ToEngine};
 
 use super::engines::{Engine, State, together};
-use super::requests::{ERROR, Fate, as_i64};
+use super::requests::{ERROR, Fate};
 use super::steps::{Owned, Whose};
 use super::switchboard::{Out, Switchboard};
 
@@ -83,20 +83,13 @@ impl Switchboard {
     fn engine_ready(&mut self, engine: usize) {
         self.set_state(engine, State::Ready, "");
         self.take_up(engine);
-        for (&adapter, (name, path)) in &self.adapters {
-            let (name, path) = (name.clone(), path.clone());
-            let message = ToEngine::LoadAdapter { adapter, name, path };
-            self.out.push(Out::Engine(engine, message));
-        }
-        for (&prefix_id, (tokens, pin)) in &self.prefixes {
-            let (tokens, pin) = (tokens.clone(), *pin);
-            let message = ToEngine::AddPrefix { prefix_id, tokens, pin };
-            self.out.push(Out::Engine(engine, message));
+        for message in self.adapters.values().chain(self.prefixes.values()) {
+            self.out.push(Out::Engine(engine, message.clone()));
         }
         if self.said_ready.is_none()
-            && let Some(ready) = together(&self.engines)
+            && let Some(ready) = together(&self.engines).map(Box::new)
         {
-            self.send_all(FromPool::EngineReady(&ready), false);
+            self.send_all(FromEngine::EngineReady(ready.clone()), false);
             self.said_ready = Some(ready);
         }
     }
@@ -171,11 +164,7 @@ impl Switchboard {
         }
         one.state = state;
         reason.clone_into(&mut one.reason);
-        let message = FromPool::EngineState {
-            engine: as_i64(engine),
-            state: state.name(),
-            reason,
-        };
+        let message = one.told_state(engine);
         self.send_all(message, false);
     }
 
@@ -192,7 +181,7 @@ impl Switchboard {
     /// The last word.
     fn fail(&mut self, text: &str) {
         self.flush_parts();
-        self.send_all(FromPool::EngineFailed(text), false);
+        self.send_all(FromEngine::EngineFailed(text.to_owned()), false);
         self.ended = Some(text.to_owned());
     }
 
@@ -232,19 +221,16 @@ impl Switchboard {
             if reason != 0 {
                 ended.push((*link_id, id));
             }
-            rows.push(request.owner.map(|owner| (owner, request.own_id)));
+            rows.push(request.whose());
         }
-        let mut whose = |link_id: i64| -> Whose {
-            let request = requests.get_mut(ids.get(&link_id)?)?;
-            request.owner.map(|owner| (owner, request.own_id))
-        };
-        let errors = step.errors.iter().map(|one| whose(one.0)).collect();
+        let whose = |link_id: i64| -> Whose { requests.get(ids.get(&link_id)?)?.whose() };
+        let errors = step.errors.0.iter().map(|one| whose(one.0)).collect();
         let prompts = step.prompt_logprobs.iter().map(|one| whose(one.req_id)).collect();
         let embeddings = step.embeddings.iter().map(|one| whose(one.req_id)).collect();
         let first_time = |&(link_id, _): &(i64, i32)| -> Whose {
             let request = requests.get_mut(ids.get(&link_id)?)?;
             let is_news = request.admitted();
-            request.owner.filter(|_| is_news).map(|owner| (owner, request.own_id))
+            request.whose().filter(|_| is_news)
         };
         let admitted = step.admitted.iter().map(first_time).collect();
         let owned = Owned {

@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 
-use minisgl_gateway::message::{EngineReady, FromPool, LoadProgress};
+use minisgl_gateway::message::{EngineReady, FromEngine, LoadProgress, list_of};
 
 use super::requests::{ById, as_i64};
 
 /// Lines of a start that are kept.
 const NUM_LINES: usize = 256;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
+    #[default]
     Starting,
     Ready,
     Silent,
@@ -28,6 +29,7 @@ impl State {
     }
 }
 
+#[derive(Default)]
 pub(super) struct Engine {
     pub(super) state: State,
     pub(super) reason: String,
@@ -44,20 +46,6 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new() -> Self {
-        Self {
-            state: State::Starting,
-            reason: String::new(),
-            is_restarting: false,
-            is_linked: false,
-            ids: ById::default(),
-            num_losses: 0,
-            ready: None,
-            said: VecDeque::new(),
-            stats: None,
-        }
-    }
-
     /// Whether it takes requests, now or soon.
     pub(super) fn has_future(&self) -> bool {
         self.is_restarting || matches!(self.state, State::Starting | State::Ready)
@@ -89,26 +77,28 @@ impl Engine {
     }
 
     /// For a front end that has just connected.
-    pub(super) fn snapshot(&self, number: usize, mut say: impl FnMut(FromPool<'_>)) {
-        let engine = as_i64(number);
+    pub(super) fn snapshot(&self, number: usize) -> Vec<FromEngine> {
         let lines: Vec<&[u8]> = self.said.iter().map(|(_, raw)| &raw[..]).collect();
-        if !lines.is_empty() {
-            say(FromPool::EngineSays {
-                engine,
-                messages: &lines,
-            });
+        let lines = (!lines.is_empty()).then(|| says(number, &lines));
+        let stats = self.stats.as_ref().map(|stats| says(number, &[stats]));
+        let found = [lines, Some(self.told_state(number)), stats];
+        found.into_iter().flatten().collect()
+    }
+
+    pub(super) fn told_state(&self, number: usize) -> FromEngine {
+        FromEngine::EngineState {
+            engine: as_i64(number),
+            state: self.state.name().to_owned(),
+            reason: self.reason.clone(),
         }
-        say(FromPool::EngineState {
-            engine,
-            state: self.state.name(),
-            reason: &self.reason,
-        });
-        if let Some(stats) = &self.stats {
-            say(FromPool::EngineSays {
-                engine,
-                messages: &[stats],
-            });
-        }
+    }
+}
+
+/// What an engine said, as it wrote it.
+pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
+    FromEngine::EngineSays {
+        engine: as_i64(engine),
+        messages: list_of(messages),
     }
 }
 

@@ -74,18 +74,13 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
                 continue;
             }
         };
-        let reason = match (failure.take(), received) {
-            (Some(reason), _) => reason,
-            (None, Err(error)) => error.to_string(),
-            (None, Ok(())) => {
-                yield_now().await; // others' turn
-                continue;
-            }
-        };
-        return Loss {
-            is_silent: false,
-            reason,
-        };
+        if let Some(reason) = failure.take().or(received.err()) {
+            return Loss {
+                is_silent: false,
+                reason,
+            };
+        }
+        yield_now().await; // others' turn
     }
 }
 

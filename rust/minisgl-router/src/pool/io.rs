@@ -321,7 +321,7 @@ fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
         match taken {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            Err(error) => return Err(error.why()),
+            Err(error) => return Err(error.to_string()),
         }
     }
 }

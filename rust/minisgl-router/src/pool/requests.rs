@@ -5,8 +5,10 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::rc::Rc;
 
 use minisgl_gateway::live::IdHasher;
-use minisgl_gateway::message::{SamplingParams, ToEngine};
+use minisgl_gateway::message::{NewRequest, ToEngine};
 use serde::Deserialize;
+
+use super::steps::Whose;
 
 /// By ids that are numbers in a row.
 pub(super) type ById<T> = HashMap<i64, T, BuildHasherDefault<IdHasher>>;
@@ -42,19 +44,13 @@ pub(super) enum Fate {
     Ends(i32, Option<&'static str>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Request {
     /// Number of its front end; None once that is gone.
     pub(super) owner: Option<u32>,
-    /// The id that its front end gave it.
-    pub(super) own_id: i64,
-    /// Prompt and what was generated.
-    pub(super) tokens: Vec<i32>,
+    /// As that gave it, but for its tokens: prompt and what was generated.
+    pub(super) given: NewRequest,
     pub(super) num_prompt: usize,
-    pub(super) sampling: Box<SamplingParams>,
-    pub(super) priority: i64,
-    pub(super) key: i64,
-    pub(super) background: bool,
     /// None in line.
     pub(super) place: Option<Place>,
     /// How it ends, as its front end has asked.
@@ -67,27 +63,22 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(owner: u32, own_id: i64, tokens: Vec<i32>, num_generated: usize, message: Rest) -> Self {
+    pub(super) fn new(owner: u32, given: NewRequest, num_generated: usize) -> Self {
         Self {
             owner: Some(owner),
-            own_id,
-            num_prompt: tokens.len() - num_generated,
-            tokens,
-            sampling: message.sampling,
-            priority: message.priority,
-            key: message.key,
-            background: message.background,
-            place: None,
-            ending: None,
-            said_admitted: false,
-            admitted_here: false,
-            blame: 0,
-            has_token_here: false,
+            num_prompt: given.tokens.len() - num_generated,
+            given,
+            ..Self::default()
         }
     }
 
     pub(super) fn num_generated(&self) -> usize {
-        self.tokens.len() - self.num_prompt
+        self.given.tokens.len() - self.num_prompt
+    }
+
+    /// Whose it is, and the id it has there.
+    pub(super) fn whose(&self) -> Whose {
+        self.owner.map(|owner| (owner, self.given.req_id))
     }
 
     /// An engine gets it, with its priority if that `counts` there.
@@ -95,19 +86,16 @@ impl Request {
         self.place = Some(place);
         self.admitted_here = false;
         self.has_token_here = false;
-        ToEngine::AddRequest {
+        ToEngine::AddRequest(NewRequest {
             req_id: place.link_id,
-            tokens: self.tokens.clone(),
-            sampling: self.sampling.clone(),
-            priority: if counts { self.priority } else { 0 },
+            priority: if counts { self.given.priority } else { 0 },
             num_generated: as_i64(self.num_generated()),
-            key: self.key,
-            background: self.background,
-        }
+            ..self.given.clone()
+        })
     }
 
     pub(super) fn got(&mut self, token: i32) {
-        self.tokens.push(token);
+        self.given.tokens.push(token);
         self.has_token_here = true;
         self.blame = 0;
     }
@@ -127,7 +115,7 @@ impl Request {
         if let Some(reason) = self.ending {
             return Fate::Ends(reason, None);
         }
-        let most = self.sampling.max_tokens.unwrap_or(i64::MAX);
+        let most = self.given.sampling.max_tokens.unwrap_or(i64::MAX);
         if as_i64(self.num_generated()) >= most {
             return Fate::Ends(LENGTH, None);
         }
@@ -153,7 +141,7 @@ pub(super) struct OwnPrefixes {
     pages: HashMap<i64, [HashSet<u64>; 2]>,
 }
 
-/// Of a key, in each of its two sets.
+/// Each of the two sets of a key holds no more.
 const MOST_PAGES: usize = 1 << 15;
 
 impl OwnPrefixes {
@@ -168,7 +156,7 @@ impl OwnPrefixes {
     /// How many of `cached_len` tokens, which an engine had for this request, its key may know of.
     pub(super) fn shown(&self, request: &Request, cached_len: i32) -> i32 {
         let most = usize::try_from(cached_len).unwrap_or(0) / self.page_size;
-        let Some([late, before]) = self.pages.get(&request.key) else {
+        let Some([late, before]) = self.pages.get(&request.given.key) else {
             return 0;
         };
         let is_own = |page: &u64| late.contains(page) || before.contains(page);
@@ -179,7 +167,7 @@ impl OwnPrefixes {
     /// From now on its key knows of all of it.
     pub(super) fn add(&mut self, request: &Request) {
         let hashes: Vec<u64> = self.hashes(request).take(MOST_PAGES).collect();
-        let [late, before] = self.pages.entry(request.key).or_default();
+        let [late, before] = self.pages.entry(request.given.key).or_default();
         if late.len() + hashes.len() > MOST_PAGES {
             *before = std::mem::take(late);
         }
@@ -188,20 +176,13 @@ impl OwnPrefixes {
 
     fn hashes(&self, request: &Request) -> impl Iterator<Item = u64> {
         let mut hasher = self.state.build_hasher();
-        hasher.write_i64(request.sampling.adapter);
-        request.tokens.chunks_exact(self.page_size).map(move |page| {
+        hasher.write_i64(request.given.sampling.adapter);
+        let tokens = request.given.tokens.chunks_exact(self.page_size);
+        tokens.map(move |page| {
             page.iter().for_each(|&token| hasher.write_i32(token));
             hasher.finish()
         })
     }
-}
-
-/// What else an `AddRequest` says.
-pub(super) struct Rest {
-    pub(super) sampling: Box<SamplingParams>,
-    pub(super) priority: i64,
-    pub(super) key: i64,
-    pub(super) background: bool,
 }
 
 pub(super) fn as_i64(count: usize) -> i64 {
@@ -256,7 +237,7 @@ impl FrontEnd {
         if !self.greeted && !matches!(message, ToEngine::Hello { .. }) {
             return Err(self.rules.hello_first.clone());
         }
-        if let ToEngine::AddRequest { req_id, .. } = *message {
+        if let ToEngine::AddRequest(NewRequest { req_id, .. }) = *message {
             let last_id = self.last_id;
             if req_id <= last_id {
                 let text = self.rules.not_above.replace("{req_id}", &req_id.to_string());

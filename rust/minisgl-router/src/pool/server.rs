@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use minisgl_gateway::engine::{WatchTimes, Watchdog};
-use minisgl_gateway::message::{FromPool, encode_from_pool};
+use minisgl_gateway::message::{FromEngine, encode_from_engine};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use serde::Deserialize;
 use tokio::net::UnixListener;
@@ -173,8 +173,8 @@ async fn accept(io: Rc<Io>, listener: UnixListener) {
         match listener.accept().await {
             Ok((stream, _)) if io.num_peers() < io.rules.max_front_ends => serve(&io, stream),
             Ok((stream, _)) => {
-                let text = &io.rules.too_many;
-                refuse(&stream, &encode_from_pool(&[FromPool::EngineFailed(text)])).await;
+                let text = io.rules.too_many.clone();
+                refuse(&stream, &encode_from_engine(&[FromEngine::EngineFailed(text)])).await;
             }
             Err(_) => sleep(Duration::from_millis(10)).await, // who came has gone already, or descriptors are short
         }

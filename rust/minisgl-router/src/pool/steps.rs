@@ -33,7 +33,7 @@ impl Owned {
             step.req_ids.clear();
             step.req_ids.extend(self.rows.iter().map(own));
             (step.admitted.iter_mut().zip(&self.admitted)).for_each(|(one, whose)| one.0 = own(whose));
-            (step.errors.iter_mut().zip(&self.errors)).for_each(|(one, whose)| one.0 = own(whose));
+            (step.errors.0.iter_mut().zip(&self.errors)).for_each(|(one, whose)| one.0 = own(whose));
             (step.prompt_logprobs.iter_mut().zip(&self.prompts)).for_each(|(one, whose)| one.req_id = own(whose));
             (step.embeddings.iter_mut().zip(&self.embeddings)).for_each(|(one, whose)| one.req_id = own(whose));
             parts.push((owner, self.step));
@@ -58,9 +58,9 @@ impl Owned {
                 part_of(owner, number, parts, begin).admitted.push((own_id, cached_len));
             }
         }
-        for ((_, text), whose) in self.step.errors.into_iter().zip(&self.errors) {
+        for ((_, text), whose) in self.step.errors.0.into_iter().zip(&self.errors) {
             if let Some((owner, own_id)) = *whose {
-                part_of(owner, number, parts, begin).errors.push((own_id, text));
+                part_of(owner, number, parts, begin).errors.0.push((own_id, text));
             }
         }
         for mut one in self.step.logprobs {

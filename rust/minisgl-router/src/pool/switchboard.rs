@@ -5,14 +5,18 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use minisgl_gateway::message::{FromPool, Heartbeat, LoadProgress, Phase, StepTokens, ToEngine, encode_from_pool};
+use minisgl_gateway::message::{
+    EngineReady, FromEngine, Heartbeat, LoadProgress, NewRequest, Pairs, Phase, StepTokens, ToEngine,
+    encode_from_engine,
+};
+use serde::Serialize;
 
-use super::engines::{Engine, State};
-use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, Rest, STOP, as_i64};
+use super::engines::{Engine, State, says};
+use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
 /// What is counted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Readings {
     /// By engine: requests that are there.
     pub loads: Vec<usize>,
@@ -22,7 +26,7 @@ pub struct Readings {
     pub num_losses_total: Vec<u64>,
     /// Requests that have not ended.
     pub num_live: usize,
-    /// Of these, those that stand in line.
+    /// So many of these stand in line.
     pub num_waiting: usize,
     /// Requests that went on in another engine.
     pub num_moved_total: u64,
@@ -59,9 +63,10 @@ pub struct Switchboard {
     pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
     rules: Rc<FrontEndRules>,
-    pub(super) prefixes: BTreeMap<i64, (Vec<i32>, bool)>,
-    pub(super) adapters: BTreeMap<i64, (String, String)>,
-    pub(super) said_ready: Option<minisgl_gateway::message::EngineReady>,
+    /// What each engine is told when it is ready, by number of the adapter or prefix.
+    pub(super) adapters: BTreeMap<i64, ToEngine>,
+    pub(super) prefixes: BTreeMap<i64, ToEngine>,
+    pub(super) said_ready: Option<Box<EngineReady>>,
     pub(super) is_shutting_down: bool,
     pub(super) ended: Option<String>,
     pub(super) num_moved: u64,
@@ -76,7 +81,7 @@ impl Switchboard {
     /// # Errors
     /// Names the field of the router's configuration that cannot be.
     pub fn new(config: RouterConfig, rules: Rc<FrontEndRules>) -> Result<Self, String> {
-        let engines = (0..config.num_engines).map(|_| Engine::new()).collect();
+        let engines = (0..config.num_engines).map(|_| Engine::default()).collect();
         Ok(Self {
             own_prefixes: (!config.keys.is_empty()).then(|| OwnPrefixes::new(config.page_size)),
             router: Router::new(config)?,
@@ -150,19 +155,10 @@ impl Switchboard {
         let number = self.next_front_end;
         self.next_front_end += 1;
         self.front_ends.insert(number, FrontEnd::new(number, &self.rules));
-        let mut frames = Vec::new();
-        for (engine, one) in self.engines.iter().enumerate() {
-            one.snapshot(engine, |message| frames.push(encode_from_pool(&[message])));
-        }
-        if let Some(ready) = &self.said_ready {
-            frames.push(encode_from_pool(&[FromPool::EngineReady(ready)]));
-        }
-        let frames = frames.into_iter().map(|frame| Out::Frame {
-            to: number,
-            frame: Rc::new(frame),
-            droppable: false,
-        });
-        self.out.extend(frames);
+        let engines = self.engines.iter().enumerate();
+        let mut messages: Vec<_> = engines.flat_map(|(engine, one)| one.snapshot(engine)).collect();
+        messages.extend(self.said_ready.clone().map(FromEngine::EngineReady));
+        messages.iter().for_each(|message| self.send(number, message, false));
         number
     }
 
@@ -174,49 +170,25 @@ impl Switchboard {
         front_end.check(&message)?;
         match message {
             ToEngine::Hello { name } => front_end.hello(&name),
-            ToEngine::AddRequest {
-                req_id,
-                tokens,
-                sampling,
-                priority,
-                num_generated,
-                key,
-                background,
-            } => {
-                let rest = Rest {
-                    sampling,
-                    priority,
-                    key,
-                    background,
-                };
-                self.add(number, req_id, tokens, num_generated, rest);
-            }
+            ToEngine::AddRequest(given) => self.add(number, given),
             ToEngine::AbortRequest(own_id) => self.end_early(number, own_id, ABORT, ToEngine::AbortRequest),
             ToEngine::FinishRequest(own_id) => self.end_early(number, own_id, STOP, ToEngine::FinishRequest),
-            ToEngine::AddPrefix { prefix_id, tokens, pin } => {
-                self.prefixes.insert(prefix_id, (tokens.clone(), pin));
-                self.tell_ready(&ToEngine::AddPrefix { prefix_id, tokens, pin });
-            }
-            ToEngine::RemovePrefix(prefix_id) => {
-                self.prefixes.remove(&prefix_id);
-                self.tell_ready(&ToEngine::RemovePrefix(prefix_id));
-            }
-            ToEngine::ClearCache => self.tell_ready(&ToEngine::ClearCache),
-            ToEngine::LoadAdapter { adapter, name, path } => {
-                self.adapters.insert(adapter, (name.clone(), path.clone()));
-                self.tell_ready(&ToEngine::LoadAdapter { adapter, name, path });
-            }
-            ToEngine::UnloadAdapter(adapter) => {
-                self.adapters.remove(&adapter);
-                self.tell_ready(&ToEngine::UnloadAdapter(adapter));
-            }
-            ToEngine::Watch { steps, tree } => self.tell_ready(&ToEngine::Watch { steps, tree }),
             ToEngine::Shutdown => {
                 self.is_shutting_down = true;
                 for engine in (0..self.engines.len()).filter(|&engine| self.engines[engine].is_linked) {
                     self.out.push(Out::Engine(engine, ToEngine::Shutdown));
                 }
                 self.end_if_all_left();
+            }
+            for_all => {
+                match for_all {
+                    ToEngine::AddPrefix { prefix_id, .. } => drop(self.prefixes.insert(prefix_id, for_all.clone())),
+                    ToEngine::RemovePrefix(prefix_id) => drop(self.prefixes.remove(&prefix_id)),
+                    ToEngine::LoadAdapter { adapter, .. } => drop(self.adapters.insert(adapter, for_all.clone())),
+                    ToEngine::UnloadAdapter(adapter) => drop(self.adapters.remove(&adapter)),
+                    _ => {} // the cache is emptied, or steps are watched
+                }
+                self.tell_ready(&for_all);
             }
         }
         Ok(())
@@ -229,7 +201,7 @@ impl Switchboard {
         };
         if let Some(reason) = reason {
             let text = self.rules.ends.replace("{reason}", reason);
-            self.send(number, FromPool::EngineFailed(&text), true);
+            self.send(number, &FromEngine::EngineFailed(text), true);
         }
         self.out.push(Out::Close(number));
         let mut live: Vec<i64> = gone.live.values().copied().collect();
@@ -256,12 +228,13 @@ impl Switchboard {
         }
     }
 
-    fn add(&mut self, owner: u32, own_id: i64, tokens: Vec<i32>, num_generated: i64, rest: Rest) {
-        let most = as_i64(tokens.len()).min(rest.sampling.max_tokens.unwrap_or(i64::MAX));
+    fn add(&mut self, owner: u32, given: NewRequest) {
+        let (own_id, num_generated) = (given.req_id, given.num_generated);
+        let most = as_i64(given.tokens.len()).min(given.sampling.max_tokens.unwrap_or(i64::MAX));
         let generated = usize::try_from(num_generated).ok().filter(|_| num_generated < most);
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request::new(owner, own_id, tokens, generated.unwrap_or(0), rest);
+        let request = Request::new(owner, given, generated.unwrap_or(0));
         let refused = match (generated, num_generated) {
             (None, n) if n != 0 => Err(format!("num_generated: {n}: must leave a prompt and a token to make")),
             _ => self.stand_in_line(id, &request, false),
@@ -276,12 +249,13 @@ impl Switchboard {
     }
 
     pub(super) fn stand_in_line(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
-        let Ok(key) = usize::try_from(request.key) else {
-            return Err(format!("key: {}: there is no such key", request.key));
+        let given = &request.given;
+        let Ok(key) = usize::try_from(given.key) else {
+            return Err(format!("key: {}: there is no such key", given.key));
         };
-        let namespace = u32::try_from(request.sampling.adapter).unwrap_or(0);
-        let priority = if request.background { i64::MAX } else { request.priority };
-        self.router.add(id, &request.tokens, priority, key, again, namespace)
+        let namespace = u32::try_from(given.sampling.adapter).unwrap_or(0);
+        let priority = if given.background { i64::MAX } else { given.priority };
+        self.router.add(id, &given.tokens, priority, key, again, namespace)
     }
 
     /// Its front end does not wait for more of it.
@@ -319,13 +293,12 @@ impl Switchboard {
     /// An end that no engine says.
     pub(super) fn end(&mut self, id: i64, reason: i32, text: Option<&str>) {
         let Some(request) = self.requests.get(&id) else { return };
-        if let Some(owner) = request.owner {
-            let own_id = request.own_id;
+        if let Some((owner, own_id)) = request.whose() {
             let step = StepTokens {
                 req_ids: vec![own_id],
                 tokens: vec![-1],
                 reasons: vec![reason],
-                errors: text.map(|text| (own_id, text.to_owned())).into_iter().collect(),
+                errors: Pairs(text.map(|text| (own_id, text.to_owned())).into_iter().collect()),
                 ..StepTokens::default()
             };
             self.parts.push((owner, step));
@@ -342,7 +315,7 @@ impl Switchboard {
             own.add(&request);
         }
         if let Some(front_end) = request.owner.and_then(|owner| self.front_ends.get_mut(&owner)) {
-            front_end.live.remove(&request.own_id);
+            front_end.live.remove(&request.given.req_id);
         }
     }
 
@@ -351,10 +324,9 @@ impl Switchboard {
     /// What steps brought, in one frame to each front end.
     pub(super) fn flush_parts(&mut self) {
         while let Some(&(owner, _)) = self.parts.first() {
-            let of_owner = self.parts.iter().filter(|part| part.0 == owner);
-            let messages: Vec<_> = of_owner.map(|part| FromPool::StepTokens(&part.1)).collect();
-            let frame = Rc::new(encode_from_pool(&messages));
-            self.parts.retain(|part| part.0 != owner);
+            let of_owner = self.parts.extract_if(.., |part| part.0 == owner);
+            let messages: Vec<_> = of_owner.map(|part| FromEngine::StepTokens(part.1)).collect();
+            let frame = Rc::new(encode_from_engine(&messages));
             self.out.push(Out::Frame {
                 to: owner,
                 frame,
@@ -370,35 +342,31 @@ impl Switchboard {
             age_s: 0.0,
             step: -1,
         };
-        self.send_all(FromPool::Heartbeat(&beat), true);
+        self.send_all(FromEngine::Heartbeat(beat), true);
     }
 
     pub(super) fn pass_on(&mut self, engine: usize, raw: &[u8], droppable: bool) {
-        let message = FromPool::EngineSays {
-            engine: as_i64(engine),
-            messages: &[raw],
-        };
-        self.send_all(message, droppable);
+        self.send_all(says(engine, &[raw]), droppable);
     }
 
     /// For the logs of all front ends.
     pub(super) fn say_line(&mut self, text: String) {
         let (done, total) = (0, 0);
-        self.send_all(FromPool::LoadProgress(&LoadProgress { text, done, total }), false);
+        self.send_all(FromEngine::LoadProgress(LoadProgress { text, done, total }), false);
     }
 
     /// Send a message to all front ends, behind the tokens that were taken before it.
-    pub(super) fn send_all(&mut self, message: FromPool<'_>, droppable: bool) {
+    pub(super) fn send_all(&mut self, message: FromEngine, droppable: bool) {
         self.flush_parts();
-        let frame = Rc::new(encode_from_pool(&[message]));
+        let frame = Rc::new(encode_from_engine(&[message]));
         for &to in self.front_ends.keys() {
             let frame = Rc::clone(&frame);
             self.out.push(Out::Frame { to, frame, droppable });
         }
     }
 
-    fn send(&mut self, to: u32, message: FromPool<'_>, droppable: bool) {
-        let frame = Rc::new(encode_from_pool(&[message]));
+    fn send(&mut self, to: u32, message: &FromEngine, droppable: bool) {
+        let frame = Rc::new(encode_from_engine(std::slice::from_ref(message)));
         self.out.push(Out::Frame { to, frame, droppable });
     }
 

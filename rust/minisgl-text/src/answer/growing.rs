@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use super::parts::Part;
+use crate::is_space;
 
 /// How a text ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +31,6 @@ struct State {
 /// Shared by the parser and whoever pushes.
 #[derive(Clone, Default)]
 pub(super) struct Growing(Arc<Mutex<State>>);
-
-/// Python's and JSON's white space together.
-pub(super) fn is_space(found: char) -> bool {
-    found.is_whitespace() || ('\x1c'..='\x1f').contains(&found)
-}
 
 impl Growing {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
@@ -176,9 +172,9 @@ impl Growing {
         Some((self.take(len), ends))
     }
 
-    /// Text before the first of `markers`, as far as it is certain, and which of them comes behind it. (Empty text, None)
-    /// at the end of the text. Only what may be a marker waits.
-    pub(super) async fn before(&self, markers: &[&str]) -> (String, Option<usize>) {
+    /// Text before the first of `markers`, as far as it is certain, and which of them comes behind it; None at the end
+    /// of the text. Only what may be a marker waits.
+    pub(super) async fn before(&self, markers: &[&str]) -> Option<(String, Option<usize>)> {
         let (len, found, dropped) = self
             .look(|rest, ended| match first_of(rest, markers) {
                 Ahead::Marker(at, which) => Some((at, Some(which), false)),
@@ -196,7 +192,7 @@ impl Growing {
         {
             text.truncate(at);
         }
-        (text, found)
+        (!text.is_empty() || found.is_some()).then_some((text, found))
     }
 }
 
@@ -228,6 +224,7 @@ fn first_of(text: &str, markers: &[&str]) -> Ahead {
 }
 
 /// Finds the end of one value of JSON, or of a list of arguments in Python's way, in a text that comes in pieces.
+#[derive(Default)]
 pub(super) struct ValueScan {
     is_python: bool,
     closers: Vec<u8>,
@@ -243,11 +240,7 @@ impl ValueScan {
     pub(super) fn new(is_python: bool) -> Self {
         Self {
             is_python,
-            closers: Vec::new(),
-            quote: None,
-            is_escaped: false,
-            is_scalar: None,
-            is_broken: false,
+            ..Self::default()
         }
     }
 

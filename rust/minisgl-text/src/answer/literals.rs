@@ -23,7 +23,7 @@ pub(super) fn object_of(text: &str) -> Option<String> {
     };
     let found = inner
         .as_deref()
-        .map_or(text, |inner| inner.trim_matches(super::growing::is_space));
+        .map_or(text, |inner| inner.trim_matches(crate::is_space));
     if found.is_empty() || (inner.is_none() && found == "null") {
         return Some("{}".to_owned());
     }
@@ -109,6 +109,13 @@ impl<'a> Literals<'a> {
             .split_at(self.rest.find(|one| !belongs(one)).unwrap_or(self.rest.len()));
         self.rest = rest;
         (!found.is_empty()).then_some(found)
+    }
+
+    /// The next character.
+    fn next(&mut self) -> Option<char> {
+        let one = self.rest.chars().next()?;
+        self.rest = &self.rest[one.len_utf8()..];
+        Some(one)
     }
 
     fn word(&mut self) -> Option<&'a str> {
@@ -226,16 +233,13 @@ impl<'a> Literals<'a> {
                 self.rest = rest;
                 return Some(found);
             }
-            let one = self.rest.chars().next()?;
-            self.rest = &self.rest[one.len_utf8()..];
+            let one = self.next()?;
             if one != '\\' {
                 found.push(one);
                 continue;
             }
             if is_raw {
-                let next = self.rest.chars().next()?;
-                self.rest = &self.rest[next.len_utf8()..];
-                found.extend([one, next]);
+                found.extend([one, self.next()?]);
             } else {
                 self.escape(&mut found)?;
             }
@@ -244,8 +248,7 @@ impl<'a> Literals<'a> {
 
     /// What is behind a backslash. Unknown ones stay as they are, as in Python.
     fn escape(&mut self, found: &mut String) -> Option<()> {
-        let one = self.rest.chars().next()?;
-        self.rest = &self.rest[one.len_utf8()..];
+        let one = self.next()?;
         let len = match one {
             'x' => 2,
             'u' => 4,

@@ -42,10 +42,7 @@ impl AnswerParser {
             format,
             thinking,
             tools,
-            num_calls: 0,
-            text: run::Spaces::default(),
-            held: String::new(),
-            is_likely: false,
+            ..run::Run::default()
         };
         Self {
             growing,

@@ -17,7 +17,7 @@ pub enum Part {
         index: usize,
         /// It is new.
         id: String,
-        /// Of the tool.
+        /// The tool has it.
         name: String,
     },
     /// More of the JSON text of a call's arguments, with the call's index.

@@ -9,9 +9,10 @@
 use std::sync::Arc;
 
 use super::formats::{Call, HARMONY, Parameter, Piece, Thinking, ToolFormat};
-use super::growing::{Growing, ValueScan, is_space};
+use super::growing::{Growing, ValueScan};
 use super::literals::{json_string, object_of, python_arguments, quoted, typed};
 use super::parts::{Part, Tools};
+use crate::is_space;
 
 const FENCE: &str = "```";
 const NAME_KEYS: [&str; 3] = ["name", "function", "tool_name"];
@@ -40,6 +41,7 @@ impl Trimmed {
     }
 }
 
+#[derive(Default)]
 pub(super) struct Run {
     pub(super) growing: Growing,
     pub(super) format: Option<&'static ToolFormat>,
@@ -108,34 +110,27 @@ impl Run {
 
     async fn think(&mut self, thinking: &Thinking, is_open: Option<bool>) {
         self.space().await;
-        if self.growing.comes(thinking.begin).await {
-            self.growing.take(thinking.begin.len());
-        } else if is_open != Some(true) {
+        if !self.takes(thinking.begin).await && is_open != Some(true) {
             self.give_back();
             return;
         }
         self.space().await;
         self.held.clear();
         let mut inner = Trimmed::default();
-        loop {
-            let (text, found) = self.growing.before(&[thinking.end]).await;
-            let is_end = text.is_empty() && found.is_none();
+        while let Some((text, found)) = self.growing.before(&[thinking.end]).await {
             if let Some(decided) = inner.push(&text) {
                 self.growing.emit(Part::Reasoning(decided));
             }
             if found.is_some() {
-                break;
-            }
-            if is_end {
-                if !inner.0.is_empty() {
-                    self.growing.emit(Part::Reasoning(inner.0));
-                }
+                self.growing.take(thinking.end.len());
+                self.space().await;
+                self.held.clear();
                 return;
             }
         }
-        self.growing.take(thinking.end.len());
-        self.space().await;
-        self.held.clear();
+        if !inner.0.is_empty() {
+            self.growing.emit(Part::Reasoning(inner.0));
+        }
     }
 
     // -------------------------------------------------------------------------------------------------------- calls
@@ -145,22 +140,15 @@ impl Run {
         markers.extend(format.also);
         markers.retain(|marker| !marker.is_empty());
         while self.opening(format, &markers).await {}
-        loop {
-            let (text, found) = self.growing.before(&markers).await;
-            let is_end = text.is_empty() && found.is_none();
+        while let Some((text, found)) = self.growing.before(&markers).await {
             self.put(To::Text, text);
-            match found {
-                None if is_end => return,
-                None => {}
-                Some(which) => {
-                    self.held = std::mem::take(&mut self.text.waiting.0);
-                    self.is_likely = true;
-                    if !format.begins_call(markers[which]) {
-                        self.hold(markers[which].len());
-                    }
-                    self.marked(format).await;
-                }
+            let Some(which) = found else { continue };
+            self.held = std::mem::take(&mut self.text.waiting.0);
+            self.is_likely = true;
+            if !format.begins_call(markers[which]) {
+                self.hold(markers[which].len());
             }
+            self.marked(format).await;
         }
     }
 
@@ -174,9 +162,8 @@ impl Run {
                 return false;
             }
         }
-        let is_fenced = self.growing.comes(FENCE).await;
+        let is_fenced = self.holds(FENCE).await;
         if is_fenced {
-            self.hold(FENCE.len());
             self.word().await;
             self.space().await;
         }
@@ -184,10 +171,7 @@ impl Run {
         let found = is_open && self.calls(format, true).await;
         if found && is_fenced {
             self.space().await;
-            if self.growing.comes(FENCE).await {
-                self.growing.take(FENCE.len());
-                self.held.clear();
-            }
+            self.takes(FENCE).await;
         }
         self.is_likely |= found;
         self.give_back();
@@ -205,11 +189,7 @@ impl Run {
         self.is_likely |= found;
         if found && !format.end.is_empty() {
             self.space().await;
-            let end = format.end.trim();
-            if self.growing.comes(end).await {
-                self.growing.take(end.len());
-                self.held.clear();
-            }
+            self.takes(format.end.trim()).await;
         }
         self.give_back();
     }
@@ -229,6 +209,25 @@ impl Run {
         self.held.push_str(&taken);
     }
 
+    /// Holds `text` if it comes next.
+    async fn holds(&mut self, text: &str) -> bool {
+        let comes = self.growing.comes(text).await;
+        if comes {
+            self.hold(text.len());
+        }
+        comes
+    }
+
+    /// Takes `text` out if it comes next: what is held belonged to it.
+    async fn takes(&mut self, text: &str) -> bool {
+        let comes = self.growing.comes(text).await;
+        if comes {
+            self.growing.take(text.len());
+            self.held.clear();
+        }
+        comes
+    }
+
     /// Takes white space.
     async fn space(&mut self) {
         while let Some(spaces) = self.growing.run_of(is_space).await {
@@ -239,9 +238,8 @@ impl Run {
     /// Holds `text` if it comes next, with the white space around it.
     async fn literal(&mut self, text: &str) -> bool {
         self.space().await;
-        let comes = self.growing.comes(text.trim()).await;
+        let comes = self.holds(text.trim()).await;
         if comes {
-            self.hold(text.trim().len());
             self.space().await;
         }
         comes
@@ -300,9 +298,8 @@ impl Run {
     /// `known`: only names of the request's tools are calls.
     async fn calls(&mut self, format: &'static ToolFormat, known: bool) -> bool {
         let mut found = false;
-        let in_list = self.growing.comes("[").await;
+        let in_list = self.holds("[").await;
         if in_list {
-            self.hold(1);
             self.space().await;
         }
         if in_list && format.python && !self.growing.comes("{").await {
@@ -315,16 +312,14 @@ impl Run {
             }
             self.space().await;
             for separator in [",", ";"] {
-                if self.growing.comes(separator).await {
-                    self.hold(1);
+                if self.holds(separator).await {
                     self.space().await;
                     break;
                 }
             }
         }
-        if found && in_list && self.growing.comes("]").await {
-            self.growing.take(1);
-            self.held.clear();
+        if found && in_list {
+            self.takes("]").await;
         }
         self.is_likely |= found; // what is held goes on with calls
         self.give_back();
@@ -343,10 +338,9 @@ impl Run {
             let key = self.string().await;
             self.space().await;
             let Some(key) = key else { return begun };
-            if !self.growing.comes(":").await {
+            if !self.holds(":").await {
                 return begun;
             }
-            self.hold(1);
             self.space().await;
             if NAME_KEYS.contains(&key.as_str()) && name.is_none() {
                 let found = self.string().await.filter(|found| !found.is_empty());
@@ -373,14 +367,12 @@ impl Run {
                 return begun;
             }
             self.space().await;
-            if self.growing.comes(",").await {
-                self.hold(1);
+            if self.holds(",").await {
                 continue;
             }
-            if !self.growing.comes("}").await {
+            if !self.holds("}").await {
                 return begun;
             }
-            self.hold(1);
             break;
         }
         if !begun {
@@ -424,10 +416,9 @@ impl Run {
             self.argue(arguments);
             found = true;
             self.space().await;
-            if !self.growing.comes(",").await {
+            if !self.holds(",").await {
                 return found;
             }
-            self.hold(1);
         }
     }
 
@@ -471,40 +462,24 @@ impl Run {
                     self.word().await;
                     true
                 }
-                Piece::Arguments => {
-                    if self.growing.peek().await != Some('{') {
-                        false
-                    } else {
-                        self.begin(&name);
-                        begun = true;
-                        if !self.value(To::Arguments, false).await {
-                            return true;
+                Piece::Arguments | Piece::Parameters(_) | Piece::Unquoted(_) => {
+                    let comes = match piece {
+                        Piece::Parameters(one) => {
+                            self.space().await;
+                            self.growing.comes(one.begin.trim()).await || self.growing.comes("</").await
                         }
-                        true
-                    }
-                }
-                Piece::Parameters(parameter) => {
-                    self.space().await;
-                    if !self.growing.comes(parameter.begin.trim()).await && !self.growing.comes("</").await {
-                        return false;
+                        _ => self.growing.peek().await == Some('{'),
+                    };
+                    if !comes {
+                        return begun;
                     }
                     self.begin(&name);
                     begun = true;
-                    if !self.parameters(&name, parameter).await {
-                        return true;
+                    match piece {
+                        Piece::Parameters(one) => self.parameters(&name, one).await,
+                        Piece::Unquoted(quote) => self.unquoted(quote).await,
+                        _ => self.value(To::Arguments, false).await,
                     }
-                    true
-                }
-                Piece::Unquoted(quote) => {
-                    let is_object = self.growing.peek().await == Some('{');
-                    if is_object {
-                        self.begin(&name);
-                        begun = true;
-                        if !self.unquoted(quote).await {
-                            return true;
-                        }
-                    }
-                    is_object
                 }
             };
             if !fits {
@@ -519,11 +494,9 @@ impl Run {
         let mut separator = "{";
         loop {
             self.space().await;
-            if !self.growing.comes(parameter.begin.trim()).await {
+            if !self.takes(parameter.begin.trim()).await {
                 break;
             }
-            self.growing.take(parameter.begin.trim().len());
-            self.held.clear();
             let Some(key) = self.up_to(parameter.named.trim()).await else {
                 return false;
             };
@@ -563,30 +536,22 @@ impl Run {
     /// The text before `marker`, which is taken; None: it does not come.
     async fn up_to(&mut self, marker: &str) -> Option<String> {
         let mut all = String::new();
-        loop {
-            let (text, found) = self.growing.before(&[marker]).await;
+        while let Some((text, found)) = self.growing.before(&[marker]).await {
+            all += &text;
             if found.is_some() {
                 self.growing.take(marker.len());
-                return Some(all + &text);
+                return Some(all);
             }
-            if text.is_empty() {
-                return None;
-            }
-            all += &text;
         }
+        None
     }
 
     /// A text up to `end`, as it comes; `in_lines`: a line break before that belongs to it.
     async fn text_value(&mut self, end: &str, in_lines: bool) -> bool {
         self.argue("\"".to_owned());
         let mut waiting = String::new();
-        loop {
-            let (text, found) = self.growing.before(&[end]).await;
-            let is_end = text.is_empty() && found.is_none();
+        while let Some((text, found)) = self.growing.before(&[end]).await {
             let mut text = std::mem::take(&mut waiting) + &text;
-            if is_end {
-                return false;
-            }
             if in_lines && text.ends_with('\n') {
                 text.pop();
                 if found.is_none() {
@@ -601,6 +566,7 @@ impl Run {
                 return true;
             }
         }
+        false
     }
 
     /// An object whose keys have no quotes and whose strings have `quote` around them; false: it breaks off.
@@ -637,8 +603,7 @@ impl Run {
                         return false;
                     }
                 }
-                _ if self.growing.comes(quote).await => {
-                    self.growing.take(quote.len());
+                _ if self.takes(quote).await => {
                     if !self.text_value(quote, false).await {
                         return false;
                     }
@@ -696,13 +661,9 @@ impl Run {
         if let Some(name) = name {
             self.begin(name);
         }
+        let ends = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
         let mut inner = Trimmed::default();
-        loop {
-            let (text, found) = self
-                .growing
-                .before(&["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"])
-                .await;
-            let is_end = text.is_empty() && found.is_none();
+        while let Some((text, found)) = self.growing.before(&ends).await {
             let decided = if name.is_some() || is_thought {
                 inner.push(&text)
             } else {
@@ -716,13 +677,11 @@ impl Run {
             }
             if let Some(which) = found {
                 if which < 3 {
-                    self.growing.take(["<|end|>", "<|call|>", "<|return|>"][which].len());
+                    self.growing.take(ends[which].len()); // the others begin the next head
                 }
                 return true;
             }
-            if is_end {
-                return false;
-            }
         }
+        false
     }
 }

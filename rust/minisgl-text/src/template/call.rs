@@ -8,7 +8,7 @@ use super::print::to_str;
 use super::value::{Result, Value, refuse};
 
 /// What is given, and not taken yet.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Given {
     pub(super) by_place: std::collections::VecDeque<Value>,
     pub(super) by_name: Vec<(Arc<str>, Value)>,

@@ -154,16 +154,7 @@ fn by_path(value: &Value, path: &str) -> Result<Value> {
 }
 
 fn indented(text: &str, given: &mut Given) -> Result<Value> {
-    let indent = match given.named_or_next("width") {
-        None => " ".repeat(4),
-        Some(Value::Int(width)) => {
-            let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
-            checked_len(width)?;
-            " ".repeat(width)
-        }
-        Some(Value::Str(indent)) => indent.to_string(),
-        Some(other) => return refuse(format!("an indent of {}", other.kind())),
-    };
+    let indent = indent_of(&given.named_or_next("width").unwrap_or(Value::Int(4)))?;
     let first = given.named_or_next("first").is_some_and(|value| value.is_true());
     let blank = given.named_or_next("blank").is_some_and(|value| value.is_true());
     let text = format!("{text}\n");
@@ -182,17 +173,24 @@ fn indented(text: &str, given: &mut Given) -> Result<Value> {
     Ok(Value::Str(out.into()))
 }
 
+/// So many spaces, or a text.
+fn indent_of(given: &Value) -> Result<String> {
+    match given {
+        Value::Int(width) => {
+            let width = usize::try_from((*width).max(0)).unwrap_or(usize::MAX);
+            checked_len(width)?;
+            Ok(" ".repeat(width))
+        }
+        Value::Str(indent) => Ok(indent.to_string()),
+        other => refuse(format!("an indent of {}", other.kind())),
+    }
+}
+
 fn to_json(value: &Value, given: &mut Given) -> Result<Value> {
     let ensure_ascii = given.named_or_next("ensure_ascii").is_some_and(|value| value.is_true());
     let indent = match given.named_or_next("indent") {
         None | Some(Value::None) => None,
-        Some(Value::Int(width)) => {
-            let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
-            checked_len(width)?;
-            Some(" ".repeat(width))
-        }
-        Some(Value::Str(indent)) => Some(indent.to_string()),
-        Some(other) => return refuse(format!("an indent of {}", other.kind())),
+        Some(given) => Some(indent_of(&given)?),
     };
     let (item_separator, key_separator) = match given.named_or_next("separators") {
         None | Some(Value::None) => ((if indent.is_some() { "," } else { ", " }).into(), ": ".into()),
@@ -239,11 +237,7 @@ fn map(value: &Value, given: &mut Given) -> Result<Value> {
     };
     let args = std::mem::take(given);
     for item in items.iter() {
-        let copy = Given {
-            by_place: args.by_place.clone(),
-            by_name: args.by_name.clone(),
-        };
-        found.push(filter(inner, item, copy)?.nameable()?);
+        found.push(filter(inner, item, args.clone())?.nameable()?);
     }
     Ok(Value::generator(found))
 }
@@ -270,14 +264,7 @@ fn select(value: &Value, given: &mut Given, by_attribute: bool, wanted: bool) ->
                 let Some(one) = Test::of(name) else {
                     return refuse(format!("the test {name}"));
                 };
-                test(
-                    one,
-                    &asked,
-                    Given {
-                        by_place: args.by_place.clone(),
-                        by_name: args.by_name.clone(),
-                    },
-                )?
+                test(one, &asked, args.clone())?
             }
         };
         if passes == wanted {

@@ -3,10 +3,9 @@
 //! Invariants: jinja's other globals are known to be there, and refused.
 
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::rc::Rc;
 
-use chrono::{DateTime, Datelike as _, Local, Timelike as _};
+use chrono::{DateTime, Local};
 
 use super::call::Given;
 use super::print::to_str;
@@ -14,29 +13,10 @@ use super::value::{Function, Result, SeqKind, Value, refuse};
 
 /// Jinja's sandbox allows no more.
 const MAX_RANGE: i128 = 100_000;
-const DAYS: [&str; 7] = [
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+/// What of a date has no locale, as C and chrono write it alike: numbers, which may go without zeros before them, and
+/// words.
+const NUMBERS: &str = "dmHIMSjy";
+const WORDS: &str = "YAaBbp%";
 
 pub(super) fn named(name: &str) -> Option<Value> {
     Some(Value::Function(match name {
@@ -106,45 +86,18 @@ fn range(given: &mut Given) -> Result<Value> {
 
 /// As C's `strftime` in its own locale.
 fn strftime(now: &DateTime<Local>, pattern: &str) -> Result<String> {
-    let mut out = String::new();
     let mut chars = pattern.chars();
     while let Some(char) = chars.next() {
-        if char != '%' {
-            out.push(char);
-            continue;
-        }
-        let mut kind = chars.next();
-        let is_bare = kind == Some('-');
-        if is_bare {
-            kind = chars.next();
-        }
-        let day = DAYS[usize::try_from(now.weekday().num_days_from_monday()).unwrap_or(0)];
-        let month = MONTHS[usize::try_from(now.month0()).unwrap_or(0)];
-        let (number, width) = match kind {
-            Some('d') => (now.day(), 2),
-            Some('m') => (now.month(), 2),
-            Some('H') => (now.hour(), 2),
-            Some('I') => (now.hour12().1, 2),
-            Some('M') => (now.minute(), 2),
-            Some('S') => (now.second(), 2),
-            Some('j') => (now.ordinal(), 3),
-            Some('y') => (u32::try_from(now.year().rem_euclid(100)).unwrap_or(0), 2),
-            Some('Y') if !is_bare => (u32::try_from(now.year()).unwrap_or(0), 4),
-            Some(kind @ ('A' | 'a' | 'B' | 'b' | 'p' | '%')) if !is_bare => {
-                out.push_str(match kind {
-                    'A' => day,
-                    'a' => &day[..3],
-                    'B' => month,
-                    'b' => &month[..3],
-                    'p' => ["AM", "PM"][usize::from(now.hour12().0)],
-                    _ => "%",
-                });
-                continue;
-            }
-            _ => return refuse(format!("the date {pattern}")),
+        let is_known = match (char, chars.clone().next()) {
+            ('%', Some('-')) => chars.by_ref().nth(1).is_some_and(|kind| NUMBERS.contains(kind)),
+            ('%', _) => chars
+                .next()
+                .is_some_and(|kind| NUMBERS.contains(kind) || WORDS.contains(kind)),
+            _ => true,
         };
-        let width = if is_bare { 0 } else { width };
-        let _ = write!(out, "{number:0width$}"); // a String takes everything
+        if !is_known {
+            return refuse(format!("the date {pattern}"));
+        }
     }
-    Ok(out)
+    Ok(now.format(pattern).to_string())
 }

@@ -2,8 +2,13 @@
 
 use std::sync::Arc;
 
+pub(super) use minijinja::machinery::ast::{BinOpKind as Math, CompareOpKind as Comparison};
+use serde::Deserialize;
+use serde::de::IntoDeserializer as _;
+use serde::de::value::{Error, StrDeserializer};
+
 /// A constant.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Const {
     None,
     Bool(bool),
@@ -19,7 +24,6 @@ pub(super) struct Slot {
     pub(super) at: usize,
 }
 
-#[derive(Debug)]
 pub(super) enum Expr {
     Const(Const),
     Var(Slot),
@@ -46,38 +50,18 @@ pub(super) enum Expr {
     Call(Box<Expr>, Args),
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Args {
     pub(super) by_place: Vec<Expr>,
     pub(super) by_name: Vec<(Arc<str>, Expr)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Math {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    FloorDiv,
-    Rem,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    In,
-    NotIn,
-}
-
 /// The names are jinja's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Filter {
     Capitalize,
+    #[serde(alias = "d")]
     Default,
     DictSort,
     First,
@@ -87,6 +71,7 @@ pub(super) enum Filter {
     Items,
     Join,
     Last,
+    #[serde(alias = "count")]
     Length,
     List,
     Lower,
@@ -106,41 +91,21 @@ pub(super) enum Filter {
 
 impl Filter {
     pub(super) fn of(name: &str) -> Option<Self> {
-        Some(match name {
-            "capitalize" => Self::Capitalize,
-            "default" | "d" => Self::Default,
-            "dictsort" => Self::DictSort,
-            "first" => Self::First,
-            "float" => Self::Float,
-            "indent" => Self::Indent,
-            "int" => Self::Int,
-            "items" => Self::Items,
-            "join" => Self::Join,
-            "last" => Self::Last,
-            "length" | "count" => Self::Length,
-            "list" => Self::List,
-            "lower" => Self::Lower,
-            "map" => Self::Map,
-            "reject" => Self::Reject,
-            "rejectattr" => Self::RejectAttr,
-            "replace" => Self::Replace,
-            "reverse" => Self::Reverse,
-            "safe" => Self::Safe,
-            "select" => Self::Select,
-            "selectattr" => Self::SelectAttr,
-            "string" => Self::String,
-            "tojson" => Self::ToJson,
-            "trim" => Self::Trim,
-            "upper" => Self::Upper,
-            _ => return None,
-        })
+        by_name(name)
     }
 }
 
+fn by_name<'de, T: Deserialize<'de>>(name: &'de str) -> Option<T> {
+    let name: StrDeserializer<'_, Error> = name.into_deserializer();
+    T::deserialize(name).ok()
+}
+
 /// The names are jinja's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Test {
     Boolean,
+    #[serde(skip)]
     Compare(Comparison),
     Defined,
     DivisibleBy,
@@ -162,35 +127,18 @@ pub(super) enum Test {
 impl Test {
     pub(super) fn of(name: &str) -> Option<Self> {
         Some(match name {
-            "boolean" => Self::Boolean,
             "eq" | "equalto" | "==" => Self::Compare(Comparison::Eq),
             "ne" | "!=" => Self::Compare(Comparison::Ne),
             "lt" | "lessthan" | "<" => Self::Compare(Comparison::Lt),
-            "le" | "<=" => Self::Compare(Comparison::Le),
+            "le" | "<=" => Self::Compare(Comparison::Lte),
             "gt" | "greaterthan" | ">" => Self::Compare(Comparison::Gt),
-            "ge" | ">=" => Self::Compare(Comparison::Ge),
+            "ge" | ">=" => Self::Compare(Comparison::Gte),
             "in" => Self::Compare(Comparison::In),
-            "defined" => Self::Defined,
-            "divisibleby" => Self::DivisibleBy,
-            "even" => Self::Even,
-            "false" => Self::False,
-            "float" => Self::Float,
-            "integer" => Self::Integer,
-            "iterable" => Self::Iterable,
-            "mapping" => Self::Mapping,
-            "none" => Self::None,
-            "number" => Self::Number,
-            "odd" => Self::Odd,
-            "sequence" => Self::Sequence,
-            "string" => Self::String,
-            "true" => Self::True,
-            "undefined" => Self::Undefined,
-            _ => return None,
+            _ => return by_name(name),
         })
     }
 }
 
-#[derive(Debug)]
 pub(super) enum Stmt {
     Text(Box<str>),
     Emit(Expr),
@@ -206,7 +154,6 @@ pub(super) enum Stmt {
     Break,
 }
 
-#[derive(Debug)]
 pub(super) enum Target {
     Var(Slot),
     Tuple(Vec<Target>),
@@ -214,7 +161,6 @@ pub(super) enum Target {
     Attr(Slot, Arc<str>),
 }
 
-#[derive(Debug)]
 pub(super) struct For {
     pub(super) iter: Expr,
     /// In a frame of its own.
@@ -226,7 +172,6 @@ pub(super) struct For {
 }
 
 /// The condition of a loop: a frame of its own.
-#[derive(Debug)]
 pub(super) struct LoopFilter {
     pub(super) target: Target,
     pub(super) loads: Loads,
@@ -236,7 +181,7 @@ pub(super) struct LoopFilter {
 pub(super) type Loads = Vec<(Slot, Load)>;
 
 /// Statements with a frame of their own.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Scope {
     pub(super) loads: Loads,
     pub(super) body: Vec<Stmt>,
@@ -252,7 +197,6 @@ pub(super) enum Load {
     Alias(Slot),
 }
 
-#[derive(Debug)]
 pub(super) struct Macro {
     pub(super) args: Vec<(Arc<str>, Slot)>,
     /// The defaults of the last parameters.
@@ -261,7 +205,7 @@ pub(super) struct Macro {
     pub(super) num_slots: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Program {
     pub(super) root: Scope,
     pub(super) macros: Vec<Macro>,

@@ -10,7 +10,7 @@ use minijinja::machinery::{Span, WhitespaceConfig, ast::Expr as Tree};
 
 use super::ir::{Args, Expr, Filter, For, LoopFilter, Macro, Program, Scope, Stmt, Target};
 use super::source::prepared;
-use super::symbols::Frames;
+use super::symbols::{Frames, parts};
 use super::value::{Refused, Result, refuse};
 
 /// So many expressions and statements may stand within each other.
@@ -129,13 +129,8 @@ impl Lower<'_> {
         let declared = declare(self)?;
         self.frames.visit_all(body)?;
         let body = self.body(body)?;
-        Ok((
-            declared,
-            Scope {
-                loads: self.frames.leave(),
-                body,
-            },
-        ))
+        let loads = self.frames.leave();
+        Ok((declared, Scope { loads, body }))
     }
 
     fn with_block(&mut self, one: &ast::WithBlock<'_>) -> Result<Stmt> {
@@ -270,15 +265,10 @@ fn names<'a>(target: &Tree<'a>) -> Vec<&'a str> {
 
 /// Whether it asks only for attributes and items, and changes nothing.
 fn is_calm(tree: &Tree<'_>) -> bool {
-    match tree {
-        Tree::Var(_) | Tree::Const(_) => true,
-        Tree::UnaryOp(one) => is_calm(&one.expr),
-        Tree::BinOp(one) => is_calm(&one.left) && is_calm(&one.right),
-        Tree::Compare(one) => is_calm(&one.expr) && one.ops.iter().all(|op| is_calm(&op.expr)),
-        Tree::GetAttr(one) => is_calm(&one.expr),
-        Tree::GetItem(one) => is_calm(&one.expr) && is_calm(&one.subscript_expr),
-        Tree::List(one) => one.items.iter().all(is_calm),
-        Tree::Test(one) => is_calm(&one.expr) && one.args.is_empty(),
-        _ => false,
-    }
+    let may_be = match tree {
+        Tree::Test(one) => one.args.is_empty(),
+        Tree::Slice(_) | Tree::IfExpr(_) | Tree::Filter(_) | Tree::Call(_) | Tree::Map(_) => false,
+        _ => true,
+    };
+    may_be && parts(tree).is_ok_and(|parts| parts.into_iter().all(is_calm))
 }

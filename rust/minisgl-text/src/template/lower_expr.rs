@@ -4,7 +4,7 @@
 //! is refused.
 
 use minijinja::machinery::Span;
-use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, Expr as Tree, UnaryOpKind};
+use minijinja::machinery::ast::{self, CallArg, Expr as Tree, UnaryOpKind};
 use minijinja::value::ValueKind;
 
 use super::ir::{Args, Comparison, Const, Expr, Filter, Math, Test};
@@ -41,7 +41,7 @@ impl Lower<'_> {
             },
             Tree::BinOp(one) => self.binary(one)?,
             Tree::Compare(one) => {
-                let ops = one.ops.iter().map(|op| Ok((comparison(op.op), self.expr(&op.expr)?)));
+                let ops = one.ops.iter().map(|op| Ok((op.op, self.expr(&op.expr)?)));
                 let ops = ops.collect::<Result<_>>()?;
                 Expr::Compare(self.boxed(&one.expr)?, ops)
             }
@@ -97,7 +97,7 @@ impl Lower<'_> {
     }
 
     fn binary(&mut self, one: &ast::BinOp<'_>) -> Result<Expr> {
-        if matches!(one.op, BinOpKind::Concat) {
+        if matches!(one.op, Math::Concat) {
             return Ok(Expr::Concat(
                 Box::new(self.emitted(&one.left)?),
                 Box::new(self.emitted(&one.right)?),
@@ -106,22 +106,19 @@ impl Lower<'_> {
         let (left, right) = (self.boxed(&one.left)?, self.boxed(&one.right)?);
         let compare = |op, left, right: Box<Expr>| Expr::Compare(left, vec![(op, *right)]);
         Ok(match one.op {
-            BinOpKind::ScAnd => Expr::And(left, right),
-            BinOpKind::ScOr => Expr::Or(left, right),
-            BinOpKind::Add => Expr::Math(Math::Add, left, right),
-            BinOpKind::Sub => Expr::Math(Math::Sub, left, right),
-            BinOpKind::Mul => Expr::Math(Math::Mul, left, right),
-            BinOpKind::Div => Expr::Math(Math::Div, left, right),
-            BinOpKind::FloorDiv => Expr::Math(Math::FloorDiv, left, right),
-            BinOpKind::Rem => Expr::Math(Math::Rem, left, right),
-            BinOpKind::Pow | BinOpKind::Concat => return refuse("a power"),
-            BinOpKind::Eq => compare(Comparison::Eq, left, right),
-            BinOpKind::Ne => compare(Comparison::Ne, left, right),
-            BinOpKind::Lt => compare(Comparison::Lt, left, right),
-            BinOpKind::Lte => compare(Comparison::Le, left, right),
-            BinOpKind::Gt => compare(Comparison::Gt, left, right),
-            BinOpKind::Gte => compare(Comparison::Ge, left, right),
-            BinOpKind::In => compare(Comparison::In, left, right),
+            Math::ScAnd => Expr::And(left, right),
+            Math::ScOr => Expr::Or(left, right),
+            Math::Add | Math::Sub | Math::Mul | Math::Div | Math::FloorDiv | Math::Rem => {
+                Expr::Math(one.op, left, right)
+            }
+            Math::Pow | Math::Concat => return refuse("a power"),
+            Math::Eq => compare(Comparison::Eq, left, right),
+            Math::Ne => compare(Comparison::Ne, left, right),
+            Math::Lt => compare(Comparison::Lt, left, right),
+            Math::Lte => compare(Comparison::Lte, left, right),
+            Math::Gt => compare(Comparison::Gt, left, right),
+            Math::Gte => compare(Comparison::Gte, left, right),
+            Math::In => compare(Comparison::In, left, right),
         })
     }
 
@@ -166,19 +163,6 @@ impl Lower<'_> {
             }
         }
         Ok(args)
-    }
-}
-
-fn comparison(op: CompareOpKind) -> Comparison {
-    match op {
-        CompareOpKind::Eq => Comparison::Eq,
-        CompareOpKind::Ne => Comparison::Ne,
-        CompareOpKind::Lt => Comparison::Lt,
-        CompareOpKind::Lte => Comparison::Le,
-        CompareOpKind::Gt => Comparison::Gt,
-        CompareOpKind::Gte => Comparison::Ge,
-        CompareOpKind::In => Comparison::In,
-        CompareOpKind::NotIn => Comparison::NotIn,
     }
 }
 

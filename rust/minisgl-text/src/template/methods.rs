@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::call::Given;
 use super::ops::checked_len;
 use super::value::{Dict, Result, SeqKind, Value, refuse};
+use crate::is_space;
 
 /// What a text is split into at most; where they are not counted first, its bytes.
 const MAX_PARTS: usize = 1 << 20;
@@ -90,11 +91,6 @@ fn of_str(text: &str, name: &str, given: &mut Given) -> Result<Value> {
         }
         _ => return refuse(format!("the method {name} of a string")),
     })
-}
-
-/// What Python calls white space.
-pub(super) fn is_space(char: char) -> bool {
-    char.is_whitespace() || matches!(char, '\u{1c}'..='\u{1f}')
 }
 
 /// `chars`: None, or the characters to take away.
@@ -186,12 +182,11 @@ fn begins_or_ends(text: &str, at_begin: bool, parts: &Value) -> Result<bool> {
         }),
         Value::Seq(SeqKind::Tuple, parts) => {
             for part in parts.iter() {
-                if matches!(part, Value::Seq(..)) || begins_or_ends(text, at_begin, part)? {
-                    return if matches!(part, Value::Seq(..)) {
-                        refuse("a tuple in a tuple")
-                    } else {
-                        Ok(true)
-                    };
+                if matches!(part, Value::Seq(..)) {
+                    return refuse("a tuple in a tuple");
+                }
+                if begins_or_ends(text, at_begin, part)? {
+                    return Ok(true);
                 }
             }
             Ok(false)

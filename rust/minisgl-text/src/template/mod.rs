@@ -30,6 +30,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
 use self::ir::Program;
+pub use self::run::MAX_STEPS;
 use self::value::{Dict, Refused, Value, refuse};
 use super::TextError;
 
@@ -65,34 +66,29 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Err: it is beyond what is rendered here.
     pub fn new(source: &ChatTemplateSource, special_tokens: &BTreeMap<String, String>) -> Result<Self, TextError> {
-        let program = lower::program(&source.source).map_err(to_error)?;
+        let program = lower::program(&source.source);
         Ok(Self {
-            program,
+            program: program.map_err(|Refused(why)| TextError::Template(why))?,
             special_tokens: special_tokens.clone(),
             content: source.content,
         })
     }
 
     /// The prompt of a conversation; Err: it is not certain to be what Python renders. `variables` are further ones of
-    /// the template.
+    /// the template. It takes [`MAX_STEPS`] at most, or fewer.
     pub fn render(
         &self,
         messages: &[Json],
         variables: &Map<String, Json>,
         add_generation_prompt: bool,
+        most_steps: u64,
     ) -> Result<String, TextError> {
-        let given = self
-            .given(messages, variables, add_generation_prompt)
-            .map_err(to_error)?;
-        run::run(&self.program, &given).map_err(to_error)
+        let given = self.given(messages, variables, add_generation_prompt);
+        let rendered = given.and_then(|given| run::run(&self.program, &given, most_steps));
+        rendered.map_err(|Refused(why)| TextError::Template(why))
     }
 
-    fn given(
-        &self,
-        messages: &[Json],
-        variables: &Map<String, Json>,
-        add_generation_prompt: bool,
-    ) -> value::Result<Dict> {
+    fn given(&self, messages: &[Json], variables: &Map<String, Json>, adds_prompt: bool) -> value::Result<Dict> {
         if messages.is_empty() {
             return refuse("no messages");
         }
@@ -122,13 +118,9 @@ impl ChatTemplate {
         given.insert("messages".into(), Value::list(shaped));
         given.insert("tools".into(), tools);
         given.insert("documents".into(), Value::None);
-        given.insert("add_generation_prompt".into(), Value::Bool(add_generation_prompt));
+        given.insert("add_generation_prompt".into(), Value::Bool(adds_prompt));
         Ok(given)
     }
-}
-
-fn to_error(Refused(why): Refused) -> TextError {
-    TextError::Template(why)
 }
 
 /// A message as the template takes it: keys with the value None count as missing, arguments of calls are parsed.

@@ -46,7 +46,7 @@ pub(super) fn math(op: Math, left: &Value, right: &Value) -> Result<Value> {
             checked_len(text.len().saturating_mul(times))?;
             Ok(Value::Str(text.repeat(times).into()))
         }
-        _ => refuse(format!("{op:?} of {} and {}", left.kind(), right.kind())),
+        _ => refuse(format!("{} and {} are computed with", left.kind(), right.kind())),
     }
 }
 
@@ -57,7 +57,7 @@ fn of_ints(op: Math, left: i128, right: i128) -> Result<Value> {
         Math::Mul => left.checked_mul(right),
         Math::FloorDiv => floor_div(left, right),
         Math::Rem => floor_div(left, right).and_then(|times| left.checked_sub(times.checked_mul(right)?)),
-        Math::Div => None,
+        _ => None,
     };
     match found {
         Some(found) => Ok(Value::Int(found)),
@@ -77,11 +77,10 @@ fn of_floats(op: Math, left: f64, right: f64) -> Result<Value> {
         Math::Sub => Ok(Value::Float(left - right)),
         Math::Mul => Ok(Value::Float(left * right)),
         Math::Div => divide(left, right),
-        Math::FloorDiv | Math::Rem => refuse("a remainder of floats"),
+        _ => refuse("a remainder of floats"),
     }
 }
 
-#[allow(clippy::cast_precision_loss, clippy::as_conversions)] // checked
 fn exact(value: i128) -> Result<f64> {
     if value.abs() > MAX_EXACT {
         refuse("a large integer as a float")
@@ -114,9 +113,9 @@ pub(super) fn compare(op: Comparison, left: &Value, right: &Value) -> Result<boo
         Comparison::Eq => is_equal(left, right)?,
         Comparison::Ne => !is_equal(left, right)?,
         Comparison::Lt => order(left, right)? == Ordering::Less,
-        Comparison::Le => order(left, right)? != Ordering::Greater,
+        Comparison::Lte => order(left, right)? != Ordering::Greater,
         Comparison::Gt => order(left, right)? == Ordering::Greater,
-        Comparison::Ge => order(left, right)? != Ordering::Less,
+        Comparison::Gte => order(left, right)? != Ordering::Less,
         Comparison::In => contains(right, left)?,
         Comparison::NotIn => !contains(right, left)?,
     })

@@ -199,28 +199,18 @@ impl Json {
     }
 
     fn push_text(&self, text: &str, out: &mut String) {
-        out.push('"');
-        for char in text.chars() {
-            match char {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\u{8}' => out.push_str("\\b"),
-                '\u{c}' => out.push_str("\\f"),
-                '\0'..='\u{1f}' => push_escape(char, out),
-                ' '..='~' => out.push(char),
-                _ if self.ensure_ascii => push_escape(char, out),
-                _ => out.push(char),
+        let written = serde_json::Value::from(text).to_string();
+        if !self.ensure_ascii {
+            return out.push_str(&written);
+        }
+        for char in written.chars() {
+            if matches!(char, ' '..='~') {
+                out.push(char);
+            } else {
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
             }
         }
-        out.push('"');
-    }
-}
-
-fn push_escape(char: char, out: &mut String) {
-    for unit in char.encode_utf16(&mut [0; 2]) {
-        let _ = write!(out, "\\u{unit:04x}");
     }
 }

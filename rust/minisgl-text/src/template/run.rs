@@ -12,8 +12,9 @@ use super::ops::checked_len;
 use super::print::push_str;
 use super::value::{Dict, Loop, Result, Value, refuse};
 
-/// Steps of one rendering. Python counts pieces of output and characters together, up to twice as many.
-const MAX_STEPS: u64 = 12 << 20;
+/// Steps that a rendering may take: some tenths of a second. Python counts pieces of output and characters together, up
+/// to twice as many.
+pub const MAX_STEPS: u64 = 12 << 20;
 const MAX_CALLS: usize = 40; // macros that call macros
 const MAX_DEPTH: usize = 400; // expressions and statements within each other
 /// As many bytes as this cost as much as a step.
@@ -27,6 +28,7 @@ pub(super) struct Run<'a> {
     /// Variables of the macros that run.
     calls: Vec<Vec<Option<Value>>>,
     steps: u64,
+    most_steps: u64,
     depth: usize,
     pub(super) in_filter: bool,
 }
@@ -38,8 +40,8 @@ enum Flow {
     Break,
 }
 
-/// The text that `program` makes of `given`.
-pub(super) fn run(program: &Program, given: &Dict) -> Result<String> {
+/// The text that `program` makes of `given`, in so many steps at most.
+pub(super) fn run(program: &Program, given: &Dict, most_steps: u64) -> Result<String> {
     let root = vec![None; program.num_slots];
     let mut run = Run {
         program,
@@ -47,6 +49,7 @@ pub(super) fn run(program: &Program, given: &Dict) -> Result<String> {
         root,
         calls: Vec::new(),
         steps: 0,
+        most_steps,
         depth: 0,
         in_filter: false,
     };
@@ -58,7 +61,7 @@ pub(super) fn run(program: &Program, given: &Dict) -> Result<String> {
 impl Run<'_> {
     pub(super) fn step(&mut self) -> Result<()> {
         self.steps += 1;
-        if self.steps > MAX_STEPS {
+        if self.steps > self.most_steps {
             refuse("it runs very long")
         } else {
             Ok(())
@@ -223,6 +226,7 @@ impl Run<'_> {
             return self.scope(&one.other, out);
         }
         for (index0, item) in items.iter().enumerate() {
+            self.step()?;
             self.set(&one.target, item.clone())?;
             let this = Loop {
                 items: Rc::clone(&items),

@@ -21,6 +21,7 @@ struct Symbols {
 }
 
 /// The frames from the outermost to the one that is looked at, and how many variables there are.
+#[derive(Default)]
 pub(super) struct Frames {
     frames: Vec<Symbols>,
     /// The places of the innermost frames: each name has one, whichever branch meets it first.
@@ -32,10 +33,8 @@ pub(super) struct Frames {
 impl Frames {
     pub(super) fn root() -> Self {
         Self {
-            frames: Vec::new(),
-            places: Vec::new(),
-            num_slots: 0,
             is_root: true,
+            ..Self::default()
         }
     }
 
@@ -44,8 +43,7 @@ impl Frames {
         Self {
             frames: self.frames.clone(),
             places: self.places.clone(),
-            num_slots: 0,
-            is_root: false,
+            ..Self::default()
         }
     }
 
@@ -215,61 +213,47 @@ impl Frames {
     }
 
     pub(super) fn visit_expr(&mut self, expr: &Expr<'_>) -> Result<()> {
-        match expr {
-            Expr::Var(var) => self.load(var.id),
-            Expr::Const(_) => {}
-            Expr::Slice(slice) => {
-                self.visit_expr(&slice.expr)?;
-                [&slice.start, &slice.stop, &slice.step]
-                    .into_iter()
-                    .flatten()
-                    .try_for_each(|part| self.visit_expr(part))?;
-            }
-            Expr::UnaryOp(one) => self.visit_expr(&one.expr)?,
-            Expr::BinOp(one) => {
-                self.visit_expr(&one.left)?;
-                self.visit_expr(&one.right)?;
-            }
-            Expr::Compare(one) => {
-                self.visit_expr(&one.expr)?;
-                one.ops.iter().try_for_each(|op| self.visit_expr(&op.expr))?;
-            }
-            Expr::IfExpr(one) => {
-                self.visit_expr(&one.test_expr)?;
-                self.visit_expr(&one.true_expr)?;
-                one.false_expr.iter().try_for_each(|other| self.visit_expr(other))?;
-            }
-            Expr::Filter(one) => {
-                one.expr.iter().try_for_each(|inner| self.visit_expr(inner))?;
-                self.visit_args(&one.args)?;
-            }
-            Expr::Test(one) => {
-                self.visit_expr(&one.expr)?;
-                self.visit_args(&one.args)?;
-            }
-            Expr::GetAttr(one) => self.visit_expr(&one.expr)?,
-            Expr::GetItem(one) => {
-                self.visit_expr(&one.expr)?;
-                self.visit_expr(&one.subscript_expr)?;
-            }
-            Expr::Call(one) => {
-                self.visit_expr(&one.expr)?;
-                self.visit_args(&one.args)?;
-            }
-            Expr::List(one) => one.items.iter().try_for_each(|item| self.visit_expr(item))?,
-            Expr::Map(one) => one
-                .keys
-                .iter()
-                .chain(&one.values)
-                .try_for_each(|item| self.visit_expr(item))?,
+        if let Expr::Var(var) = expr {
+            self.load(var.id);
         }
-        Ok(())
+        parts(expr)?.into_iter().try_for_each(|part| self.visit_expr(part))
     }
+}
 
-    fn visit_args(&mut self, args: &[CallArg<'_>]) -> Result<()> {
-        args.iter().try_for_each(|arg| match arg {
-            CallArg::Pos(expr) | CallArg::Kwarg(_, expr) => self.visit_expr(expr),
+/// The expressions of which an expression is made, in the order in which jinja looks at them.
+pub(super) fn parts<'a, 'b>(expr: &'b Expr<'a>) -> Result<Vec<&'b Expr<'a>>> {
+    let with = |first: &'b Expr<'a>, args: &'b [CallArg<'a>]| {
+        let args = args.iter().map(|arg| match arg {
+            CallArg::Pos(expr) | CallArg::Kwarg(_, expr) => Ok(expr),
             CallArg::PosSplat(_) | CallArg::KwargSplat(_) => refuse("arguments from a list or dict"),
-        })
-    }
+        });
+        [Ok(first)].into_iter().chain(args).collect::<Result<Vec<_>>>()
+    };
+    Ok(match expr {
+        Expr::Var(_) | Expr::Const(_) => Vec::new(),
+        Expr::Slice(one) => {
+            let bounds = [&one.start, &one.stop, &one.step].into_iter().flatten();
+            [&one.expr].into_iter().chain(bounds).collect()
+        }
+        Expr::UnaryOp(one) => vec![&one.expr],
+        Expr::BinOp(one) => vec![&one.left, &one.right],
+        Expr::Compare(one) => [&one.expr]
+            .into_iter()
+            .chain(one.ops.iter().map(|op| &op.expr))
+            .collect(),
+        Expr::IfExpr(one) => [&one.test_expr, &one.true_expr]
+            .into_iter()
+            .chain(&one.false_expr)
+            .collect(),
+        Expr::Filter(one) => match &one.expr {
+            Some(inner) => with(inner, &one.args)?,
+            None => Vec::new(), // it is refused elsewhere
+        },
+        Expr::Test(one) => with(&one.expr, &one.args)?,
+        Expr::GetAttr(one) => vec![&one.expr],
+        Expr::GetItem(one) => vec![&one.expr, &one.subscript_expr],
+        Expr::Call(one) => with(&one.expr, &one.args)?,
+        Expr::List(one) => one.items.iter().collect(),
+        Expr::Map(one) => one.keys.iter().chain(&one.values).collect(),
+    })
 }

@@ -185,7 +185,7 @@ impl Value {
         }
     }
 
-    /// Of JSON. A number that JSON does not tell to be a float or an integer beyond 64 bits is refused.
+    /// The value is what JSON means. A number that JSON does not tell to be a float or an integer beyond 64 bits is refused.
     pub(super) fn of_json(json: &serde_json::Value) -> Result<Self> {
         Ok(match json {
             serde_json::Value::Null => Self::None,

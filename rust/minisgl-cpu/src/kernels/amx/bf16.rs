@@ -2,17 +2,17 @@
 //!
 //! A number of f32 is the sum of three of bf16 (24 bits of mantissa in 3 x 8), of activations and of weights. Of the nine
 //! products of their parts the six largest are computed, all into the same sums; what is left out is below the last bit
-//! of f32. Weights that are bf16 have one part, those of f16 two. With `Mode::Bf16` both sides have one: weights that are
-//! none are rounded to it. Weights become tiles some panels at a time, in the second level of the cache.
+//! of f32. Weights that are bf16 have one part, those of f16 two; quantized ones are multiplied in `shares`. With `Mode::Bf16`
+//! both sides have one: weights that are none are rounded to it. Weights become tiles some panels at a time, in the second level of the cache.
 //!
 //! Invariants: a row's bits depend on nothing but the row and the matrix.
 
 use std::arch::x86_64::*;
 
-use super::expand::{TILE, parts_of, to_bf16};
+pub(super) use super::expand::parts_of;
+use super::expand::{TILE, to_bf16};
 use super::tile::{Config, EXPANDED, GROUP, NEAR, SCRATCH, Tiles, load, multiply, store, zero};
 use crate::files::Kind;
-use crate::kernels::Mode;
 use crate::kernels::Product;
 use crate::kernels::avx512::BF16;
 use crate::kernels::place::{self, by_kind};
@@ -25,20 +25,16 @@ const MOST: usize = 2 * TALL;
 /// Bytes of the sums of a panel with so many rows.
 const SUMS: usize = MOST * PANEL * 4;
 
-/// The whole product.
-pub(super) unsafe fn matmul(p: &Product<'_>) {
+/// The whole product with `Mode::Bf16`.
+pub(super) unsafe fn rounded(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
-    unsafe {
-        match p.acts.mode {
-            Mode::Bf16 => by_kind!(p.w.kind(), KIND, product::<KIND, 1, 1>(p), product::<KIND, 1, 1>(p)),
-            _ => by_kind!(
-                p.w.kind(),
-                KIND,
-                product::<KIND, 3, 3>(p),
-                product::<KIND, 3, { parts_of(KIND) }>(p)
-            ),
-        }
-    }
+    unsafe { by_kind!(p.w.kind(), KIND, product::<KIND, 1, 1>(p), product::<KIND, 1, 1>(p)) }
+}
+
+/// The whole product of weights that are not quantized with all of each activation.
+pub(super) unsafe fn exact<const KIND: u8, const W: usize>(p: &Product<'_>) {
+    // SAFETY: as above.
+    unsafe { product::<KIND, 3, W>(p) }
 }
 
 /// `A` parts of activations, `W` of weights.
@@ -68,7 +64,7 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
                         let from = p.w.panel(first + i).as_ptr();
                         for b in 0..p.w.blocks() {
                             let at = (i * p.w.blocks() + b) * W * TILE;
-                            to_bf16::<KIND, W>(place::Place::of::<KIND>(from, b), tiles_at.add(at));
+                            to_bf16::<KIND, W, true>(place::Place::of::<KIND>(from, b), tiles_at.add(at));
                         }
                     }
                 }

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernels::avx512::unpack::{group, steps, weights};
+use crate::kernels::avx512::unpack::{biased, group, steps, weights};
 use crate::kernels::avx512::{BF16, F16, min, scale};
 use crate::kernels::place::{Place, layout};
 
@@ -14,24 +14,18 @@ pub(super) const TILE: usize = 1024;
 /// The upper half of 32 bits, which is what bf16 has of f32.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
 
-/// The 8 rows of bytes of a Q4 block whose numbers are at `from`.
+/// A block's integers as 8 rows of bytes, the tiles of its shares one after the other.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn q4_to_bytes(from: *const u8, to: *mut u8) {
-    let four = _mm512_set1_epi8(15);
-    for j in 0..4 {
-        // SAFETY: the caller's: 256 bytes at `from`, 512 aligned ones at `to`.
-        unsafe {
-            let bytes = _mm512_loadu_si512(from.add(64 * j).cast());
-            let high = _mm512_srli_epi16::<4>(bytes);
-            let row = to.add(64 * j);
-            _mm512_store_si512(row.cast(), _mm512_and_si512(bytes, four));
-            _mm512_store_si512(row.add(256).cast(), _mm512_and_si512(high, four));
-        }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn to_bytes<const KIND: u8>(codes: *const u8, to: *mut u8) {
+    let bias = _mm512_set1_epi8(const { layout(KIND) }.bias as i8);
+    for j in 0..8 {
+        // SAFETY: the caller's: a block's codes, 512 aligned bytes at `to`.
+        unsafe { _mm512_store_si512(to.add(64 * j).cast(), _mm512_sub_epi8(biased::<KIND>(codes, j), bias)) }
     }
 }
 
-/// Parts that hold all of a kind's numbers.
+/// Parts that hold all of a number.
 pub(super) const fn parts_of(kind: u8) -> usize {
     match kind {
         BF16 => 1,
@@ -40,10 +34,11 @@ pub(super) const fn parts_of(kind: u8) -> usize {
     }
 }
 
-/// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16.
+/// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16, which the integers that
+/// quantized weights are (before they are `SCALED`) need not be.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize>(block: Place, to: *mut u8) {
+pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize, const SCALED: bool>(block: Place, to: *mut u8) {
     let layout = const { layout(KIND) };
     // SAFETY: the caller's: a block of that kind, `PARTS` aligned tiles at `to`.
     unsafe {
@@ -55,6 +50,7 @@ pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize>(block: Place, t
                 let x = weights::<KIND, T>(block, g, v);
                 w[T] = match (layout.subs, layout.min) {
                     (0, _) => x,
+                    _ if !SCALED => x,
                     (_, true) => _mm512_fmadd_ps(x, scale::<KIND>(block, sub), min::<KIND>(block, sub)),
                     _ => _mm512_mul_ps(x, scale::<KIND>(block, sub)),
                 };

@@ -1,16 +1,17 @@
 //! Products on AMX tiles; everything else as AVX-512 does it.
 //!
-//! int8: the same bits as everywhere (`int8`). Other products have an order of sums of their own (`bf16`), and it is
+//! int8: the same bits as everywhere (`shares`). Other products have an order of sums of their own (also `bf16`), and it is
 //! the same for every number of rows: a row's bits depend on the row alone, but are not those of other instruction sets.
 //!
 //! Invariants: no tile outlives a product; activations of f32 lose nothing on their way into bf16.
 
 mod bf16;
 mod expand;
-mod int8;
+mod shares;
 mod tile;
 
-use super::{ActsPtr, Product, Table, avx512};
+use super::place::{by_kind, like};
+use super::{ActsPtr, Mode, Product, Table, avx512};
 use crate::files::Kind;
 
 pub(super) use tile::missing;
@@ -42,6 +43,7 @@ pub(super) static DECODING: Table = Table {
 
 /// Rows from which on tiles of bytes are faster than vectors (the bits are the same).
 const INT8_ROWS: usize = 16;
+
 /// Tiles take parts and bytes.
 unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     // SAFETY: the caller's; the CPU has AVX-512.
@@ -54,7 +56,8 @@ unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
     unsafe { avx512::small::prepare_as::<true, true>(x, acts, row) }
 }
 
-/// Few rows of AVX-512 are faster than tiles, but where the weights are tiles as they lie.
+/// Few rows of AVX-512 are faster than tiles, but where weights are bf16, which are tiles as they lie; many rows of bytes have
+/// the same bits in either.
 unsafe fn matmul_decoding(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
@@ -69,11 +72,19 @@ unsafe fn matmul_decoding(p: &Product<'_>) {
 unsafe fn matmul(p: &Product<'_>) {
     // SAFETY: the caller's; the table is only for CPUs with tiles.
     unsafe {
-        match (p.acts.mode.int8_with(p.w.kind()), p.w.kind()) {
-            (true, Kind::Q4_1) if p.rows.len() >= INT8_ROWS => int8::matmul::<true>(p),
-            (true, Kind::Q8_0) if p.rows.len() >= INT8_ROWS => int8::matmul::<false>(p),
-            (true, _) => (avx512::TABLE.matmul)(p), // the same bits
-            (false, _) => bf16::matmul(p),
+        let int8 = p.acts.mode.int8_with(p.w.kind());
+        match p.acts.mode {
+            _ if int8 && p.rows.len() < INT8_ROWS => (avx512::TABLE.matmul)(p), // the same bits
+            Mode::Bf16 => bf16::rounded(p),
+            _ => by_kind!(
+                p.w.kind(),
+                KIND,
+                match int8 {
+                    true => shares::matmul::<KIND, { like(KIND) }, true>(p),
+                    false => shares::matmul::<KIND, { like(KIND) }, false>(p),
+                },
+                bf16::exact::<KIND, { bf16::parts_of(KIND) }>(p)
+            ),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What only tiles do: three parts for a number, an order of sums of their own, state of a thread.
 
-use super::super::tests::Case;
+use super::super::tests::{Case, bits};
 use crate::files::Kind;
 use crate::kernels::{Isa, Mode};
 use crate::weights::PANEL;
@@ -39,6 +39,28 @@ fn three_parts_are_as_good_as_f32() {
             assert!(
                 tiles <= 2.0 * scalar && tiles < 5e-7,
                 "{kind:?}: {tiles:e} on tiles, {scalar:e} scalar"
+            );
+        }
+    }
+}
+
+/// More rows than weights become tiles for once, more panels than a group has, more inputs than are tiles at once.
+#[test]
+fn large_products_are_cut_without_a_trace() {
+    if !here() {
+        return;
+    }
+    for kind in [Kind::Q8_0, Kind::Q2_K, Kind::Q4_K, Kind::Q6_K] {
+        let case = Case::new(kind, Mode::Int8, (144, 5632, 530), 1, true);
+        assert_eq!(bits(&case.all(Isa::Amx)), bits(&case.all(Isa::Avx512)), "{kind:?}");
+        let case = Case::new(kind, Mode::Exact, (144, 5632, 530), 1, false);
+        let (all, width) = (case.all(Isa::Amx), case.w.panels() * PANEL);
+        for row in [0, 511, 512, 529] {
+            let alone = case.run(Isa::Amx, row..row + 1, 0..1, 8..9, false);
+            assert_eq!(
+                bits(&alone),
+                bits(&all[row * width..][8 * PANEL..9 * PANEL]),
+                "{kind:?}, {row}"
             );
         }
     }

@@ -270,7 +270,10 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
     let shares = layout.subs.max(1);
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
-        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
+        let mut blocks = [Place::of::<KIND>(panel, b); B];
+        for i in 1..B {
+            blocks[i] = Place::of::<KIND>(panel, b + i);
+        }
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         let mut s = [[[zero(); R]; B]; 2];
         for g in 0..4 {

@@ -1,4 +1,4 @@
-//! Products with int8 activations: `maddubs` sums two products of unsigned by signed bytes in 16 bits, which overflow
+//! Products with int8 activations. With AVX-VNNI `vpdpbusd` sums four products of a lane, exactly. Without, `maddubs` sums two products of unsigned by signed bytes in 16 bits, which overflow
 //! in no order as long as the unsigned ones are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4
 //! with 6.
 //!
@@ -13,7 +13,7 @@ use super::*;
 const TALL: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
+pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
     /// Rows that go over a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
@@ -26,10 +26,10 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
                 // SAFETY: the caller's.
                 unsafe {
                     match to - from {
-                        1 => run::<KIND, 1>(p, panel, row, tile == 0),
-                        2 => run::<KIND, 2>(p, panel, row, tile == 0),
-                        3 => run::<KIND, 3>(p, panel, row, tile == 0),
-                        _ => run::<KIND, 4>(p, panel, row, tile == 0),
+                        1 => run::<KIND, VNNI, 1>(p, panel, row, tile == 0),
+                        2 => run::<KIND, VNNI, 2>(p, panel, row, tile == 0),
+                        3 => run::<KIND, VNNI, 3>(p, panel, row, tile == 0),
+                        _ => run::<KIND, VNNI, 4>(p, panel, row, tile == 0),
                     }
                 }
             }
@@ -39,7 +39,12 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
 
 /// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
+unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
+    p: &Product<'_>,
+    panel: usize,
+    row: usize,
+    first: bool,
+) {
     let layout = const { layout(KIND) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
@@ -56,6 +61,10 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
             let q = p.acts.q.add(cell * BLOCK).cast_const();
             for sub in 0..layout.subs {
                 let s = match KIND {
+                    _ if VNNI => {
+                        let offset = offsets(&p.acts, layout.subs, b, sub, row);
+                        sums_of_four::<KIND, R>(block.codes, sub, q, offset)
+                    }
                     Q4 | Q4_K => sums_of_halves::<R>(block.codes, q),
                     _ => {
                         let offset = offsets(&p.acts, layout.subs, b, sub, row);
@@ -89,6 +98,44 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
 
 /// The sums of both vectors of a panel, in 16 or 32 bits.
 type Sums<const R: usize> = [[__m256i; 2]; R];
+
+/// The sums of share `sub` of a block's inputs, by AVX-VNNI.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sums_of_four<const KIND: u8, const R: usize>(
+    codes: *const u8,
+    sub: usize,
+    q: *const i8,
+    offset: *const i32,
+) -> Sums<R> {
+    let layout = const { layout(KIND) };
+    let vectors = 8 / layout.subs;
+    // SAFETY: the caller's: a block of weights and `R` cells.
+    unsafe {
+        let mut s = start::<R>(offset, layout.bias);
+        for j in sub * vectors..(sub + 1) * vectors {
+            let w = biased::<KIND>(codes, j);
+            for r in 0..R {
+                let x = _mm256_set1_epi32(q.add(r * BLOCK + 4 * j).cast::<i32>().read_unaligned());
+                s[r] = [add_products(s[r][0], w[0], x), add_products(s[r][1], w[1], x)];
+            }
+        }
+        s
+    }
+}
+
+/// `s` and the products of four bytes of `w` without a sign by four of `x`. As text: a function with the instruction's feature
+/// would not be inlined into those that lack it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller's: the CPU has AVX-VNNI.
+    unsafe {
+        std::arch::asm!("{{vex}} vpdpbusd {s}, {w}, {x}", s = inout(ymm_reg) s, w = in(ymm_reg) w, x = in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    s
+}
 
 /// Adds the products of bytes of 4 bits with four activations of each row.
 #[inline]

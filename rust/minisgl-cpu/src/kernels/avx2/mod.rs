@@ -1,4 +1,4 @@
-//! Kernels for AVX2 with FMA and F16C: a panel's 16 rows are the lanes of two vectors.
+//! Kernels for AVX2 with FMA and F16C, and AVX-VNNI: a panel's 16 rows are the lanes of two vectors.
 //!
 //! Invariants: the operations of `scalar`, in its order, in every lane.
 
@@ -19,7 +19,7 @@ use crate::weights::{BLOCK, PANEL};
 
 pub(super) static TABLE: Table = Table {
     prepare: small::prepare,
-    matmul,
+    matmul: matmul::<false>,
     rms_norm: small::rms_norm,
     silu_mul: small::silu_mul,
     gelu_mul: small::gelu_mul,
@@ -27,6 +27,12 @@ pub(super) static TABLE: Table = Table {
     rotate: small::rotate,
     argmax: small::argmax,
     finite: small::finite,
+};
+
+/// With the instruction of AVX-VNNI.
+pub(super) static VNNI: Table = Table {
+    matmul: matmul::<true>,
+    ..TABLE
 };
 
 /// A kind as a constant that functions are compiled for.
@@ -51,14 +57,14 @@ const AHEAD: usize = 4096;
 type Pair = [__m256; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn matmul(p: &Product<'_>) {
+unsafe fn matmul<const VNNI: bool>(p: &Product<'_>) {
     // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
         by_kind!(
             p.w.kind(),
             KIND,
             match p.acts.mode.has_int8() {
-                true => int8::matmul::<KIND>(p),
+                true => int8::matmul::<KIND, VNNI>(p),
                 false => exact::matmul::<KIND, { like(KIND) }>(p),
             },
             exact::matmul::<KIND, { like(KIND) }>(p)

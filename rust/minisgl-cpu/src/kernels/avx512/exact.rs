@@ -93,8 +93,12 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     let layout = const { layout(KIND) };
     // SAFETY: the caller's: `B` blocks of weights and activations.
     unsafe {
-        let x: [*const f32; B] = std::array::from_fn(|i| p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK).cast_const());
-        let blocks: [Place; B] = std::array::from_fn(|i| Place::of::<KIND>(panel, b + i));
+        let mut x = [std::ptr::null::<f32>(); B];
+        let mut blocks = [Place::of::<KIND>(panel, b); B];
+        for i in 0..B {
+            x[i] = p.acts.x.add(cell(&p.acts, b + i, row) * BLOCK);
+            blocks[i] = Place::of::<KIND>(panel, b + i);
+        }
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         for g in 0..4 {

@@ -29,7 +29,7 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     unsafe { prepare_as::<true, false>(x, acts, row) }
 }
 
-/// f32 as it is, as parts of bf16, or both, for modes that have it.
+/// f32 as it is, as parts of bf16, or both, for modes that have it; sums either way.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
@@ -48,7 +48,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
                 _mm512_store_ps(acts.x.add(cell * BLOCK), v[0]);
                 _mm512_store_ps(acts.x.add(cell * BLOCK + 16), v[1]);
             }
-            if F32 && acts.mode.has_sums() {
+            if acts.mode.has_sums() {
                 *acts.sum.add(cell) = tree(_mm512_add_ps(v[0], v[1]));
                 for sub in 0..2 {
                     *acts.sum16.add(cell16(&acts, b, sub, row)) = tree(v[sub]);

@@ -182,7 +182,7 @@ fn whole_requests_only() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Of an odd head, some pieces may tell earlier than others; none may tell otherwise.
+    /// Some pieces of an odd head may tell earlier than others; none may tell otherwise.
     #[test]
     fn cutting_changes_nothing(
         head in "(GET|POST|PUT) /[a-z]{0,9} HTTP/1.1\r\n([A-Za-z]{1,5}: ?[a-z 0-9]{0,9}[ \t\r\n]{0,2}\r\n){0,9}\r\n[a-z\r\n]{0,9}",

@@ -1,11 +1,12 @@
 //! One rule each.
 
-use minisgl_gateway::message::{Embedding, PromptLogprobs, TokenLogprobs};
-use minisgl_gateway::message::{FromEngine, LoadProgress, SamplingParams, StepTokens, ToEngine};
+use minisgl_gateway::message::{
+    Embedding, FromEngine, NewRequest, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs,
+};
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::Owned;
-use super::world::{Got, World, rules, undisturbed};
+use super::world::{Got, World, line, request, rules, undisturbed};
 use crate::policy::{KeyShare, Policy, RouterConfig};
 
 pub(super) fn config(num_engines: usize) -> RouterConfig {
@@ -29,14 +30,9 @@ fn states(world: &World, front_end: u32) -> Vec<(i64, String)> {
 fn engines_are_one_when_all_are_ready() {
     let mut world = World::new(config(3), false);
     let number = world.come();
-    let ready = world.front_ends[&number]
-        .other
-        .iter()
-        .find_map(|message| match message {
-            FromEngine::EngineReady(ready) => Some(ready.clone()),
-            _ => None,
-        });
-    let ready = ready.unwrap();
+    let Some(FromEngine::EngineReady(ready)) = world.front_ends[&number].other.last() else {
+        panic!()
+    };
     assert_eq!((ready.max_seq_len, ready.num_pages), (100, 30));
     assert_eq!(ready.engine_details, "3 engines");
     let all: Vec<_> = (0..3).map(|engine| (engine, "ready".to_owned())).collect();
@@ -60,9 +56,9 @@ fn requests_go_on_where_they_were() {
     world.engines[0].as_mut().unwrap().step(9);
     world.deliver(0, 1); // the second token is never read
     world.lose(0, false);
-    let ToEngine::AddRequest {
+    let ToEngine::AddRequest(NewRequest {
         tokens, num_generated, ..
-    } = world.engines[1].as_ref().unwrap().heard[0].clone()
+    }) = world.engines[1].as_ref().unwrap().heard[0].clone()
     else {
         panic!()
     };
@@ -72,16 +68,8 @@ fn requests_go_on_where_they_were() {
     let got = &world.front_ends[&number].requests[&id];
     assert_eq!((&got.tokens, got.end, got.num_admitted), (&whole, Some(LENGTH), 1));
     assert_eq!(states(&world, number).last(), Some(&(0, "dead".to_owned())));
-    let line = LoadProgress {
-        text: "1 request of engine 0 goes on in others".into(),
-        done: 0,
-        total: 0,
-    };
-    assert!(
-        world.front_ends[&number]
-            .other
-            .contains(&FromEngine::LoadProgress(line))
-    );
+    let told = &world.front_ends[&number].other;
+    assert!(told.contains(&line("1 request of engine 0 goes on in others")));
 }
 
 #[test]
@@ -207,22 +195,6 @@ fn a_key_hears_of_what_it_had_in_the_cache_itself() {
     );
 }
 
-fn request(req_id: i64, priority: i64, num_generated: i64, key: i64) -> ToEngine {
-    ToEngine::AddRequest {
-        req_id,
-        tokens: vec![1, 2],
-        sampling: Box::new(SamplingParams {
-            max_tokens: Some(5),
-            seed: Some(1),
-            ..SamplingParams::default()
-        }),
-        priority,
-        num_generated,
-        key,
-        background: false,
-    }
-}
-
 #[test]
 fn nonsense_is_named() {
     let mut world = World::new(config(1), false);
@@ -232,7 +204,7 @@ fn nonsense_is_named() {
     assert_eq!(early, "no hello");
     let hello = ToEngine::Hello { name: "x".repeat(99) };
     world.board.front_end_says(number, hello).unwrap();
-    let add = |req_id, num_generated, key| request(req_id, 0, num_generated, key);
+    let add = |req_id, num_generated, key| request(req_id, vec![1, 2], 5, 0, num_generated, key);
     for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
         world
             .board
@@ -250,10 +222,10 @@ fn between_keys_a_priority_counts_in_the_line_alone() {
         let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
         let number = world.come();
         for (req_id, priority) in [(0, -4), (1, 0)] {
-            world.say(number, request(req_id, priority, 0, 0));
+            world.say(number, request(req_id, vec![1, 2], 5, priority, 0, 0));
         }
         let priorities = |message: &ToEngine| match message {
-            ToEngine::AddRequest { priority, .. } => Some(*priority),
+            ToEngine::AddRequest(new) => Some(new.priority),
             _ => None,
         };
         let engine = world.engines[0].as_ref().unwrap();
@@ -276,15 +248,15 @@ fn in_the_background_comes_last_of_its_key_and_is_said_on() {
             ..Got::default()
         };
         world.front_ends.get_mut(&number).unwrap().requests.insert(req_id, got);
-        let mut message = request(req_id, 4, 0, 0);
-        if let ToEngine::AddRequest { background, .. } = &mut message {
-            *background = in_background;
+        let mut message = request(req_id, vec![1, 2], 5, 4, 0, 0);
+        if let ToEngine::AddRequest(new) = &mut message {
+            new.background = in_background;
         }
         world.say(number, message);
     }
     world.run_to_the_end();
     let placed = |message: &ToEngine| match message {
-        ToEngine::AddRequest { background, .. } => Some(*background),
+        ToEngine::AddRequest(new) => Some(new.background),
         _ => None,
     };
     let engine = world.engines[0].as_ref().unwrap();
@@ -319,7 +291,7 @@ fn a_step_is_split_by_owner() {
         tokens: vec![1, 2, 3, 4],
         reasons: vec![0, 4, 0, 0],
         admitted: vec![(10, 5), (12, 6)],
-        errors: vec![(11, "no".into())],
+        errors: Pairs(vec![(11, "no".into())]),
         logprobs: (0..4).map(logprobs).collect(),
         prompt_logprobs: vec![prompt(12), prompt(10)],
         embeddings: vec![embedding(13), embedding(11), embedding(12)],
@@ -356,7 +328,7 @@ fn a_step_is_split_by_owner() {
         req_ids: vec![101],
         tokens: vec![2],
         reasons: vec![4],
-        errors: vec![(101, "no".into())],
+        errors: Pairs(vec![(101, "no".into())]),
         logprobs: vec![logprobs(0)],
         embeddings: vec![embedding(101)],
         ..StepTokens::default()
@@ -381,17 +353,12 @@ fn a_front_end_that_goes_takes_its_requests_along() {
     world.settle();
     world.front_ends.remove(&goes);
     assert_eq!(world.board.num_live(), 2, "one is in an engine, which must end it");
-    let line = LoadProgress {
-        text: "test 0 gone; 2".into(),
-        done: 0,
-        total: 0,
-    };
-    assert!(world.front_ends[&stays].other.contains(&FromEngine::LoadProgress(line)));
+    assert!(world.front_ends[&stays].other.contains(&line("test 0 gone; 2")));
     world.run_to_the_end();
     assert_eq!(world.front_ends[&stays].requests[&id].tokens, undisturbed(&[3], 5));
     let heard = &world.engines[0].as_ref().unwrap().heard;
     let aborted = heard.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
-    let added = heard.iter().filter(|one| matches!(one, ToEngine::AddRequest { .. }));
+    let added = heard.iter().filter(|one| matches!(one, ToEngine::AddRequest(_)));
     assert_eq!((aborted.count(), added.count()), (1, 2));
 }
 

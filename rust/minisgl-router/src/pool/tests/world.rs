@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use minisgl_gateway::message::{EngineReady, FromEngine, LENGTH_BYTES, SamplingParams, StepTokens, ToEngine, decode};
+use minisgl_gateway::message::{
+    EngineReady, FromEngine, LENGTH_BYTES, LoadProgress, NewRequest, SamplingParams, StepTokens, ToEngine, decode,
+};
 
 use super::super::requests::{ABORT, ERROR, FrontEndRules, LENGTH, STOP};
 use super::super::switchboard::{Out, Switchboard};
@@ -41,6 +43,40 @@ pub(super) fn undisturbed(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
     tokens.split_off(prompt.len())
 }
 
+pub(super) fn request(
+    req_id: i64,
+    tokens: Vec<i32>,
+    max_tokens: i64,
+    priority: i64,
+    num_generated: i64,
+    key: i64,
+) -> ToEngine {
+    let sampling = SamplingParams {
+        max_tokens: Some(max_tokens),
+        seed: Some(1),
+        ..SamplingParams::default()
+    };
+    ToEngine::AddRequest(NewRequest {
+        req_id,
+        tokens,
+        sampling: Box::new(sampling),
+        priority,
+        num_generated,
+        key,
+        background: false,
+    })
+}
+
+/// What all front ends are told for their logs.
+pub(super) fn line(text: &str) -> FromEngine {
+    let text = text.to_owned();
+    FromEngine::LoadProgress(LoadProgress {
+        text,
+        done: 0,
+        total: 0,
+    })
+}
+
 struct Row {
     tokens: Vec<i32>,
     num_prompt: usize,
@@ -63,13 +99,13 @@ pub(super) struct FakeEngine {
 impl FakeEngine {
     fn hear(&mut self, message: ToEngine) {
         match &message {
-            ToEngine::AddRequest {
+            ToEngine::AddRequest(NewRequest {
                 req_id,
                 tokens,
                 sampling,
                 num_generated,
                 ..
-            } => {
+            }) => {
                 assert!(*req_id >= self.last_id, "ids ascend on a connection");
                 self.last_id = req_id + 1;
                 let num_generated = usize::try_from(*num_generated).unwrap();
@@ -166,7 +202,7 @@ impl FakeFrontEnd {
                 got.tokens.extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
                 got.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
             }
-            for (id, text) in step.errors {
+            for (id, text) in step.errors.0 {
                 self.requests.get_mut(&id).unwrap().error = text;
             }
         }
@@ -285,29 +321,14 @@ impl World {
     pub(super) fn add_of(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
         let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
         let req_id = i64::try_from(requests.len()).unwrap();
-        let sampling = SamplingParams {
-            max_tokens: Some(i64::try_from(max_tokens).unwrap()),
-            seed: Some(1),
-            ..SamplingParams::default()
-        };
         let got = Got {
             prompt: prompt.clone(),
             max_tokens,
             ..Got::default()
         };
         requests.insert(req_id, got);
-        self.say(
-            front_end,
-            ToEngine::AddRequest {
-                req_id,
-                tokens: prompt,
-                sampling: Box::new(sampling),
-                priority: 0,
-                num_generated: 0,
-                key,
-                background: false,
-            },
-        );
+        let max_tokens = i64::try_from(max_tokens).unwrap();
+        self.say(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
         req_id
     }
 

@@ -7,10 +7,10 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use minisgl_cpu::Result;
-use minisgl_cpu::files::gguf::{File, Header, Value};
-use minisgl_cpu::files::safetensors::Folder;
-use minisgl_cpu::files::{Kind, Source, blocks};
+use crate::Result;
+use crate::files::gguf::{File, Header, Value};
+use crate::files::safetensors::Folder;
+use crate::files::{Kind, Source, blocks};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

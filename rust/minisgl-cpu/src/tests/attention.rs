@@ -1,11 +1,11 @@
 //! Attention against a plain softmax in f64, and against itself: what may not change a bit.
 
-use minisgl_cpu::attention::{Attention, Rows};
-use minisgl_cpu::kernels::{Isa, plain};
-use minisgl_cpu::kv::{KvDtype, KvHeads, KvPool, KvShape};
+use crate::attention::{Attention, Rows};
+use crate::kernels::{Isa, plain};
+use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
 use proptest::prelude::*;
 
-use crate::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, noise, small, ways};
+use crate::tests::attention_case::{Case, PLAIN, Row, alone, assert_near, bits, noise, small, ways};
 
 #[test]
 fn a_softmax() {

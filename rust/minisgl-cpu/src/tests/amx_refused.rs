@@ -1,7 +1,7 @@
 //! A process that the system does not let use tiles; one of its own, for the answer is asked for once.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
-use minisgl_cpu::kernels::Isa;
+use crate::kernels::Isa;
 
 /// The system refuses tiles while a thread has a signal stack that is too small for their state.
 fn with_small_signal_stack(then: impl FnOnce()) {
@@ -27,7 +27,7 @@ fn with_small_signal_stack(then: impl FnOnce()) {
 fn without_leave_there_are_no_tiles() {
     if std::env::var_os("MINISGL_TEST_ALONE").is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "amx_refused::without_leave_there_are_no_tiles"]);
+        child.args(["--exact", "tests::amx_refused::without_leave_there_are_no_tiles"]);
         let output = child.env("MINISGL_TEST_ALONE", "1").output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use minisgl_cpu::attention::{Attention, Call, Rows};
-use minisgl_cpu::kernels::Isa;
-use minisgl_cpu::kv::{KvDtype, KvHeads, KvPool, KvShape};
+use crate::attention::{Attention, Call, Rows};
+use crate::kernels::Isa;
+use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
 
 /// A row of a step: who it shares its first `shared` tokens with is decided by `family`.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,16 @@
+"""The settings that a benchmark's flags ask for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
+
+
+def asked(kind: type[Kind], args: argparse.Namespace, **own: Any) -> Kind:
+    """A dataclass with the fields `own`, and every other from the flag of its name; several values make a tuple."""
+    names = {field.name for field in fields(kind)} & vars(args).keys() - own.keys()  # type: ignore[arg-type]
+    given = {name: getattr(args, name) for name in names}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}, **own)
