@@ -28,6 +28,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from tests.helpers.gateway import has_gateway
 from tests.helpers.panicking import panicking_extension
+from tests.helpers.processor import without_amx
 from tests.helpers.seconds import WAIT_S, Meter, Tally, longest_first, patiently, recorded
 
 CONTROL_PLANES = ("python", "rust_hotpath")
@@ -90,6 +91,13 @@ def front_end(request: pytest.FixtureRequest) -> str:
 def panicking(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """An extension that panics on order."""
     return panicking_extension(tmp_path_factory.mktemp("panicking"))
+
+
+@pytest.fixture
+def no_amx() -> Iterator[None]:
+    """For a test that compares a text with one of which a part was computed again: after a retraction, elsewhere."""
+    with without_amx():
+        yield
 
 
 @pytest.fixture(scope="session")

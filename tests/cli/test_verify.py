@@ -251,6 +251,7 @@ def test_a_models_answers_to_each_api(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 @pytest.mark.any_cpu
+@pytest.mark.usefixtures("no_amx")  # AVX2 verifies, and what is moved is computed again
 def test_answers_served_among_others_are_what_they_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

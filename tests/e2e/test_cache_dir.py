@@ -264,6 +264,7 @@ def test_keys_with_a_cache_of_their_own_find_theirs_after_a_restart(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_amx")  # storms retract
 @pytest.mark.timeout(3600)  # 300 kills: `--times 20 -o faulthandler_timeout=0`
 def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_path: Path, times: int) -> None:
     """Storms of prompts that share beginnings, each ended by `kill -9`, on one folder. How long it takes to open the
@@ -309,6 +310,7 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_amx")  # many prompts at once retract
 def test_two_servers_race_to_create_a_folder_that_somebody_clears(tiny: Path, tmp_path: Path) -> None:
     rng, cache, done = random.Random(4), tmp_path / "made" / "cache", Event()
     begin = [rng.randrange(3, 250) for _ in range(100)]

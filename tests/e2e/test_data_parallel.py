@@ -129,6 +129,7 @@ def test_chaos_with_states(front_end: str) -> None:
 
 @pytest.mark.slow
 @NEEDS_CPU
+@pytest.mark.usefixtures("no_amx")  # what is moved is computed again
 def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> None:
     """The same on the CPU engine: whatever is moved, saved and found, each text is that of a server of its own."""
     model = tiny_model("lfm2", vocab_size=put_tokenizer(tmp_path, "gpt-2"), max_position_embeddings=1024)

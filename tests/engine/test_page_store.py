@@ -18,7 +18,6 @@ from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
 from minisgl.engine.page_store import digest_of, identity
 from minisgl.step import Int32Array
 from tests.helpers.models import save, tiny_model
-from tests.helpers.processor import without_amx
 
 pytestmark = pytest.mark.any_cpu
 
@@ -211,13 +210,7 @@ def llm_of(small: Path, tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
-@pytest.fixture
-def exact() -> Iterator[None]:
-    with without_amx():
-        yield
-
-
-@pytest.mark.usefixtures("exact")  # rows that are sent back are computed again
+@pytest.mark.usefixtures("no_amx")  # rows that are sent back are computed again
 @pytest.mark.parametrize("cpu_backend", ["python", "rust_hotpath"])
 def test_offline_a_second_process_finds_what_the_first_computed(llm_of: Any, cpu_backend: str) -> None:
     size = 2

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.helpers.processor import without_amx
+
 if TYPE_CHECKING:
     from tests.helpers.ray_cluster import RayCluster
 
@@ -15,5 +17,5 @@ if TYPE_CHECKING:
 def cluster() -> Iterator[RayCluster]:
     from tests.helpers.ray_cluster import ray_cluster  # where Ray is installed
 
-    with ray_cluster() as running:
+    with without_amx(), ray_cluster() as running:  # a story that goes on elsewhere is computed again there
         yield running
