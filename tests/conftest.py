@@ -8,6 +8,7 @@ its reason, in one process or in several.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -61,9 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.pluginmanager.hasplugin("dsession"):
         _TALLY.show_progress(session.config.get_terminal_writer().line)
+    else:
+        gc.disable()  # what is imported and collected stays
 
 
 def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # no later collection goes through a million objects again: a sixth of the tests' time
+    gc.enable()
     _METER.reset()
 
 
