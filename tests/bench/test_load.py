@@ -14,6 +14,7 @@ import pytest
 
 from minisgl._rust import run_load
 from tests.helpers.loadgen import DONE, END, HEAD, Exchange, Script, chunk, stub, token, usage
+from tests.helpers.seconds import patiently
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 GOOD = (ROLE, token("a"), token("b"), token("c"), usage(7, 3), DONE)
@@ -172,7 +173,7 @@ def test_an_answer_that_does_not_come_is_a_failure_and_its_connection_is_not_use
 
     try:
         with stub(script) as server:
-            result: Any = run_load(server.url, [b"{}"], chains=[1, 1], concurrency=1, timeout_s=0.3)
+            result: Any = run_load(server.url, [b"{}"], chains=[1, 1], concurrency=1, timeout_s=patiently(1.5))
             over.set()
             assert server.num_connections == 2
     finally:
