@@ -12,6 +12,7 @@ import gc
 import inspect
 import logging
 import os
+import sys
 import time
 import warnings
 from collections import Counter
@@ -57,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.timeout is None:
         config.option.timeout = patiently(TIMEOUT_S)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every server that a test starts compiles our modules
+    sys.dont_write_bytecode = False
     if (chosen := config.getoption("--frontend")) is not None:
         os.environ[envs.FRONTEND] = chosen  # for servers that are processes
 
