@@ -73,7 +73,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # no later collection goes through a million objects again: a sixth of the tests' time
+    gc.freeze()  # no later collection goes through a million objects again
     gc.enable()
     _METER.reset()
 
