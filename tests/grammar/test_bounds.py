@@ -14,7 +14,6 @@ from minisgl.grammar.bounds import MAX_BYTES, MAX_DEPTH, MAX_TEXT_BYTES, checked
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource, Kind
 from minisgl.sampling_params import ParamError
-from tests.helpers.seconds import patiently
 
 
 def nested(levels: int, within: str = "items") -> dict[str, Any]:
@@ -40,7 +39,6 @@ def alternatives(rows: int, columns: int) -> dict[str, Any]:
     return {"allOf": [{"anyOf": [each(1, {"const": [i, j]}) for j in range(columns)]} for i in range(rows)]}
 
 
-AT_ONCE_S = patiently(4.0)  # the slowest takes 0.4 s; without bounds some never end
 SCHEMAS: dict[str, Any] = {
     "deep": nested(60),
     "deeper": nested(1000),
@@ -130,14 +128,14 @@ def outcome(kind: Kind, value: Any) -> str:
 def test_a_hostile_schema_is_taken_or_refused_at_once(name: str) -> None:
     began = time.thread_time()
     outcome("json_schema", SCHEMAS[name])
-    assert time.thread_time() - began < AT_ONCE_S
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.parametrize(("kind", "value"), OTHERS, ids=lambda one: str(one)[:20])
 def test_other_hostile_sources_too(kind: Kind, value: Any) -> None:
     began = time.thread_time()
     outcome(kind, value)
-    assert time.thread_time() - began < AT_ONCE_S
+    assert time.thread_time() - began < 2
 
 
 def test_all_of_them_take_little_memory_and_print_nothing() -> None:

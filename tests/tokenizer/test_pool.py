@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -57,14 +58,17 @@ async def test_a_template_of_many_turns_is_rendered_off_the_event_loop(turns: in
 
 async def test_a_template_of_long_turns_is_rendered_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turns are fewer than the event loop takes: their time sends it away, and ends it."""
-    monkeypatch.setattr("minisgl.tokenizer.pool.MAX_WORK", Work(99_999, 0.1))
+    monkeypatch.setattr("minisgl.tokenizer.pool.MAX_WORK", Work(99_999, 1.0))
     lanes = pool("{% set all = range(99999) | list %}{% for i in range(500) %}{% set x = all | sort %}{% endfor %}a")
     threads = list[str]()
 
+    everywhere, here = time.process_time(), time.thread_time()
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(ValueError, match="too long over them"):
             await lanes.encode_chat(messages_of(threads), 1, {}, here=True)
+    here = time.thread_time() - here
     assert threads == ["MainThread", "encode-short"]
+    assert here < (time.process_time() - everywhere) / 2, "the event loop rendered as long as the lane"
 
 
 def panic() -> Any:

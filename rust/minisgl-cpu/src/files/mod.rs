@@ -107,4 +107,4 @@ impl Source for TextHalf {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 use crate::files::gguf::{File, Header, Value};
 use crate::files::safetensors::Folder;
+use crate::files::tests::{key, tensor, text};
 use crate::files::{Kind, Source, blocks};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -139,15 +140,6 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 
 /// Keys of every sort of value, tensors of several kinds.
 fn gguf() -> Vec<u8> {
-    fn text(out: &mut Vec<u8>, text: &str) {
-        out.extend((text.len() as u64).to_le_bytes());
-        out.extend(text.as_bytes());
-    }
-    fn key(out: &mut Vec<u8>, name: &str, kind: u32, value: &[u8]) {
-        text(out, name);
-        out.extend(kind.to_le_bytes());
-        out.extend(value);
-    }
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((2 + Kind::ALL.len() as u64).to_le_bytes());
     out.extend(7u64.to_le_bytes());
@@ -169,11 +161,8 @@ fn gguf() -> Vec<u8> {
     let others = [("norm", Kind::F32, vec![4]), ("experts", Kind::F16, vec![2, 3, 2])];
     let mut end = 0usize;
     for (name, kind, dims) in others.into_iter().chain(each) {
-        text(&mut out, name);
-        out.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|&dim| out.extend((dim as u64).to_le_bytes()));
-        out.extend(kind.id().to_le_bytes());
-        out.extend((end as u64).to_le_bytes());
+        let wide: Vec<u64> = dims.iter().map(|&dim| dim as u64).collect();
+        tensor(&mut out, name, &wide, kind.id(), end as u64);
         end = (end + kind.bytes_of(dims.iter().product()).unwrap()).next_multiple_of(32);
     }
     out.resize(out.len().next_multiple_of(32), 0);

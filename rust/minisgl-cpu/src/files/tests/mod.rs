@@ -35,18 +35,18 @@ impl Drop for Temporary {
     }
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
+pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text.as_bytes());
 }
 
-fn key(out: &mut Vec<u8>, name: &str, kind: u32, value: &[u8]) {
+pub(crate) fn key(out: &mut Vec<u8>, name: &str, kind: u32, value: &[u8]) {
     text(out, name);
     out.extend(kind.to_le_bytes());
     out.extend(value);
 }
 
-fn tensor(out: &mut Vec<u8>, name: &str, dims: &[u64], kind: u32, offset: u64) {
+pub(crate) fn tensor(out: &mut Vec<u8>, name: &str, dims: &[u64], kind: u32, offset: u64) {
     text(out, name);
     out.extend((dims.len() as u32).to_le_bytes());
     for dim in dims {
