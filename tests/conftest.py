@@ -30,6 +30,7 @@ from hypothesis import settings
 from minisgl import envs
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
+from tests.helpers import forking
 from tests.helpers.gateway import has_gateway
 from tests.helpers.panicking import panicking_extension
 from tests.helpers.processor import without_amx
@@ -197,7 +198,10 @@ def _leaves_no_process() -> Iterator[None]:
     parent = psutil.Process()
     before = parent.children()
     yield
-    left = [child for child in parent.children() if child not in before]
+    started = [
+        child for one in (parent, *map(psutil.Process, forking.template_processes())) for child in one.children()
+    ]
+    left = [child for child in started if child not in before and child.pid not in forking.template_processes()]
     gone, alive = psutil.wait_procs(left, timeout=WAIT_S)
     assert not alive, f"left behind: {alive}"
     if gone:

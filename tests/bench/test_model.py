@@ -18,6 +18,7 @@ from minisgl.cli import bench_model
 from minisgl.cli import main as cli
 from minisgl.config import ConfigError, EngineConfig
 from tests.helpers.clients import environment
+from tests.helpers.forking import run
 from tests.helpers.llama_cpp import FILES
 
 ABOUT: dict[str, Any] = {
@@ -41,7 +42,7 @@ def settings(*variants: str, points: tuple[Point, ...], beside: dict[str, Path] 
 
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "minisgl", "bench", "model", *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run(command)
 
 
 def test_each_point_of_each_round(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.helpers import batches
 from tests.helpers.e2e import until
+from tests.helpers.forking import Minisgl
 from tests.helpers.seconds import WAIT_S
 
 MORE = ("--engine", "echo", "--model", "echo", "--num-pages", "2000")
@@ -23,7 +24,7 @@ MORE = ("--engine", "echo", "--model", "echo", "--num-pages", "2000")
 
 def start(given: Path, output: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "minisgl", "batch", str(given), "-o", str(output), *MORE, *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return Minisgl(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def run(given: Path, output: Path, *more: str) -> tuple[int, str]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from minisgl import LLM, SamplingParams, cli
+from tests.helpers.forking import Minisgl, run
 
 
 class Screen(io.StringIO):
@@ -37,17 +38,14 @@ def test_generate_shows_text_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_log_of_each_step_does_not_cut_the_answer() -> None:
     command = [sys.executable, "-m", "minisgl", "generate", "hi", "--raw", "--engine", "echo", "--sampling-seed", "0"]
     command += ["--max-tokens", "20"]
-    done = [
-        subprocess.run([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
-        for more in ((), ("--log-level", "debug"))
-    ]
+    done = [run([*command, *more], stderr=subprocess.STDOUT) for more in ((), ("--log-level", "debug"))]
     answer, told = (one.stdout for one in done)
     assert told.endswith(f"\n{answer}") and "step 2" in told
 
 
 def test_generate_ends_when_nobody_reads() -> None:
     command = [sys.executable, "-m", "minisgl", "generate", "hi", "--engine", "echo", "--max-tokens", "200"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Minisgl(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""

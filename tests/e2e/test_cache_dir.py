@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.adapters import TinyAdapter
 from tests.helpers.e2e import ServerProcess, serving, until
+from tests.helpers.forking import run
 from tests.helpers.meaning import embedded_model
 from tests.helpers.models import save, tiny_model
 from tests.helpers.processor import without_amx
@@ -91,9 +91,7 @@ def test_damage_is_computed_and_counted(tmp_path: Path) -> None:
         until(lambda: metric(server, "damaged_pages_total") == 1, "it is counted")
         again, _ = ask(server, prompt)
     assert again == cold
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "cache", "verify", str(tmp_path)], check=False, capture_output=True, text=True
-    )
+    done = run([sys.executable, "-m", "minisgl", "cache", "verify", str(tmp_path)])
     assert done.returncode == 1 and "damaged, and removed: 1 file\n" in done.stdout
 
 
@@ -343,7 +341,7 @@ def test_an_exported_prefix_is_loaded_by_a_server_that_never_computed_it(tmp_pat
     text, file = tmp_path / "manual.txt", tmp_path / "manual.pages"
     text.write_text(PROMPT)
     command = (sys.executable, "-m", "minisgl", "cache", "export", f"@{text}", str(file))
-    done = subprocess.run([*command, *MODEL], check=False, capture_output=True, text=True)
+    done = run([*command, *MODEL])
     assert done.returncode == 0 and "a prefix of " in done.stdout, done.stderr
     with serving(*MODEL) as server:
         cold, _ = ask(server)
@@ -352,8 +350,6 @@ def test_an_exported_prefix_is_loaded_by_a_server_that_never_computed_it(tmp_pat
         warm, cached = ask(server)
     assert warm == cold and cached >= 15 * 16
     flags = (*MODEL, "--kv-dtype", "f32", "--cache-dir", str(tmp_path / "cache"), "--warm-prefix", f"@{file}")
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "serve", *flags, "--port", "0"], check=False, capture_output=True, text=True
-    )
+    done = run([sys.executable, "-m", "minisgl", "serve", *flags, "--port", "0"])
     assert done.returncode != 0
     assert f"{file}: its pages were not computed by this model in this way: kv_dtype" in done.stderr

@@ -29,6 +29,7 @@ from minisgl.chat.session import Session
 from minisgl.chat.terminal import Chat, Typed, file_history
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, canned, serving, until
+from tests.helpers.forking import run
 from tests.helpers.meaning import FRANCE, embedded_model
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import expected
@@ -52,9 +53,7 @@ def echo_answer(messages: list[dict[str, str]], max_tokens: int) -> str:
 
 def piped(server_url: str | None, text: str, *flags: str) -> subprocess.CompletedProcess[str]:
     address = () if server_url is None else ("--base-url", server_url)
-    return subprocess.run(
-        [*CHAT, *address, *flags], input=text, capture_output=True, text=True, check=False, timeout=WAIT_S * 2
-    )
+    return run([*CHAT, *address, *flags], input=text, timeout=WAIT_S * 2)
 
 
 # --- by pipe ---

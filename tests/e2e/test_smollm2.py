@@ -13,6 +13,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.forking import run
 from tests.helpers.meaning import BEGINNINGS, CAPITALS, FRANCE, MAX_TOKENS, embedded_model, told_capital
 from tests.helpers.seconds import WAIT_S
 
@@ -88,11 +89,7 @@ def test_offline_api() -> None:
 
 
 def test_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "generate", FRANCE, "--max-tokens", str(MAX_TOKENS)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=True,
-    )
+    command = [sys.executable, "-m", "minisgl", "generate", FRANCE, "--max-tokens", str(MAX_TOKENS)]
+    done = run(command, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

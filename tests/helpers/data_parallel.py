@@ -16,6 +16,7 @@ import psutil
 
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import until
+from tests.helpers.forking import FORKED
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import expected
 
@@ -97,7 +98,7 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
     assert usage["prompt_tokens"] == ask.num_prompt()
 
 
-ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child"}
+ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child", FORKED}
 """What the command lines of engines have: of those that were started, and of those that were forked."""
 
 

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from minisgl.runner.launch import ProcessConfig
+from tests.helpers.forking import ENGINE, FORKED, Minisgl, run
 from tests.helpers.seconds import WAIT_S
 
 READY = re.compile(r"ready: (http://\S+)")
@@ -36,7 +37,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -
 
 class ServerProcess:
     """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs. `wait`: until it is
-    ready."""
+    ready. `forked`: without a start of the interpreter (tests.helpers.forking)."""
 
     def __init__(
         self,
@@ -45,13 +46,14 @@ class ServerProcess:
         start_timeout_s: float = 4 * WAIT_S,
         minisgl: Sequence[str] = ("-m", "minisgl"),
         wait: bool = True,
+        forked: bool = True,
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="minisgl-e2e-")  # its sockets live here, so that leftovers show
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
         # threads that wait for each other sleep: on a busy machine those that spin take the cores from those that work
-        self.process = subprocess.Popen(
+        self.process = (Minisgl if forked else subprocess.Popen)(
             [sys.executable, *minisgl, "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -87,7 +89,8 @@ class ServerProcess:
 
         def found() -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
-                return [child for child in self.children() if "minisgl.runner.process" in child.cmdline()]
+                forked = FORKED if isinstance(self.process, Minisgl) else ENGINE
+                return [child for child in self.children() if {ENGINE, forked}.intersection(child.cmdline())]
             return []
 
         until(lambda: bool(found()), "it has no engine process")
@@ -141,7 +144,7 @@ class ServerProcess:
 def refused(*flags: str) -> str:
     """The last line of a server that does not start."""
     command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", *flags]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WAIT_S)
+    done = run(command, timeout=WAIT_S)
     assert done.returncode in (1, 2) and done.stdout == "" and "Traceback" not in done.stderr, done.stderr
     return done.stderr.strip().splitlines()[-1]
 
@@ -164,9 +167,7 @@ def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerPro
 @contextlib.contextmanager
 def engine_process(config: ProcessConfig, *python: str) -> Iterator[subprocess.Popen[bytes]]:
     """An engine process, told its configuration as `launch` does; killed at the end. `python`: what Python runs."""
-    process = subprocess.Popen(
-        [sys.executable, *(python or ("-m", "minisgl.runner.process"))], stdin=subprocess.PIPE, bufsize=0
-    )
+    process = Minisgl([sys.executable, *(python or ("-m", ENGINE))], stdin=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     try:
         process.stdin.write(msgspec.json.encode(config) + b"\n")

@@ -21,6 +21,7 @@ from minisgl.engine.echo import EchoModel
 from minisgl.message import EngineReady, EngineState, FromEngine
 from minisgl.runner.launch import ProcessConfig
 from minisgl.runner.several import EVERY_POOL
+from tests.helpers.forking import ENGINE, Minisgl
 from tests.helpers.peers import FrontEndPeer
 
 SEED = 7  # of `hub.add`
@@ -69,7 +70,7 @@ class Pool:
             address=f"ipc://{self.sockets[engine]}",
             step_timeout=STEP_TIMEOUT_S,
         )
-        process = subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
+        process = Minisgl([sys.executable, "-m", ENGINE], stdin=subprocess.PIPE, bufsize=0)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         self.processes[engine] = process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_tra
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import Abort, Draft, Events, TokenBudget
 from tests.helpers.e2e import serving
+from tests.helpers.forking import run
 from tests.helpers.parity import draw_arrival
 from tests.helpers.scheduler import arrival
 
@@ -132,9 +132,9 @@ def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:
     first = next(given for _, given in read_trace(trace).calls if isinstance(given, Events))
     assert isinstance(first.items[0], TokenBudget), "what a step may take is in the trace"
     command = [sys.executable, "-m", "minisgl", "replay", str(trace), "--repeat", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    result = json.loads(run.stdout.splitlines()[-1])
+    done = run(command)
+    result = json.loads(done.stdout.splitlines()[-1])
     assert result["first_difference"] is None and result["calls"] > 40
     assert set(result["us_per_step"]) == {"python", "rust_hotpath"}
-    wrong = subprocess.run([*command[:4], str(tmp_path / "no")], capture_output=True, text=True, check=False)
+    wrong = run([*command[:4], str(tmp_path / "no")])
     assert wrong.returncode == 2 and "no" in wrong.stderr

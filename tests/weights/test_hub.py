@@ -18,6 +18,7 @@ from minisgl.config import ConfigError, ModelSource
 from minisgl.weights import hub as client
 from minisgl.weights.hub_names import INDEX, Wanted
 from minisgl.weights.sources import find_model
+from tests.helpers.forking import Minisgl, run
 from tests.helpers.model_hub import COMMIT, ModelHub, Repo, model_hub, sha256
 from tests.helpers.seconds import WAIT_S
 
@@ -196,7 +197,7 @@ def test_a_cut_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path, monk
 def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -> None:
     hub.stall_at = 1_500_000
     command = [sys.executable, "-m", "minisgl", "pull", REPO]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with Minisgl(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert hub.stalled.wait(WAIT_S)
         notes = tmp_path / "home/hub/models--someone--some-GGUF/blobs" / f"{sha256(LARGE)}.minisgl.progress"
         while not notes.exists() or int.from_bytes(notes.read_bytes(), "little") < hub.stall_at:
@@ -204,7 +205,7 @@ def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -
         process.send_signal(signal.SIGKILL)
     hub.stall_at = None
     hub.asked.clear()
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = run(command)
     assert Path(done.stdout.strip()).read_bytes() == LARGE
     assert [one.range for one in hub.of_files()] == [f"bytes=1500000-{len(LARGE) - 1}"]
     assert "1.5 of 3.0 MB are there from before" in done.stderr
@@ -212,7 +213,7 @@ def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -
 
 def test_two_processes_fetch_once(hub: ModelHub) -> None:
     command = [sys.executable, "-m", "minisgl", "pull", REPO]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    both = [Minisgl(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     ended = [(one.communicate()[1].decode(), one.returncode) for one in both]
     assert [code for _, code in ended] == [0, 0], ended
     assert len(hub.of_files()) == 1

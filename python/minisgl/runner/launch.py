@@ -99,14 +99,14 @@ _waiting: list[Forked] = []
 
 
 def fork(work: Callable[[], int]) -> None:
-    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes it, and
+    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes the first, and
     it ends with this one. This process has no other thread, and has imported what that needs."""
     _waiting.append(Forked(work))
 
 
 def _take() -> subprocess.Popen[bytes] | Forked:
     if _waiting:
-        return _waiting.pop()
+        return _waiting.pop(0)
     return subprocess.Popen([sys.executable, "-m", "minisgl.runner.process"], stdin=subprocess.PIPE, bufsize=0)
 
 
