@@ -198,10 +198,9 @@ def _leaves_no_process() -> Iterator[None]:
     parent = psutil.Process()
     before = parent.children()
     yield
-    started = [
-        child for one in (parent, *map(psutil.Process, forking.template_processes())) for child in one.children()
-    ]
-    left = [child for child in started if child not in before and child.pid not in forking.template_processes()]
+    templates = [psutil.Process(pid) for pid in forking.template_processes()]
+    started = [child for one in (parent, *templates) for child in one.children()]
+    left = [child for child in started if child not in (*before, *templates)]
     gone, alive = psutil.wait_procs(left, timeout=WAIT_S)
     assert not alive, f"left behind: {alive}"
     if gone:

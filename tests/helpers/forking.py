@@ -1,11 +1,11 @@
-"""Run `python -m minisgl ...` in a process that is forked instead of started: importing takes two thirds of a server's start.
+"""Run `python -m minisgl ...` in a forked process: starting an interpreter and importing is most of a server's start.
 
-A template process, one for each process of tests, has imported what a server and its engine need and has begun nothing,
-as `minisgl.supervisor.child` does behind one port. `Minisgl` is a `subprocess.Popen` whose program it forks.
+A template process, one for each process of tests, has imported what a server and its engine need and has begun
+nothing, as `minisgl.supervisor.child` does behind one port. `Minisgl` is a `subprocess.Popen` whose program it forks.
 
 Invariants: the forked program has the arguments, environment, folder, standard streams and process group that
-`subprocess.Popen` would give it, ends as an interpreter ends, and is reaped at once; the template process has one thread
-and ends with the process of tests.
+`subprocess.Popen` would give it, ends as an interpreter ends, and is reaped at once; the template process has one
+thread and ends with the process of tests.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class Minisgl(subprocess.Popen[Any]):
         ours, ends = os.pipe()
         streams = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         given_streams = [number if one == -1 else one for number, one in enumerate(streams)]
-        written = tempfile.TemporaryFile()
-        with written:
+        with tempfile.TemporaryFile() as written:
             written.write(json.dumps(request).encode())
             written.flush()
             ask = _ask()

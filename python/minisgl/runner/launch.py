@@ -99,8 +99,8 @@ _waiting: list[Forked] = []
 
 
 def fork(work: Callable[[], int]) -> None:
-    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes the first, and
-    it ends with this one. This process has no other thread, and has imported what that needs."""
+    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes the
+    first, and it ends with this one. This process has no other thread, and has imported what that needs."""
     _waiting.append(Forked(work))
 
 
