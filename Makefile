@@ -13,6 +13,11 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # cargo takes no part in how make deals out jobs.
 CARGO := env -u MAKEFLAGS -u MFLAGS cargo
+# Tests and clippy take their dependencies from the build that serves; rust/tests.toml has what is different for our crates.
+CHECKED := --profile serve --locked
+TESTED := $(CHECKED) --config rust/tests.toml
+# Else each process that is started compiles the modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 # $(call said,WHAT,COMMAND): the command, with a line every few seconds while it says nothing itself.
@@ -22,7 +27,14 @@ define said
 $(2); code=$$?; kill $$lines; exit $$code
 endef
 
-.PHONY: install serve test lint python-lint rust-lint rust-test python-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
+# $(call part,NAME,COMMAND): the command, then a line with its seconds, which the file $$PARTS keeps for .ci/run's table.
+define part
+@begin=$$(date +%s); ( $(2) ); code=$$?; seconds=$$(($$(date +%s) - begin)); \
+[ $$code = 0 ] && how=passed || how=FAILED; echo "make: $(1): $$how, $$seconds s"; \
+[ -z "$$PARTS" ] || echo "$$seconds s|$(1)|$$how" >> "$$PARTS"; exit $$code
+endef
+
+.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test parts-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
 	fmt bench audit client-environments file-environments replay wheel wheel-test clean
 
 install: $(STAMP)
@@ -65,36 +77,44 @@ serve: $(SERVING)
 	@echo "make: 3 of 3: the server"
 	@$(BIN)/minisgl serve --model smollm2 --host 127.0.0.1 --port 1919
 
-# Lint and Rust's tests side by side, then the Python tests; the parity replay is among those, and they have the last word.
-test: install
-	@$(MAKE) --no-print-directory -j 2 lint rust-test
-	@$(MAKE) --no-print-directory avx2-test
-	@$(MAKE) --no-print-directory python-test
+# What fails fastest first: lint, then types beside Rust's tests, then the Python tests, which have the last word.
+test:
+	$(call part,install,$(MAKE) --no-print-directory install)
+	$(call part,lint,$(MAKE) --no-print-directory quick-lint)
+	$(call part,types and tests in Rust,$(MAKE) --no-print-directory -j 2 types rust-checks)
+	$(call part,tests in Python,$(MAKE) --no-print-directory python-test)
 
-lint: python-lint rust-lint
+lint: quick-lint types rust-lint
 
-python-lint: install
+quick-lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(call said,mypy,$(BIN)/mypy)
-	$(call said,stubtest,$(BIN)/python -m mypy.stubtest minisgl._rust)
+	cargo fmt --check
 	$(BIN)/python tools/check_public_text.py
 
+types: install
+	$(call said,mypy,$(BIN)/mypy)
+	$(call said,stubtest,$(BIN)/python -m mypy.stubtest minisgl._rust)
+
 rust-lint: install
-	cargo fmt --check
-	$(call said,clippy,$(CARGO) clippy --quiet --workspace --all-targets --locked -- -D warnings)
+	$(call said,clippy,$(CARGO) clippy --quiet --workspace --all-targets $(CHECKED) -- -D warnings)
+
+rust-checks:
+	@$(MAKE) --no-print-directory rust-lint
+	@$(MAKE) --no-print-directory rust-test
 
 # One binary of unit tests and at most one of others a crate; clippy looks at examples and benchmarks, and the extension
 # has no tests of its own: what only it needs is not built.
+RUST_TESTS := CARGO_INCREMENTAL=1 $(CARGO) test --quiet --workspace --exclude minisgl-py --lib --tests $(TESTED)
 rust-test: install
-	$(call said,tests in Rust,$(CARGO) test --quiet --workspace --exclude minisgl-py --lib --tests --locked)
+	$(call said,tests in Rust,$(RUST_TESTS))
 
 # Whatever drives a scheduler runs under both, by the `control_plane` fixture.
 python-test: install
 	$(PYTEST)
 
 # Numbers and meaning once more, with torch, its libraries and the CPU engine held down to what an older processor has: a
-# file of each kind of kernel here, the others in slow-test.
+# file of each kind of kernel here, which CI runs, the others in slow-test.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
 	$(shell grep -qsw avx2 /proc/cpuinfo && echo MINISGL_CPU_ISA=avx2)
 AVX2_FILES := tests/attention/test_torch_sdpa.py tests/engine/test_cpu_engine.py tests/engine/test_sampler.py \
@@ -102,17 +122,22 @@ AVX2_FILES := tests/attention/test_torch_sdpa.py tests/engine/test_cpu_engine.py
 avx2-test: install
 	$(AVX2) $(PYTEST) $(AVX2_FILES) -m 'any_cpu and not slow'
 
-# What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases. UNTIL,
-# seconds since 1970: tests in Python that have not begun by then are skipped, and counted.
+# The torch engines and the benchmarks: parts that few changes touch (tests/helpers/parts.py).
+parts-test: install
+	$(PYTEST) --part torch --part bench
+
+# What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
+# SLICE=3/10: the fourth of ten shares of it.
 TIMES ?= 1
-BY_THEN := $(if $(UNTIL),--until $(UNTIL))
+SHARE := $(if $(SLICE),--slice $(SLICE))
+CASES := $(TIMES)$(if $(SLICE),000,0000)
 slow-test: install
 	-@$(MAKE) --no-print-directory --keep-going file-environments
-	$(call said,hostile files,PROPTEST_CASES=100000 $(CARGO) test --quiet --locked -p minisgl-cpu --lib hostile_files)
-	$(call said,hostile stores,PROPTEST_CASES=$(TIMES)0000 $(CARGO) test --quiet --locked -p minisgl-store --test all hostile_stores)
+	$(call said,hostile files,PROPTEST_CASES=$(CASES)0 $(RUST_TESTS) hostile_files)
+	$(call said,hostile stores,PROPTEST_CASES=$(CASES) $(RUST_TESTS) hostile_stores)
 	$(AVX2) $(PYTEST) tests/attention tests/engine tests/layers tests/models tests/weights -m any_cpu \
-		$(addprefix --ignore ,$(AVX2_FILES)) $(BY_THEN)
-	$(PYTEST) -m slow --ignore tests/clients -o faulthandler_timeout=7200 --times $(TIMES) $(BY_THEN)
+		$(addprefix --ignore ,$(AVX2_FILES)) $(SHARE)
+	$(PYTEST) -m slow --part core --part torch --part bench -o faulthandler_timeout=7200 --times $(TIMES) $(SHARE)
 
 # Programs and files of others, each in a folder of its own that goes before the project's packages: llama.cpp, its converter
 # (with a gguf of its own), published GGUF files. What a registry lacks is left out, and so are the tests that want it.

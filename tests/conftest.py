@@ -7,17 +7,19 @@ its reason, in one process or in several.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import inspect
 import logging
 import os
 import sys
-import time
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +32,7 @@ from hypothesis import settings
 from minisgl import envs
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from tests.helpers import forking
+from tests.helpers import forking, parts
 from tests.helpers.gateway import has_gateway
 from tests.helpers.panicking import panicking_extension
 from tests.helpers.processor import without_amx
@@ -43,7 +45,6 @@ WHOLE_SERVERS = {"clients", "e2e"}  # folders
 MAX_EXAMPLES = 100  # of a property, where it is not a long run
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
-OUT_OF_TIME = "out of time (--until)"
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
 _METER, _TALLY = Meter(), Tally()
 
@@ -51,8 +52,36 @@ _METER, _TALLY = Meter(), Tally()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--frontend", choices=FRONT_ENDS, help="of all servers that tests start (default: see front_end)")
     parser.addoption("--times", type=int, default=1, help="of the long random tests (-m slow) so many times the cases")
-    parser.addoption("--until", type=float, help="seconds since 1970: tests that have not begun by then are skipped")
+    parser.addoption("--part", action="append", choices=(parts.CORE, *parts.PARTS), help="of the suite")
+    parser.addoption("--slice", type=slice_of, help="I/N: of the tests that are chosen the I-th of N shares, from 0")
     parser.addoption("--record-seconds", action="store_true", help="keep what each file took: tests/seconds.json")
+
+
+def slice_of(text: str) -> tuple[int, int]:
+    """Parse "I/N": a share's index, from 0, and the number of shares."""
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be I/N with 0 <= I < N")
+    return int(index), int(count)
+
+
+def in_slice(item: pytest.Item, index: int, count: int) -> bool:
+    """Whether a test is in a share: by the hash of its id, so that the shares are the same everywhere. All tests that
+    want the extension built once more are in one."""
+    name = "panicking" if "panicking" in getattr(item, "fixturenames", ()) else item.nodeid
+    return zlib.crc32(name.encode()) % count == index
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the parts that have commands of their own, where no path was given."""
+    if collection_path.suffix != ".py" or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return None
+    part = parts.part_of(collection_path)
+    if part in (config.getoption("--part") or [parts.CORE]):
+        return None
+    if collection_path.name.startswith("test_"):
+        _DESELECTED[f"files of the part {part} ({parts.command_of(part)})"] += 1
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout asks
@@ -145,14 +174,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(patiently(limit.args[0])), append=False)
         elif item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(patiently(SLOW_TIMEOUT_S)))
+    if (share := config.getoption("--slice")) is not None:
+        others = [item for item in items if not in_slice(item, *share)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if in_slice(item, *share)]
     if hasattr(config, "workerinput"):
         items[:] = [items[at] for at in longest_first([item.nodeid for item in items], recorded())]
-
-
-@pytest.hookimpl(tryfirst=True)  # before its fixtures begin
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if (until := item.config.getoption("--until")) is not None and time.time() > until:
-        pytest.skip(OUT_OF_TIME)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -28,6 +28,7 @@ OF_THE_REPOSITORY = {
     "test_circles.py",
     "test_layering.py",
     "test_layering_rust.py",
+    "test_lines.py",
     "test_mirror.py",
     "test_namesakes.py",
     "test_pages.py",

@@ -1,0 +1,61 @@
+"""Which test files belong to a part of the suite that has a command of its own: `pytest` without paths leaves them out,
+`pytest --part NAME` runs them alone, and a path on the command line runs what it names.
+
+A part needs something that most changes do not touch: another engine, a device, a browser, programs of others.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+CORE = "core"
+"""The part that runs where none is chosen."""
+PARTS = {
+    "torch": (
+        "attention/*",
+        "distributed/*",
+        "kernels/*",
+        "layers/*",
+        "engine/test_adapters_peft.py",
+        "engine/test_cuda_*",
+        "engine/test_device_*",
+        "engine/test_dtypes.py",
+        "engine/test_sampler*",
+        "engine/test_torch_*",
+        "engine/test_transformers_loading.py",
+        "models/test_decoder.py",
+        "models/test_transformers_*",
+        "runner/test_ranks*",
+        "e2e/test_tp_server.py",
+        "e2e/test_transformers_server.py",
+    ),
+    "bench": ("bench/*", "benchmark/*", "e2e/test_bench_serve.py"),
+    "clients": ("clients/*",),
+    "gpu": ("gpu/*",),
+    "ray": ("ray/*", "deploy/test_ray.py"),
+    "browser": ("web/*",),
+}
+"""Patterns of files below tests/, by part."""
+COMMANDS = {CORE: "make test", "torch": "make parts-test", "bench": "make parts-test", "gpu": "pytest tests/gpu"}
+
+
+def part_of(file: Path) -> str:
+    """Return the part that a test file belongs to; `CORE` if no other."""
+    name = file.relative_to(TESTS).as_posix()
+    found = (part for part, patterns in PARTS.items() if any(fnmatch.fnmatch(name, one) for one in patterns))
+    return next(found, CORE)
+
+
+def unmatched() -> Iterator[str]:
+    """Yield the patterns that no file has any more."""
+    files = [path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")]
+    for patterns in PARTS.values():
+        yield from (one for one in patterns if not fnmatch.filter(files, one))
+
+
+def command_of(part: str) -> str:
+    """Return the command that runs a part."""
+    return COMMANDS.get(part, f"make {part.removesuffix('s')}-test")
