@@ -23,7 +23,7 @@ SLACK = 0.02
 
 
 def room_of(file: Path) -> str:
-    """Return the room of a file, by its path from the root: `python/server`, `rust/minisgl-core`, `tests/e2e`, `docs`."""
+    """Return the room of a file, by its path from the root: `python/server`, `rust/minisgl-core`, `docs`."""
     top, *rest = file.parts[:-1]
     if top == "python":
         rest = rest[1:]  # python/minisgl
