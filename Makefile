@@ -44,10 +44,10 @@ define need
 @command -v $(1) >/dev/null || { echo "make: $(1) is missing: $(2)" >&2; exit 1; }
 endef
 
-# uv, where there is one, installs in a fraction of pip's time.
-UV := $(shell command -v uv)
-PIP := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
-MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --profile serve --locked $(if $(UV),--uv)
+# uv installs in a fraction of pip's time, and a second time without fetching.
+UV := $(or $(shell command -v uv),$(BIN)/uv)
+PIP := $(UV) pip install --quiet --python $(BIN)/python
+MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin develop --profile serve --locked --uv
 SERVING := $(VENV)/.serving
 
 # An installed torch of the base interpreter is used as it is; without one pip takes the registry's default build.
@@ -61,6 +61,7 @@ $(BIN)/python:
 $(SERVING): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 	$(call need,cargo,install Rust 1.89 or newer)
 	@echo "make: 1 of 3: packages into $(VENV), and the compiler's tools"
+	@[ -x $(UV) ] || command -v $(UV) >/dev/null || $(BIN)/python -m pip install --quiet 'uv>=0.8,<1'
 	@$(PIP) 'maturin>=1.7,<2'
 	@echo "make: 2 of 3: the extension in Rust: one to four minutes the first time"
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needs.txt
