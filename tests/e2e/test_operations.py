@@ -270,7 +270,7 @@ async def _killed_under(server: ServerProcess, engine: psutil.Process) -> list[t
 
 def test_a_signal_while_the_engine_loads_ends_the_server() -> None:
     """The engine hears nothing while it loads (here: it is stopped); nobody waits for it."""
-    with ServerProcess(ECHO, minisgl=PATIENT, wait=False) as server:
+    with ServerProcess(ECHO, minisgl=PATIENT, wait=False, forked=False) as server:
         server.engine().suspend()
         assert server.stop(signal.SIGTERM) == 0
 

@@ -122,6 +122,8 @@ def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]
     """Make this process what `request` asks for; returns what it does then."""
     for number, one in enumerate(streams):
         os.dup2(one, number)
+    for one in streams:
+        os.close(one)
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None
@@ -190,10 +192,7 @@ def template_process() -> int:
                     os.close(one)
                 for _, one in children.values():
                     os.close(one)
-                work = _serve(request, streams)
-                for one in streams:
-                    os.close(one)
-                return work()
+                return _serve(request, streams)()
             for one in streams:
                 os.close(one)
             children[os.pidfd_open(pid)] = pid, ends
