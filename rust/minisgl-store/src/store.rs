@@ -52,8 +52,9 @@ struct Counters {
 }
 
 impl Counters {
+    /// Raises a count, last of all: `Store::counts` then also shows the file and the text behind it.
     fn add(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.fetch_add(1, Ordering::Release);
     }
 
     fn written(&self, kind: Kind) {
@@ -67,8 +68,8 @@ impl Counters {
         if error.kind() == io::ErrorKind::InvalidData {
             return Self::add(&self.damaged);
         }
-        Self::add(&self.failed);
         *self.trouble() = Some(error.to_string());
+        Self::add(&self.failed);
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<String>> {
@@ -170,8 +171,8 @@ impl Shared {
                         }
                     }
                     Err(error) => {
-                        self.counters.error(&error);
                         self.known().remove(&name);
+                        self.counters.error(&error);
                     }
                 }
             }
@@ -483,8 +484,8 @@ impl Store {
             }
             Ok(None) => self.shared.missing(&name),
             Err(error) => {
-                self.shared.counters.error(&error);
                 self.shared.known().remove(&name);
+                self.shared.counters.error(&error);
             }
         }
         None
@@ -499,7 +500,7 @@ impl Store {
     /// What has come of pages so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         let counters = &self.shared.counters;
         Counts {
             bytes: self.shared.folder.bytes(),
