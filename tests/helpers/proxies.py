@@ -214,7 +214,7 @@ def proxied(kind: str, folder: Path) -> Iterator[Proxied]:
 def end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(WAIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
