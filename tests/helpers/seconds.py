@@ -48,7 +48,7 @@ def patiently(limit_s: float) -> float:
 
 
 def computes_within(used_s: float, limit_s: float) -> bool:
-    """Whether `used_s` of this core's time are fewer than `limit_s` of a quick core's: if not, this core is measured."""
+    """Whether `used_s` of this core's time is less than `limit_s` of a quick core's: if not, this core is measured."""
     if used_s < limit_s:
         return True
     begin = time.thread_time()
