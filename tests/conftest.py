@@ -38,6 +38,8 @@ from tests.helpers.panicking import panicking_extension
 from tests.helpers.processor import without_amx
 from tests.helpers.seconds import WAIT_S, Meter, Tally, longest_first, patiently, recorded
 
+for _limit in ("connect", "read", "write", "pool"):  # 5 s of whoever names no limit: a verdict on a busy machine
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _limit, WAIT_S)
 CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
 TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement

@@ -25,6 +25,7 @@ PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("deploy/**/*.md"),
     ROOT / "benchmark" / "README.md",
+    ROOT / "tests" / "README.md",
     ROOT / "worklog" / "README.md",
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)

@@ -9,6 +9,8 @@ import pytest
 
 from minisgl.bench import compare_variants
 from minisgl.bench.compare_variants import Missing, Setup, start
+from tests.helpers.e2e import is_gone, until
+from tests.helpers.seconds import WAIT_S
 
 
 def setup_of(**changes: object) -> Setup:
@@ -35,7 +37,6 @@ def test_reasons(variant: str, changes: dict[str, object], reason: str) -> None:
 def test_what_a_variant_started_goes_with_it() -> None:
     """A server of many processes, whose first one leaves the others."""
     with compare_variants.Child(("sh", "-c", "sleep 600 & echo '{\"pid\":' $! '}'; wait")) as child:
-        pid = child.line(60.0)["pid"]
+        pid = child.line(WAIT_S)["pid"]
         assert psutil.Process(pid).is_running()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        pass
+    until(lambda: is_gone(pid), "its child goes on")

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl._rust import run_load
 from tests.helpers.loadgen import DONE, END, HEAD, Exchange, Script, chunk, stub, token, usage
-from tests.helpers.seconds import patiently
+from tests.helpers.seconds import WAIT_S
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 GOOD = (ROLE, token("a"), token("b"), token("c"), usage(7, 3), DONE)
@@ -94,17 +94,22 @@ def test_no_usage_is_not_zero_tokens() -> None:
 
 
 def test_a_late_token_is_a_gap_and_not_a_late_first_one() -> None:
-    held = 0.4
+    held, has_read = 0.2, threading.Event()
 
     def script(exchange: Exchange) -> bool:
         exchange.send(HEAD, chunk(token("a")))
+        assert has_read.wait(WAIT_S)
         time.sleep(held)  # what is measured
         exchange.send(chunk(token("b") + DONE), END)
         return True
 
-    result = send(script)
-    assert result["gaps"][0] >= held / 2  # a busy machine may read the first late
-    assert result["first"][0] <= result["last"][0] - held / 2
+    def progress(num_done: int, num_failed: int, num_open: int, num_text_events: int) -> None:
+        if num_text_events:
+            has_read.set()
+
+    result = send(script, progress=progress)
+    assert result["gaps"][0] >= held
+    assert result["first"][0] <= result["last"][0] - held
 
 
 def test_an_answer_in_one_piece() -> None:
@@ -167,24 +172,27 @@ def test_an_answer_that_does_not_come_is_a_failure_and_its_connection_is_not_use
 
     def script(exchange: Exchange) -> bool:
         if exchange.number == 0:
-            over.wait(60)
+            over.wait(2 * WAIT_S)
         exchange.send(HEAD, *map(chunk, GOOD), END)
         return True
 
-    try:
+    for timeout_s in (0.5, 5.0, WAIT_S):  # enough for the answer that does come, which a busy machine decides
+        over.clear()
         with stub(script) as server:
-            result: Any = run_load(server.url, [b"{}"], chains=[1, 1], concurrency=1, timeout_s=patiently(1.5))
+            result: Any = run_load(server.url, [b"{}"], chains=[1, 1], concurrency=1, timeout_s=timeout_s)
             over.set()
             assert server.num_connections == 2
-    finally:
-        over.set()
-    assert (failure(result, 0), failure(result, 1)) == ("timeout", "")
+        assert failure(result, 0) == "timeout"
+        if failure(result, 1) == "":
+            return
+    pytest.fail("the second is never answered")
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    result = run_load(f"http://127.0.0.1:{port}/", [b"{}"], chains=[1] * 5, concurrency=2)
+    with socket.socket() as silent:  # it has the port, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        result = run_load(url, [b"{}"], chains=[1] * 5, concurrency=2)
     assert [failure(result, row) for row in range(5)] == ["connect"] * 5
     assert np.isnan(result["first"]).all()
 
@@ -205,7 +213,7 @@ def test_a_failure_does_not_end_the_run() -> None:
 
 
 def test_a_closed_loop_has_as_many_in_flight_as_clients() -> None:
-    together = threading.Barrier(4, timeout=30)  # breaks if fewer come, and more would be a fifth connection
+    together = threading.Barrier(4, timeout=WAIT_S)  # breaks if fewer come, and more would be a fifth connection
 
     def script(exchange: Exchange) -> bool:
         together.wait()
@@ -244,7 +252,7 @@ def test_a_chain_goes_in_order_and_waits_for_its_answers() -> None:
 
 
 def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due() -> None:
-    all_there = threading.Barrier(3, timeout=30)  # the first is answered only when the third has come
+    all_there = threading.Barrier(3, timeout=WAIT_S)  # the first is answered only when the third has come
 
     def script(exchange: Exchange) -> bool:
         all_there.wait()
@@ -268,7 +276,10 @@ def test_threads_share_the_work() -> None:
 
 def test_nothing_is_begun_after_the_end() -> None:
     with stub(in_pieces(GOOD)) as server:
-        result = run_load(server.url, [b"{}"], chains=[1] * 1_000_000, concurrency=2, stop_after_s=0.2)
+        for stop_after_s in (0.1, 1.0, 10.0):  # enough for the first
+            result = run_load(server.url, [b"{}"], chains=[1] * 1_000_000, concurrency=2, stop_after_s=stop_after_s)
+            if len(result["index"]):
+                break
     assert 0 < len(result["index"]) < 1_000_000
     assert (result["failure"] == 0).all()
 
@@ -289,7 +300,7 @@ def test_an_error_of_the_progress_callback_ends_the_run() -> None:
     waiting = threading.Event()
 
     def script(_: Exchange) -> bool:
-        waiting.wait(60)
+        waiting.wait(WAIT_S)
         return False
 
     with stub(script) as server:
@@ -305,7 +316,7 @@ def test_ctrl_c_ends_the_run() -> None:
 
     def script(_: Exchange) -> bool:
         os.kill(os.getpid(), signal.SIGINT)
-        waiting.wait(60)
+        waiting.wait(WAIT_S)
         return False
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

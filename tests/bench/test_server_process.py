@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 
 from minisgl.bench import server_process
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from tests.helpers.e2e import is_gone, until
 
 
 def test_a_server_is_measured_and_leaves_nothing() -> None:
@@ -59,15 +59,7 @@ def test_what_is_left_behind_is_named_and_ended(
         pids = [process.pid for process in psutil.Process(server.pid).children(recursive=True)]
     assert len(server.left_behind) == 1 and server.left_behind[0].startswith(left)
     for pid in pids:
-        while is_alive(pid):  # the signal needs a moment
-            time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        until(lambda pid=pid: is_gone(pid), "it goes on")  # type: ignore[misc]
 
 
 def test_another_checkout_is_run(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
 
             def status(key: str, path: str, running: ServerProcess = running) -> tuple[int, str]:
                 head = {"authorization": f"Bearer {key}"}
-                answer = httpx.post(running.url + path, json=body, headers=head, timeout=60)
+                answer = httpx.post(running.url + path, json=body, headers=head, timeout=WAIT_S)
                 return answer.status_code, answer.text
 
             for path in (LOAD, UNLOAD):

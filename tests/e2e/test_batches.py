@@ -20,7 +20,7 @@ import pytest
 
 from minisgl.server.batches.runner import MAX_DEATHS
 from tests.helpers import batches
-from tests.helpers.e2e import ServerProcess, refused, serving, slow_device, until
+from tests.helpers.e2e import Brake, ServerProcess, refused, serving, slow_device, until
 from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 
@@ -33,11 +33,16 @@ QUOTA = 400_000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def brake(tmp_path_factory: pytest.TempPathFactory) -> Brake:
+    return Brake(tmp_path_factory.mktemp("brake"), 0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, brake: Brake) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("batches")
     (folder / "keys.yaml").write_text(KEYS)
     state = ("--state-dir", str(folder / "state"), "--state-quota", str(QUOTA))
-    with serving(*batches.FLAGS, *state, "--api-key-file", str(folder / "keys.yaml")) as running:
+    with serving(*batches.FLAGS, *state, "--api-key-file", str(folder / "keys.yaml"), env=brake.env) as running:
         yield running
 
 
@@ -64,10 +69,10 @@ def test_a_batch_from_its_file_to_its_answers(server: ServerProcess, ann: openai
     assert (made.status, made.metadata, made.input_file_id) == ("in_progress", {"for": "test"}, file.id)
     found = batches.ended(ann, made.id)
     assert found.status == "completed" and found.completed_at is not None and found.errors is None
+    until(lambda: lines_of(server)["waiting"] == lines_of(server)["running"] == 0, "what has ended is counted")
     after = lines_of(server)
     assert after["answered_total"] - before["answered_total"] == 149
     assert after["failed_total"] - before["failed_total"] == 1
-    until(lambda: lines_of(server)["waiting"] == lines_of(server)["running"] == 0, "what has ended is counted")
     counts = found.request_counts
     assert counts is not None and (counts.total, counts.completed, counts.failed) == (150, 149, 1)
     texts = batches.texts(batches.content(ann, found.output_file_id))
@@ -166,11 +171,13 @@ def test_what_a_batch_may_not_be(ann: openai.OpenAI) -> None:
     }
 
 
-def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI) -> None:
+def test_a_cancelled_batch_has_each_line_once(ann: openai.OpenAI, brake: Brake) -> None:
     given = batches.prompts(600)
+    brake.hold(50)
     batch_id = batches.begin(ann, batches.requests(given))
     until(lambda: counts(ann, batch_id)[0] > 0, "it does not begin")
     assert ann.batches.cancel(batch_id).status == "cancelling"
+    brake.release()
     batch = batches.ended(ann, batch_id)
     assert batch.status == "cancelled" and batch.cancelled_at is not None
     texts = batches.texts(batches.content(ann, batch.output_file_id))
@@ -204,13 +211,13 @@ def counts(api: openai.OpenAI, batch_id: str) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------- kills and restarts
 
 
-def goes_on(folder: Path, ends: Sequence[int], num_lines: int, chance: random.Random, *more: str) -> None:
-    """A batch of a server that is ended by these signals, at moments of chance, and each time started again. `more`: of
-    its flags."""
-    given, batch_id = batches.prompts(num_lines), ""
-    flags = (*batches.FLAGS, "--state-dir", str(folder), *more)
+def goes_on(tmp_path: Path, ends: Sequence[int], num_lines: int, chance: random.Random, step_ms: int) -> None:
+    """A batch of a server that is ended by these signals, at moments of chance, and each time started again. Few of its
+    lines run at once, in slow steps, so that they last until the last signal."""
+    given, batch_id, brake, folder = batches.prompts(num_lines), "", Brake(tmp_path, step_ms), tmp_path / "state"
+    flags = (*batches.FLAGS, "--state-dir", str(folder), "--max-running-requests", "5")
     for at, end in enumerate(ends):
-        with ServerProcess(flags) as server:
+        with ServerProcess(flags, brake.env) as server:
             with batches.client(server) as api:
                 batch_id = batch_id or batches.begin(api, batches.requests(given))
                 now, left = counts(api, batch_id)[0], len(ends) - at
@@ -238,16 +245,14 @@ def has(api: openai.OpenAI, batch_id: str, num_answers: int) -> bool:
 
 
 def test_a_batch_goes_on_when_its_server_is_killed(tmp_path: Path) -> None:
-    goes_on(tmp_path, [signal.SIGKILL], 400, random.Random(1))
+    goes_on(tmp_path, [signal.SIGKILL], 400, random.Random(1), step_ms=20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(20 * WAIT_S)
 def test_killed_a_hundred_times(tmp_path: Path) -> None:
-    """All its processes, each time, after one end in order. Few lines at once, so that they last."""
-    goes_on(
-        tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 100], 16_000, random.Random(3), "--max-running-requests", "5"
-    )
+    """All its processes, each time, after one end in order."""
+    goes_on(tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 100], 16_000, random.Random(3), step_ms=2)
 
 
 @pytest.mark.slow
@@ -281,7 +286,8 @@ def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
         until(partial(runs_one, server), "no line runs")
         api.completions.create(model="smollm2", prompt="b", max_tokens=20, extra_body={"ignore_eos": True})
         assert counts(api, batch_id) == (0, 3)
-        assert "minisgl:ttft_seconds_count 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
+        metrics = partial(httpx.get, f"{server.url}/metrics", timeout=WAIT_S)
+        until(lambda: "minisgl:ttft_seconds_count 1" in metrics().text, "the answer is not counted")
         api.batches.cancel(batch_id)
         assert batches.ended(api, batch_id).status == "cancelled"
 

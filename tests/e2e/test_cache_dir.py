@@ -26,11 +26,12 @@ from tests.helpers.forking import run
 from tests.helpers.meaning import embedded_model
 from tests.helpers.models import save, tiny_model
 from tests.helpers.processor import without_amx
+from tests.helpers.seconds import WAIT_S
 
 embedded_model()
 
 pytestmark = pytest.mark.any_cpu
-ANSWER_S = 120.0
+ANSWER_S = 2 * WAIT_S
 MODEL = ("--model", "smollm2", "--engine", "cpu", "--num-pages", "512", "--max-seq-len", "2048")
 PROMPT = "The tides of the sea follow the moon, and the moon follows nobody. " * 20
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.seconds import WAIT_S
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/generate")
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
@@ -66,7 +67,7 @@ def storm(server: ServerProcess, clients: int, seconds: float, seed: int) -> Non
 
 def held(server: ServerProcess) -> dict[str, float]:
     """What both processes hold, once everything is answered."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 2 * WAIT_S
     while True:
         health = httpx.get(server.url + "/health").json()
         stats = health["stats"]

@@ -10,12 +10,13 @@ import pytest
 
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.meaning import embedded_model
+from tests.helpers.seconds import WAIT_S
 
 embedded_model()
 
 ARGS = ("--model", "smollm2", "--num-pages", "128", "--max-seq-len", "512", "--max-running-requests", "20")
 TOPICS = ("a cat", "the sea", "a train")
-ANSWER_S = 240.0
+ANSWER_S = 4 * WAIT_S
 
 
 def body(number: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.e2e import serving
 from tests.helpers.meaning import embedded_model
+from tests.helpers.seconds import WAIT_S
 
 embedded_model()
 
@@ -45,7 +46,7 @@ def answers(order: str) -> list[dict[str, Any]]:
     env = {"MINISGL_CPU_BACKEND": "rust_hotpath"} | ({"MINISGL_FAULTY_CONTROL_PLANE": order} if order else {})
     with (
         serving(*ARGS, "--no-access-log", env=env) as server,
-        httpx.Client(base_url=server.url, timeout=240) as http,
+        httpx.Client(base_url=server.url, timeout=4 * WAIT_S) as http,
         ThreadPoolExecutor(12) as pool,
     ):
 

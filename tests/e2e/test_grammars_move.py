@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import jsonschema
 import pytest
 
 from tests.helpers.data_parallel import WAIT_S, engine_processes, pool, until_all_ready
-from tests.helpers.e2e import ServerProcess, until
+from tests.helpers.e2e import Brake, ServerProcess, until
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048", "--no-access-log")
 NOTE = {"type": "string", "minLength": 400, "maxLength": 500}
@@ -27,9 +28,14 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess((*ECHO, "--dp", "2")) as running:
+@pytest.fixture
+def brake(tmp_path: Path) -> Brake:
+    return Brake(tmp_path, 0)
+
+
+@pytest.fixture
+def server(brake: Brake) -> Iterator[ServerProcess]:
+    with ServerProcess((*ECHO, "--dp", "2"), brake.env) as running:
         yield running
         assert running.stop() == 0, "\n".join(running.lines)
 
@@ -47,17 +53,19 @@ async def ask(http: httpx.AsyncClient, seed: int) -> tuple[str, str]:
     return choice["message"]["content"], choice["finish_reason"]
 
 
-def test_objects_outlive_their_engine(server: ServerProcess) -> None:
+def test_objects_outlive_their_engine(server: ServerProcess, brake: Brake) -> None:
     until_all_ready(server, 2)
     seeds = range(6)
 
     def lose_one() -> None:
         until(lambda: min(pool(server)["loads"]) > 0, "an engine has nothing to do")
         engine_processes(server)[0].kill()
+        brake.release()
 
     async def run() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
             alone = [await ask(http, seed) for seed in seeds]
+            brake.hold(20)
             tasks = [asyncio.create_task(ask(http, seed)) for seed in seeds]
             await asyncio.to_thread(lose_one)
             return alone, await asyncio.gather(*tasks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 import termios
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.helpers.e2e import ServerProcess, refused, serving, until
@@ -110,14 +110,13 @@ def test_on_a_terminal_there_are_bars(tmp_path: Path) -> None:
 
 def test_a_server_answers_while_its_model_is_loading() -> None:
     """The engine process is held still, so that it loads for as long as this looks; then it goes on."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-    with ServerProcess(("--engine", "echo", "--port", str(port), "--api-key", "secret"), wait=False) as server:
+    with ServerProcess(("--engine", "echo", "--api-key", "secret"), wait=False) as server:
         engine = server.engine()
         engine.suspend()
         key = {"Authorization": "Bearer secret"}
         body = {"model": "smollm2", "prompt": "a" * 100_000, "max_tokens": 3}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as http:
+        until(lambda: bool(ports(server)), "it does not listen while it is loading")
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports(server)[0]}", timeout=WAIT_S) as http:
             until(lambda: answers(http), "it does not answer while it is loading")
             assert http.get("/readyz").status_code == 503
             health = http.get("/health", headers=key)
@@ -131,6 +130,12 @@ def test_a_server_answers_while_its_model_is_loading() -> None:
             found = http.post("/v1/completions", json={**body, "prompt": "a"}, headers=key)
             assert found.status_code == 200, found.text
         assert server.stop() == 0
+
+
+def ports(server: ServerProcess) -> list[int]:
+    """At which it listens; it says so only when it is ready."""
+    found = psutil.Process(server.process.pid).net_connections("tcp")
+    return [one.laddr.port for one in found if one.status == psutil.CONN_LISTEN]
 
 
 def answers(http: httpx.Client) -> bool:

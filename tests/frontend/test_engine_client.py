@@ -210,7 +210,10 @@ def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong:
         server.wait_until(lambda: server.client.watchdog.beats() == {0: Heartbeat(phase, age_s)})
 
         def age() -> str | None:
-            server.client.watchdog._heard[0] -= silent_s
+            """The clock of the watchdog stands still from now on, so long after the heartbeat."""
+            watchdog = server.client.watchdog
+            now = watchdog._heard[0] + silent_s
+            watchdog._clock = lambda: now
             return trouble(server.client, 30.0)
 
         found = server.on_loop(age)

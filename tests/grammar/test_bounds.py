@@ -14,6 +14,7 @@ from minisgl.grammar.bounds import MAX_BYTES, MAX_DEPTH, MAX_TEXT_BYTES, checked
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource, Kind
 from minisgl.sampling_params import ParamError
+from tests.helpers.seconds import computes_within
 
 
 def nested(levels: int, within: str = "items") -> dict[str, Any]:
@@ -128,14 +129,14 @@ def outcome(kind: Kind, value: Any) -> str:
 def test_a_hostile_schema_is_taken_or_refused_at_once(name: str) -> None:
     began = time.thread_time()
     outcome("json_schema", SCHEMAS[name])
-    assert time.thread_time() - began < 2
+    assert computes_within(time.thread_time() - began, 2.0)
 
 
 @pytest.mark.parametrize(("kind", "value"), OTHERS, ids=lambda one: str(one)[:20])
 def test_other_hostile_sources_too(kind: Kind, value: Any) -> None:
     began = time.thread_time()
     outcome(kind, value)
-    assert time.thread_time() - began < 2
+    assert computes_within(time.thread_time() - began, 2.0)
 
 
 def test_all_of_them_take_little_memory_and_print_nothing() -> None:

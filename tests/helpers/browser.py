@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.helpers.seconds import WAIT_S
+
 CHROMIUM = "MINISGL_CHROMIUM"  # path of another browser of that kind
 
 
@@ -73,7 +75,7 @@ class Tab:
 @contextlib.contextmanager
 def tab(browser: Any, url: str, **options: Any) -> Iterator[Tab]:
     found = Tab(browser, url, **options)
-    found.context.set_default_timeout(20_000)
+    found.context.set_default_timeout(1000 * WAIT_S)
     try:
         yield found
     finally:

@@ -35,6 +35,14 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -
         time.sleep(0.02)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, also where nobody has waited for it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class ServerProcess:
     """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs. `wait`: until it is
     ready. `forked`: without a start of the interpreter (tests.helpers.forking)."""
@@ -139,6 +147,23 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+class Brake:
+    """Makes every step of a server's engines take `step_ms` longer, until `release`.
+
+    What must be seen while a request runs then is: however long the test stands still, the answer is not over."""
+
+    def __init__(self, folder: Path, step_ms: int) -> None:
+        self._file = folder / "step_ms"
+        self.env = {"MINISGL_STEP_DELAY_FILE": str(self._file)}
+        self.hold(step_ms)
+
+    def hold(self, step_ms: int) -> None:
+        self._file.write_text(str(step_ms))
+
+    def release(self) -> None:
+        self._file.unlink(missing_ok=True)
 
 
 def refused(*flags: str) -> str:

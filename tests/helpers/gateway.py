@@ -13,6 +13,7 @@ from minisgl.metrics.gateway import OTHER, Readings
 from minisgl.metrics.keys import KeyReading
 from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
+from tests.helpers.seconds import WAIT_S
 
 PASSED_ON = {"return_token_ids": True}
 """Fields of a request for text that the gateway leaves to the Python server."""
@@ -116,7 +117,7 @@ class PassesOn(Recording):
         for one in list(self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(WAIT_S)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

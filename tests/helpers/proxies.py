@@ -6,6 +6,7 @@ Invariants: an example names what is put in its place; nothing runs when a `with
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -38,10 +39,14 @@ SLOW_MS = 200
 START_S = 240.0
 
 
+_PORTS = itertools.count(20_000 + os.getpid() % 10_000)  # below those that the system gives to others meanwhile
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 class Backend:
@@ -214,7 +219,7 @@ def proxied(kind: str, folder: Path) -> Iterator[Proxied]:
 def end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(WAIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -73,7 +73,7 @@ class _Transport:
             raise RankDied(repr(self.errors[0]))
 
     def explain(self, error: GroupError) -> RankDied:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while not self.errors and time.monotonic() < deadline:
             time.sleep(0.01)
         return RankDied(repr(self.errors[0]) if self.errors else str(error))
@@ -97,7 +97,7 @@ class _Transport:
     def close(self) -> None:
         self.send(encode(Stop()))
         for thread in self.threads:
-            thread.join(0 if self.killed or self.errors else 30)
+            thread.join(0 if self.killed or self.errors else WAIT_S)
             assert self.killed or self.errors or not thread.is_alive()
 
 

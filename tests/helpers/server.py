@@ -69,6 +69,7 @@ __all__ = [
     "prompt_text",
     "read_all",
     "read_until",
+    "until_in_time",
 ]
 
 MODEL = "scripted"
@@ -302,6 +303,14 @@ def check_error(response: httpx.Response, status: int | None = None) -> dict[str
     assert isinstance(error["message"], str) and error["message"]
     assert status is None or response.status_code == status, (response.status_code, error)
     return error
+
+
+def until_in_time(ask: Callable[[], T], is_in_time: Callable[[T], bool]) -> T:
+    """What `ask` returns, asked again where this machine stood still for longer than the server's limit allows."""
+    deadline = time.monotonic() + WAIT_S
+    while not is_in_time(found := ask()) and time.monotonic() < deadline:
+        pass
+    return found
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:

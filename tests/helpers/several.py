@@ -16,6 +16,7 @@ from minisgl.registry.entries import Entry
 from minisgl.registry.registry import Model, Registry
 from minisgl.registry.server import ModelServer, NotLoaded
 from minisgl.tokenizer import Tokenizer
+from tests.helpers.seconds import WAIT_S
 
 MIB = 2**20
 NEED = 100 * MIB
@@ -96,7 +97,7 @@ async def several(*entries: Entry, room_for: float, **limits: Any) -> AsyncItera
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0)
 

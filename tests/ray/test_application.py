@@ -109,7 +109,11 @@ def test_what_waits_too_long_a_line_is_429(cluster: RayCluster, http: httpx.Clie
             body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
             return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(60)))
 
-    answers = asyncio.run(run())
+    cluster.slow_motion(10)  # else a slow client's are answered one after the other
+    try:
+        answers = asyncio.run(run())
+    finally:
+        cluster.slow_motion(0)
     assert {one.status_code for one in answers} == {200, 429}
     full = next(one for one in answers if one.status_code == 429)
     assert full.headers["retry-after"] == "1"

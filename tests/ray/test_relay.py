@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from minisgl.ray.relay import Asked, Head, Lost, MarkReader, Relay
 from minisgl.server.resume import LINE, MARKS, Mark, Origin, Said, Tokens, lost
+from tests.helpers.seconds import WAIT_S
 
 CHAT = Asked("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")
 ORIGIN = Origin("m", 1, 2, 3, [9], [0])
@@ -48,7 +49,7 @@ def answered(
                 body += one
         return status, body
 
-    status, body = asyncio.run(asyncio.wait_for(run(), 60))
+    status, body = asyncio.run(asyncio.wait_for(run(), WAIT_S))
     return status, body, sent
 
 

@@ -74,7 +74,7 @@ def text_of(answer: httpx.Response) -> str:
 def slow(folder: Path) -> Iterator[Path]:
     """A step takes as many milliseconds as it says."""
     file = folder / "delay"
-    file.write_text("20")
+    file.write_text("200")  # another model is loaded meanwhile, which takes long on a slow machine
     yield file
     file.write_text("0")
 

@@ -20,6 +20,7 @@ from minisgl.registry.front import Front
 from minisgl.registry.registry import Registry
 from minisgl.server.http import HttpServer
 from minisgl.server.middleware import Middleware
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import Fleet, entry, registry, states, until
 
 CONFIG = ServerConfig(engine=EngineConfig())
@@ -72,7 +73,7 @@ async def bench(*entries: Entry, room_for: float = 2, **limits: Any) -> AsyncIte
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = HttpServer(Middleware(Front(found, CONFIG), CONFIG), listener, CONFIG.limits)
         await server.start()
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
             one = Bench(http, found, fleet)
             behind = await asyncio.start_server(one.serve, "127.0.0.1", 0)
             fleet.address = behind.sockets[0].getsockname()[:2]
@@ -145,13 +146,17 @@ async def test_what_the_server_refuses_after_a_comment_is_an_event() -> None:
 
 
 async def test_who_waits_too_long_gets_503_and_who_comes_too_late_429() -> None:
-    async with bench(entry("a"), load_timeout_s=0.05, max_queued_requests=1) as one:
+    async with bench(entry("a"), max_queued_requests=1) as one:
         one.fleet.hold["a"] = asyncio.Event()
         first = asyncio.ensure_future(one.post("/v1/completions", "a"))
         await until(lambda: one.registry.num_waiting == 1)
         second = await one.post("/v1/completions", "a")
         assert second.status_code == 429 and second.headers["retry-after"]
-        late = await first
+        one.fleet.hold["a"].set()
+        assert (await first).status_code == 200
+    async with bench(entry("a"), load_timeout_s=0.05) as one:
+        one.fleet.hold["a"] = asyncio.Event()
+        late = await one.post("/v1/completions", "a")
         assert late.status_code == 503 and late.headers["retry-after"]
         assert "not loaded within 0.05 s (--load-timeout): it is loading: reading" in late.json()["error"]["message"]
         assert one.registry.num_waiting == 0

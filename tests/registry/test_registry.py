@@ -11,6 +11,7 @@ import pytest
 from minisgl.registry import registry as module
 from minisgl.registry.registry import Lease, Registry
 from minisgl.server.errors import ApiError
+from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import MIB, NEED, entry, several, states, until, use
 
 
@@ -244,7 +245,7 @@ async def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times
 
 async def line(found: Registry, name: str) -> Lease:
     """A lease in the background, once there is one."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         while (lease := found.lease_in_background(found.models[name])) is None:
             await asyncio.sleep(0)
     return lease

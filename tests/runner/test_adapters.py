@@ -116,7 +116,7 @@ def test_a_bug_while_it_is_read_is_a_refusal(threaded: bool) -> None:
     world = World(Engine(), threaded)
     world.take(LoadAdapter(4, "sql", "bug"))
     if threaded:
-        assert world.woken.acquire(timeout=60)
+        assert world.woken.acquire(timeout=WAIT_S)
         world.take()
     assert world.said == [AdapterChanged(4, "refused", "internal error: ZeroDivisionError")]
 

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.message import AbortRequest
 from minisgl.step import FinishReason
-from tests.helpers.server import EOS, WAIT_S, Frontend, frontend, hanging, one_token
+from tests.helpers.server import EOS, WAIT_S, Frontend, frontend, hanging, one_token, until_in_time
 from tests.server.test_context_limits import configured, lines
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -66,7 +66,8 @@ def test_a_request_that_takes_too_long(front_end: str, path: str) -> None:
     with frontend(config=configured(request_timeout=1.0), front_end=front_end) as server, server.http() as http:
         kind, message = error_of(path, http.post(path, json=body_of(path, "late hang:")), 504)
         assert kind == ("request_timeout" if path == RESPONSES else "timeout_error") and "--request-timeout" in message
-        streamed = http.post(path, json=body_of(path, "late hang:abc", stream=True))
+        late = body_of(path, "late hang:abc", stream=True)
+        streamed = until_in_time(lambda: http.post(path, json=late), lambda one: one.status_code == 200)
         last = json.loads(streamed.text.strip().split("data: ")[-1])
         assert streamed.status_code == 200 and "--request-timeout" in json.dumps(last)
         assert last["type"] == ("response.failed" if path == RESPONSES else "error")

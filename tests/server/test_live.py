@@ -64,9 +64,11 @@ def test_figures_come_at_once_and_every_second(server: Frontend, http: httpx.Cli
         later = msgspec.structs.replace(STATS, num_steps_total=950, num_prompt_tokens_total=800, num_retracted_total=7)
         server.engine.send(later)
         http.post("/v1/completions", json={"prompt": "say:hello", "max_tokens": 8})
-        second = next_of(found, "stats")
-        assert second["interval_s"] > 0 and second["rates"]["steps"] > 0 and second["rates"]["generated_tokens"] > 0
-        assert second["retractions"] == 2 and second["ttft_s"]["count"] == 1 and second["ttft_s"]["p50"] > 0
+        seen: list[Any] = []  # one a second: the engine's news and the request's may be in two of them
+        while not all(any(one["rates"][name] for one in seen) for name in ("steps", "generated_tokens")):
+            seen.append(next_of(found, "stats"))
+        assert all(one["interval_s"] > 0 for one in seen) and sum(one["retractions"] for one in seen) == 2
+        assert any(one["ttft_s"]["count"] == 1 and one["ttft_s"]["p50"] > 0 for one in seen)
     assert len(watches(server)) == before, "an engine was asked for what nobody looks at"
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from minisgl.message import AbortRequest
-from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, Frontend, check_error, events, frontend
+from tests.helpers.server import CONFIG, MAX_SEQ_LEN, MODEL, WAIT_S, Frontend, check_error, events, frontend
 
 EOS = 256
 
@@ -139,7 +139,7 @@ def test_a_request_ends_when_its_id_is_named(
     prompt = f"{stream}{len(asked)}{next(iter(asked))} hang:so far"
     body = {"text": prompt, "rid": "one", "stream": stream, "sampling_params": {"n": 2}}
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(lambda: httpx.post(f"{server.url}/generate", json=body, timeout=60))
+        answer = threads.submit(lambda: httpx.post(f"{server.url}/generate", json=body, timeout=WAIT_S))
         running = [server.engine.wait_for_request(prompt), *server.engine.requests(prompt)]
         server.wait_until(lambda: server.num_live == 2)
         assert http.post("/abort_request", json={"rid": "another"}).status_code == 200

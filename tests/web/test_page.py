@@ -121,7 +121,7 @@ def test_a_long_answer_is_shown_whole_and_the_page_answers_meanwhile(chromium: A
     with tab(chromium, server.url) as one:
         page = one.open()
         one.ask(f"hang:{text}The end.")
-        page.wait_for_selector(".tail:text-is('The end.')", timeout=60_000)
+        page.wait_for_selector(".tail:text-is('The end.')")
         page.press("#prompt", "Escape")
         one.answered()
         assert page.eval_on_selector_all(".markdown p strong", "all => all.length") == 500

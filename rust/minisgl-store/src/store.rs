@@ -52,8 +52,9 @@ struct Counters {
 }
 
 impl Counters {
+    /// Raises a count, last of all: `Store::counts` then also shows the file and the text behind it.
     fn add(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.fetch_add(1, Ordering::Release);
     }
 
     fn written(&self, kind: Kind) {
@@ -67,8 +68,8 @@ impl Counters {
         if error.kind() == io::ErrorKind::InvalidData {
             return Self::add(&self.damaged);
         }
-        Self::add(&self.failed);
         *self.trouble() = Some(error.to_string());
+        Self::add(&self.failed);
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<String>> {
@@ -170,8 +171,8 @@ impl Shared {
                         }
                     }
                     Err(error) => {
-                        self.counters.error(&error);
                         self.known().remove(&name);
+                        self.counters.error(&error);
                     }
                 }
             }
@@ -385,7 +386,7 @@ impl Store {
             .is_some_and(|key| self.shared.folder.has(Kind::Page, key))
     }
 
-    /// Say that computing so many tokens took so long: reading for longer than that is refused.
+    /// Say that computing so many tokens took so long: reading for longer than that is refused, one slow read aside.
     pub fn took(&self, tokens: usize, time: Duration) {
         let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
         let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
@@ -461,12 +462,14 @@ impl Store {
     }
 
     fn read_pages(&self, keys: &[Key]) -> Vec<Data> {
-        let (page_ns, began) = (self.shared.page_ns.load(Ordering::Relaxed), Instant::now());
-        let mut pages = Vec::new();
+        let page_ns = self.shared.page_ns.load(Ordering::Relaxed);
+        let (mut pages, mut times) = (Vec::new(), ReadTimes::default());
         for key in keys {
+            let began = Instant::now();
             let Some(page) = self.one(Kind::Page, key) else { break };
             pages.push(page);
-            if began.elapsed() > longest(pages.len(), page_ns) {
+            times.add(began.elapsed());
+            if times.without_slowest() > longest(pages.len(), page_ns) {
                 break;
             }
         }
@@ -483,8 +486,8 @@ impl Store {
             }
             Ok(None) => self.shared.missing(&name),
             Err(error) => {
-                self.shared.counters.error(&error);
                 self.shared.known().remove(&name);
+                self.shared.counters.error(&error);
             }
         }
         None
@@ -499,7 +502,7 @@ impl Store {
     /// What has come of pages so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         let counters = &self.shared.counters;
         Counts {
             bytes: self.shared.folder.bytes(),
@@ -511,6 +514,25 @@ impl Store {
             states_written: get(&counters.states_written),
             states_loaded: get(&counters.states_loaded),
         }
+    }
+}
+
+/// Sums the times of reads but for the slowest one, which may have met a pause of the whole machine: a slow disk shows
+/// in the others.
+#[derive(Default)]
+struct ReadTimes {
+    sum: Duration,
+    slowest: Duration,
+}
+
+impl ReadTimes {
+    fn add(&mut self, time: Duration) {
+        self.sum += time;
+        self.slowest = self.slowest.max(time);
+    }
+
+    fn without_slowest(&self) -> Duration {
+        self.sum - self.slowest
     }
 }
 
@@ -561,6 +583,16 @@ mod tests {
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 40_000_000);
         store.took(8, ms(160));
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 50_000_000);
+        let mut times = ReadTimes::default();
+        let is_too_slow = [ms(5000), ms(30), ms(40)].map(|time| {
+            times.add(time);
+            times.without_slowest() > longest(3, 10_000_000)
+        });
+        assert_eq!(
+            is_too_slow,
+            [false, false, true],
+            "one pause is no slow disk, two reads are"
+        );
         store.took(8, ms(0));
         assert!(store.shared.page_ns.load(Ordering::Relaxed) > 0);
     }
