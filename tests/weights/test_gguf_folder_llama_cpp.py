@@ -31,7 +31,8 @@ from tests.helpers.llama_cpp import (
     put_tokenizer,
     requantized,
 )
-from tests.helpers.models import YARN_ROPE, published, save, tiny
+from tests.helpers.models import published, save, tiny_model
+from tests.helpers.variants import MODELS, YARN_ROPE
 
 WITHIN = {"f16": 0.02, "Q8_0": 0.1, "Q4_K_M": 0.2}
 """Of a log probability. llama.cpp rounds what it multiplies with such weights to 16 bits, and to 8: our engine with
@@ -143,7 +144,7 @@ class Row(NamedTuple):
     """A tiny model of transformers, with numbers of rows that blocks of 256 divide."""
 
     variant: str
-    """See `VARIANTS` of tests/helpers/models.py."""
+    """A name in the table of tests/helpers/variants.py."""
     tokenizer: str = "gpt-2"
     """What the converter writes as `tokenizer.ggml.pre`, or `SENTENCEPIECE` or `OF_TEXT`."""
     changes: dict[str, Any] = {}  # noqa: RUF012
@@ -443,8 +444,8 @@ def test_every_architecture_has_a_row() -> None:
 def test_the_page_says_what_was_seen() -> None:
     """After a change: `python -m tests.helpers.our_models`."""
     figures, page = our_models.recorded(), our_models.PAGE.read_text(encoding="utf-8")
-    assert set(figures["architectures"].values()) == set(ARCHITECTURES) - set(ENCODERS)
-    assert our_models.written(page, our_models.table(figures)) == page
+    assert {one.architecture for one in MODELS.values() if one.called} == set(ARCHITECTURES) - set(ENCODERS)
+    assert our_models.written(page, figures) == page
 
 
 def seen_of(name: str, folder: Path) -> dict[str, Any]:
@@ -453,7 +454,7 @@ def seen_of(name: str, folder: Path) -> dict[str, Any]:
     checkpoint.mkdir()
     size = put_tokenizer(checkpoint, row.tokenizer)
     sizes = {name: value for name, value in _SIZES.items() if name not in row.without}
-    model = tiny(row.variant, **{"vocab_size": size, **sizes, **row.changes})
+    model = tiny_model(row.variant, **{"vocab_size": size, **sizes, **row.changes})
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if key.endswith("norm.weight"):
@@ -495,7 +496,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     roundings that differ.)"""
     folder = tmp_path_factory.mktemp("full")
     size = put_tokenizer(folder, "qwen2")
-    model = tiny("qwen3-untied", vocab_size=size, **{**_PLAIN, **_SIZES, "num_key_value_heads": 2})
+    model = tiny_model("qwen3-untied", vocab_size=size, **{**_PLAIN, **_SIZES, "num_key_value_heads": 2})
     return converted(save(model, folder), "f32", "qwen2"), size
 
 
