@@ -260,7 +260,10 @@ def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[li
                 assert state.error is None, state.error
                 steps += [Step(one.token_id, dict(one.top)) for one in delta.logprobs]
 
-    ids, length = [np.asarray(prompt, np.int32) for prompt in prompts], llm._control_plane.buffers.limits.max_seq_len
+    ids, length = (
+        [np.asarray(prompt, np.int32) for prompt in prompts],
+        llm.loop.control_plane.buffers.limits.max_seq_len,
+    )
     states += llm._client.submit(ids, params, llm.tokenizer, length, Subscriber(take))
     llm._run(False, None)
     return found

@@ -58,10 +58,8 @@ def by_transformers(name: str, folder: Path) -> float:
 
 def by_vectors(variant: str, folder: Path) -> float:
     """The largest difference of a number of the vectors of one prompt, with exact arithmetic."""
-    model, ids = (
-        tiny_encoder(variant),
-        torch.randint(6, 131, (90,), generator=torch.Generator().manual_seed(3)).tolist(),
-    )
+    model = tiny_encoder(variant)
+    ids = torch.randint(6, 131, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     hidden, worst = hidden_states(model, ids), 0.0
     save(model, folder)
     for pooling in ("mean", "cls"):

@@ -33,11 +33,11 @@ class Watched:
         self.collector = Collector(self.engine, config)
 
     def _watch(self, engine: TorchEngine) -> None:
-        apply, prepare, forward = engine._apply, engine._attention.prepare, engine._model.forward
+        launch, prepare, forward = engine.launch, engine.attention.prepare, engine.model.forward
 
-        def watched_apply(plan: Any, entry: Any, assignments: Any) -> None:
+        def watched_launch(plan: Any, buffers: Any, assignments: Any) -> Any:
             self._slots |= {one.slot: one.req_id for one in assignments}
-            apply(plan, entry, assignments)
+            return launch(plan, buffers, assignments)
 
         def watched_prepare(rows: AttentionRows, table: Tensor) -> None:
             self._rows = rows
@@ -45,7 +45,7 @@ class Watched:
 
         def watched_forward(ids: Tensor, positions: Tensor, attend: Any) -> Tensor:
             hidden = forward(ids, positions, attend)
-            logits, start, rows = engine._model.logits(hidden), 0, self._rows
+            logits, start, rows = engine.model.logits(hidden), 0, self._rows
             assert rows is not None
             self.step_shapes.append((rows.num_decode, len(rows.slots) - rows.num_decode))
             for slot, length in zip(rows.slots.tolist(), rows.extend_lens.tolist(), strict=True):
@@ -54,9 +54,9 @@ class Watched:
                 start += length
             return hidden
 
-        engine._apply = watched_apply  # type: ignore[method-assign]
-        engine._attention.prepare = watched_prepare  # type: ignore[method-assign]
-        engine._model.forward = watched_forward  # type: ignore[method-assign]
+        engine.launch = watched_launch  # type: ignore[method-assign]
+        engine.attention.prepare = watched_prepare  # type: ignore[method-assign]
+        engine.model.forward = watched_forward  # type: ignore[method-assign]
 
     def run(self, prompts: dict[int, Sequence[int]], count: int) -> None:
         """`count` greedy tokens for each."""

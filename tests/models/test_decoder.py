@@ -74,7 +74,7 @@ def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bo
     engine = load_engine(config, lambda text, done=0, total=0: lines.append(text))
     try:
         with torch.inference_mode():
-            ours = DenseSequence(engine._model).extend(IDS)
+            ours = DenseSequence(engine.model).extend(IDS)
     finally:
         engine.close()
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
