@@ -2,7 +2,7 @@
 docs/features.md has them in three tables.
 
 `python -m tests.helpers.our_models NAME...` measures names of the table, of `CASES`, and rows of
-tests/weights/test_gguf_folder_llama_cpp.py beside llama.cpp, or `all`, besides what was never measured; then it writes
+tests/helpers/gguf_rows.py beside llama.cpp, or `all`, besides what was never measured; then it writes
 the tables.
 """
 
@@ -25,6 +25,7 @@ from minisgl.models.architectures import ENCODERS as NATIVE_ENCODERS
 from minisgl.sampling_params import SamplingParams
 from tests.helpers.encoders import hidden_states, pooled, tiny_encoder
 from tests.helpers.engines import Collector, load
+from tests.helpers.gguf_rows import ROWS
 from tests.helpers.models import LOGITS_WITHIN, reference_logits, save, tiny_case, tiny_model
 from tests.helpers.their_models import WITHIN, compare
 from tests.helpers.variants import CASES, ENCODERS, MODELS
@@ -135,7 +136,7 @@ def written(page: str, figures: Figures) -> str:
 
 
 def main() -> None:
-    from tests.weights.test_gguf_folder_llama_cpp import ROWS, seen_of
+    from tests.weights.test_gguf_folder_llama_cpp import seen_of
 
     kinds: dict[str, tuple[Iterable[str], Callable[[str, Path], Any]]] = {
         "safetensors": ([name for name, model in MODELS.items() if model.called], by_safetensors),

@@ -2,7 +2,7 @@
 what each brings in. Data alone: tests/helpers/models.py makes them, and `python -m tests.helpers.our_models` measures
 those with a name, which docs/features.md shows.
 
-A GGUF file of a variant is a row of tests/weights/test_gguf_folder_llama_cpp.py.
+A GGUF file of a variant is a row of tests/helpers/gguf_rows.py.
 """
 
 from __future__ import annotations
