@@ -158,13 +158,13 @@ def _through_the_loop(engine: Any, config: EngineConfig) -> Logits:
     """What the torch engine's head gives in its real step loop: at prompt positions, for which log probabilities are
     asked, and at the last one, which is sampled from."""
     pieces: list[Tensor] = []
-    head = engine._model.logits
+    head = engine.model.logits
 
     def kept(hidden: Tensor) -> Tensor:
         pieces.append(head(hidden))
         return pieces[-1]
 
-    engine._model.logits = kept
+    engine.model.logits = kept
     loop = StepLoop(build_control_plane(config, engine.info), engine, lambda messages: None)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0, seed=0)
     numbers = itertools.count()

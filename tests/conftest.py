@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib.util
 import inspect
 import logging
 import os
+import shutil
+import subprocess
 import sys
 import warnings
 import zlib
@@ -34,7 +37,6 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from tests.helpers import forking, parts
 from tests.helpers.gateway import has_gateway
-from tests.helpers.panicking import panicking_extension
 from tests.helpers.processor import without_amx
 from tests.helpers.seconds import WAIT_S, Meter, Tally, longest_first, patiently, recorded
 
@@ -132,8 +134,26 @@ def front_end(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def panicking(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """An extension that panics on order."""
-    return panicking_extension(tmp_path_factory.mktemp("panicking"))
+    """The extension with the feature `test-panics`, which panics on order, beside the one that is served. In the debug
+    profile: overflows and debug assertions panic too."""
+    if shutil.which("cargo") is None:
+        pytest.skip("cargo is missing: the extension with test-panics cannot be built")
+    root = Path(__file__).parents[1]
+    target = root / "target"  # what clippy and cargo's tests have built there is not built again
+    subprocess.run(
+        ["cargo", "build", "--quiet", "--locked", "-p", "minisgl-py", "--features", "extension-module,test-panics"],
+        cwd=root,
+        env=os.environ | {"CARGO_TARGET_DIR": str(target)},
+        check=True,  # without a limit of time: a machine may be slow
+    )
+    built = next(target.glob("debug/*_rust.so"), None) or next(target.glob("debug/*_rust.dylib"))
+    copy = tmp_path_factory.mktemp("panicking") / "_rust.abi3.so"
+    shutil.copy(built, copy)
+    spec = importlib.util.spec_from_file_location("panicking._rust", copy)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

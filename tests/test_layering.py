@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -368,3 +369,53 @@ def test_docstrings_say_what_a_thing_is() -> None:
         for line in begins_with_of(file.read_text())
     }
     assert found == set()
+
+
+TESTS = ROOT / "tests"
+MAX_PRIVATE = 112
+# names of the language, and our module
+PUBLIC_BY_CONTRACT = {"_asdict", "_exit", "_fields", "_getframe", "_replace", "_rust"}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name[:1] == "_" and name[:2] != "__" and name not in PUBLIC_BY_CONTRACT
+
+
+OWN = ("self", "cls", "super()")
+MAYBE_PRIVATE = re.compile(  # most files have nothing of the kind, and need no parsing
+    r"""(?<!\bself)(?<!\bcls)\._[a-z]|["']([\w.]*\.)?_[a-z]\w*["']|import\b.*\W_[a-z]|^ +_\w+,$""",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def private_uses(source: str) -> list[int]:
+    """Lines that read, set or import a private name of something else: `one._name`, `setattr(one, "_name", ...)`,
+    `setattr("module._name", ...)`, `from module import _name`."""
+    lines = list[int]()
+    for node in ast.walk(ast.parse(source)) if MAYBE_PRIVATE.search(source) else ():
+        names: list[object] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr] if is_private(node.attr) and ast.unparse(node.value) not in OWN else []
+        elif isinstance(node, ast.ImportFrom):
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")).endswith("attr"):
+            names = [str(one.value).rpartition(".")[2] for one in node.args[:2] if isinstance(one, ast.Constant)]
+        lines += [getattr(node, "lineno", 0) for name in names if is_private(name)]
+    return lines
+
+
+def test_private_uses_are_found() -> None:
+    found = ("a._b", "a.b._c = 1", "setattr(a, '_b', 1)", "patch.setattr('a._b', 1)", "from a import _b")
+    assert [private_uses(one) for one in (*found, "getattr(a, '_b')", "from a import (\n    _b,\n)")] == [[1]] * 7
+    others = ("self._a", "super()._a()", "a.__init__", "os._exit(0)", "from minisgl import _rust")
+    assert [private_uses(one) for one in (*others, "setattr(a, 'b', '_c')")] == [[]] * 6
+
+
+def test_tests_reach_into_few_objects() -> None:
+    """A test of an implementation breaks with it. The ceiling only falls."""
+    found = [
+        f"{file.relative_to(TESTS).as_posix()}:{line}"
+        for file in sorted(TESTS.rglob("*.py"))
+        for line in private_uses(file.read_text(encoding="utf-8"))
+    ]
+    assert len(found) <= MAX_PRIVATE, "\n".join(found)

@@ -110,7 +110,7 @@ class Bench:
             "torch": torch.__version__,
             "copy_bytes_per_s": self.bytes_per_s if on_gpu else None,
             "graphs": list(info.graph_sizes),
-            "attention": type(self.watched.engine._attention).__name__,
+            "attention": type(self.watched.engine.attention).__name__,
             "num_pages": info.num_pages,
             "weight_bytes": self._weight_bytes,
             "kv_bytes_per_token": self._token_bytes,

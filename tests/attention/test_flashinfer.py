@@ -43,7 +43,7 @@ def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         helpers_flashinfer.with_plain_kernels(monkeypatch)
     else:
         monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
-    monkeypatch.setattr(flashinfer, "_recorded_event", lambda: Fence(found))
+    monkeypatch.setattr(flashinfer, "recorded_event", lambda: Fence(found))
     helpers_flashinfer.log.clear()
     return found
 

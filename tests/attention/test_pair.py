@@ -45,7 +45,7 @@ class _NoEvent:
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
     monkeypatch.setitem(sys.modules, "flash_attn", helpers_flash_attention.module())
-    monkeypatch.setattr(flashinfer, "_recorded_event", _NoEvent)
+    monkeypatch.setattr(flashinfer, "recorded_event", _NoEvent)
 
 
 def backend(name: str, rig: Rig, graph_sizes: tuple[int, ...] = ()) -> Any:

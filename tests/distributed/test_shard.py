@@ -14,8 +14,9 @@ from minisgl.models import load_config
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.weights import checkpoint
 from minisgl.weights.checkpoint import dummy_weights, load_weights, whole_shape
-from tests.helpers.models import CPU, LOGITS_WITHIN, VARIANTS, DenseSequence, save, tiny_model
+from tests.helpers.models import CPU, LOGITS_WITHIN, DenseSequence, save, tiny_model
 from tests.helpers.ranks import on_ranks
+from tests.helpers.variants import VARIANTS
 
 PROMPT = [(7 * i + 3) % 131 for i in range(40)]
 

@@ -16,9 +16,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tests.helpers.e2e import ServerProcess, serving
 from tests.helpers.encoders import (
-    CARD_INSTRUCTION,
-    CARD_PREFIX,
-    CARD_SUFFIX,
     hidden_states,
     judging,
     tiny_cross_encoder,
@@ -27,6 +24,7 @@ from tests.helpers.encoders import (
 from tests.helpers.models import reference_logits, save, tiny_model
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import data_folder, library
+from tests.helpers.variants import CARD_INSTRUCTION, CARD_PREFIX, CARD_SUFFIX
 
 pytestmark = pytest.mark.any_cpu
 

@@ -15,9 +15,9 @@ from minisgl.weights.sources import resolve_model
 from tests.helpers.e2e import serving
 from tests.helpers.engines import assert_greedy
 from tests.helpers.meaning import CAPITALS, FRANCE, MAX_TOKENS
-from tests.helpers.models import save
+from tests.helpers.models import save, tiny_case
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.their_models import Case, tiny
+from tests.helpers.variants import Model
 
 pytestmark = pytest.mark.any_cpu
 
@@ -28,7 +28,7 @@ def smollm2() -> Path:
 
 
 def test_an_architecture_that_is_not_native_is_served(smollm2: Path, tmp_path: Path) -> None:
-    model = tiny(Case("OlmoForCausalLM", "", {"vocab_size": 49152}))
+    model = tiny_case(Model("OlmoForCausalLM", "", {"vocab_size": 49152}))
     folder = save(model, tmp_path)
     shutil.copy(smollm2 / "tokenizer.json", folder)
     prompts = [list(range(10 + at, 10 + at + length)) for at, length in enumerate((40, 3, 17, 33))]

@@ -165,7 +165,7 @@ def test_a_control_plane_that_breaks_is_not_noticed(engine_name: str, reference:
     collector.loop = StepLoop(
         faulty,
         engine,
-        collector._take,
+        collector.deliver,
         fallback=lambda: build_fallback(config, engine.info),
         settings=LoopSettings(overlap=True),
     )

@@ -165,7 +165,7 @@ def small_model(folder: Path, kind: type[DraftModel]) -> DraftModel:
 
 
 def idle_pages(model: DraftModel) -> int:
-    plane = model._control_plane
+    plane = model.loop.control_plane
     plane.check()
     assert plane.stats().num_live == plane.stats().num_draining == 0
     return plane.stats().num_free_pages + plane.stats().num_evictable_pages
@@ -243,13 +243,13 @@ def test_its_memory_is_part_of_what_is_set_aside(spoken: Path, monkeypatch: pyte
     pools, memory = {}, 8 << 20
     for speculative in (None, f"model:{spoken}:4"):
         with LLM(str(spoken), engine="cpu", memory=memory, speculative=speculative, log_level="error") as llm:
-            assert isinstance(llm._engine, CpuEngine)
-            pools[speculative] = llm._engine.pool_bytes
-            small = llm._guesses
+            assert isinstance(llm.engine, CpuEngine)
+            pools[speculative] = llm.engine.pool_bytes
+            small = llm.guesses
             [answer] = llm.generate("a b c", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
             assert len(answer.token_ids) == 9
-    assert isinstance(small, DraftModel) and isinstance(small._engine, CpuEngine)
-    of_small, own = small._engine.info, pools[speculative]
+    assert isinstance(small, DraftModel) and isinstance(small.engine, CpuEngine)
+    of_small, own = small.engine.info, pools[speculative]
     taken = of_small.num_pages * 4 * 384  # bytes of a token: 3 layers, 2 heads of 16 keys and values, 2 bytes each
     assert 0 < taken <= memory // 8
     assert own <= pools[None] - taken + 16 * 384 < pools[None], "to a page"

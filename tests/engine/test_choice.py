@@ -166,11 +166,11 @@ class TestWithoutTorch:
     def no_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-        monkeypatch.setattr(choice, "_looks_like_cuda", lambda: False)
+        monkeypatch.setattr(choice, "looks_like_cuda", lambda: False)
 
     def test_auto_is_the_cpu_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose_engine(EngineConfig()) == ("cpu", "")
-        monkeypatch.setattr(choice, "_looks_like_cuda", lambda: True)
+        monkeypatch.setattr(choice, "looks_like_cuda", lambda: True)
         name, hint = choose_engine(EngineConfig())
         assert name == "cpu"
         assert "torch is not installed: pip install 'minisgl[cuda]'" in hint

@@ -17,11 +17,11 @@ from minisgl.config import ConfigError
 from minisgl.models.architectures import ENCODERS as NATIVE
 from minisgl.models.config import load_config
 from minisgl.sampling_params import POOLINGS, SamplingParams
-from tests.helpers import our_encoders
-from tests.helpers.encoders import ENCODERS, hidden_states, pooled, tiny_encoder
+from tests.helpers import our_models
+from tests.helpers.encoders import hidden_states, pooled, tiny_encoder
 from tests.helpers.engines import Collector, greedy, load, vectors
 from tests.helpers.models import save
-from tests.helpers.our_models import PAGE, written
+from tests.helpers.variants import ENCODERS
 
 pytestmark = pytest.mark.any_cpu
 
@@ -53,11 +53,11 @@ def same(ours: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 def test_every_encoder_is_here_and_on_the_page() -> None:
-    """After a change: `python -m tests.helpers.our_encoders`."""
-    assert {name for variant in our_encoders.CALLED for name in our_encoders.names_of(variant)} == {*NATIVE}
-    figures, page = our_encoders.recorded(), PAGE.read_text(encoding="utf-8")
-    assert written(page, our_encoders.table(figures), our_encoders.BEGIN) == page
-    assert max(figures.values()) < WITHIN
+    """After a change: `python -m tests.helpers.our_models`."""
+    figures, page = our_models.recorded(), our_models.PAGE.read_text(encoding="utf-8")
+    assert {name for variant in figures["encoders"] for name in our_models.names_of(variant)} == {*NATIVE}
+    assert our_models.written(page, figures) == page
+    assert max(figures["encoders"].values()) < WITHIN
 
 
 def test_vectors_are_those_of_transformers(reference: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

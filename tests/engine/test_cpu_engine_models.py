@@ -26,20 +26,16 @@ from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import (
     CPU,
     LOGITS_WITHIN,
-    ON_CPU,
-    THAT_SEE,
-    THAT_SEE_ON_CPU,
-    VARIANTS,
     DenseSequence,
     flatten,
     published,
     reference_logits,
     save,
-    tiny_mistral3,
     tiny_model,
 )
 from tests.helpers.models import load as decoder_of
 from tests.helpers.processor import cpu_flags
+from tests.helpers.variants import ON_CPU, VARIANTS, VISION
 
 pytestmark = pytest.mark.any_cpu
 
@@ -267,9 +263,9 @@ def test_threads_change_no_bit(folder: Path, threads: int) -> None:
 
 @pytest.mark.parametrize("original_names", [False, True], ids=["names-of-5", "names-of-4"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("which", {**THAT_SEE, **THAT_SEE_ON_CPU})
+@pytest.mark.parametrize("which", VISION)
 def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
-    reference = {**THAT_SEE, **THAT_SEE_ON_CPU}[which](tied)
+    reference = tiny_model(which, tie_word_embeddings=tied)
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
     assert_alike(load(folder, said, kv_dtype="f32"), reference)
@@ -279,7 +275,7 @@ def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: 
 def test_the_text_half_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file of blocks as from the names of a text model."""
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
-    reference = tiny_mistral3(tied=False)
+    reference = tiny_model("mistral3")
     folders = [save(reference, tmp_path / str(old), original_names=old) for old in (False, True)]
     one, other = (logits(load(folder, quantization="q8"), IDS) for folder in folders)
     assert torch.equal(one, other)

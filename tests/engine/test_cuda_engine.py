@@ -186,7 +186,7 @@ def programs_of(folder: Path, wanted: dict[int, Any], monkeypatch: pytest.Monkey
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     engine, config, _ = build(folder, InlineDevice())
-    engine._forward_model = compiled(engine._model)
+    engine.forward_model = compiled(engine.model)
     same(served(engine, config, wanted), expected)
     torch._dynamo.reset()
     return programs

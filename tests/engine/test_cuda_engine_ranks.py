@@ -198,7 +198,7 @@ def test_rows_that_are_not_finite_on_one_rank_fail_on_all(
 
 def _spoil_attention(engine: CudaEngine, at: int) -> None:
     """What this rank's attention gives in the last layer of forward number `at` from now on is not a number."""
-    attention, last = engine._attention, engine._model.config.num_layers - 1
+    attention, last = engine.attention, engine.model.config.num_layers - 1
     inner, calls = attention.attend, 0
 
     def attend(layer: int, *args: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SCORE
 from tests.helpers.encoders import (
-    CROSS_ENCODERS,
     hidden_states,
     judging,
     tiny_cross_encoder,
@@ -21,6 +20,7 @@ from tests.helpers.encoders import (
 )
 from tests.helpers.engines import load, vectors
 from tests.helpers.models import reference_logits, save, tiny_model
+from tests.helpers.variants import CROSS_ENCODERS
 
 pytestmark = pytest.mark.any_cpu
 

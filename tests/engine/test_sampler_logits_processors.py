@@ -293,7 +293,7 @@ def test_prompt_logprobs_are_those_of_the_model(reference: Reference, budget: in
     engine, config = load(folder, num_pages=64, page_size=4, max_prefill_length=budget)
     collector = Collector(engine, config)
     found: dict[int, dict[int, PromptLogprobs]] = {}
-    take = collector._take
+    take = collector.deliver
 
     def keep(messages: object) -> None:
         take(messages)  # type: ignore[arg-type]

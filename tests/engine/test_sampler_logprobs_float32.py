@@ -61,7 +61,7 @@ def test_an_engine_samples_from_float32(folder: Path, device: str, monkeypatch: 
     engine = load_engine(config, lambda text, done=0, total=0: None)
     products: list[tuple[Tensor, Tensor]] = []
     sampled: list[Tensor] = []
-    inner = engine._model.logits
+    inner = engine.model.logits
 
     def logits(hidden: Tensor) -> Tensor:
         products.append((hidden, inner(hidden)))
@@ -77,8 +77,8 @@ def test_an_engine_samples_from_float32(folder: Path, device: str, monkeypatch: 
 
         monkeypatch.setattr(place, name, sample)
 
-    monkeypatch.setattr(engine._model, "logits", logits)
-    watch(*((engine._sampler, "sample") if isinstance(engine, CudaEngine) else (torch_engine, "sample")))
+    monkeypatch.setattr(engine.model, "logits", logits)
+    watch(*((engine.sampler, "sample") if isinstance(engine, CudaEngine) else (torch_engine, "sample")))
     try:
         collector = Collector(engine, config)  # type: ignore[arg-type]
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1, seed=0)

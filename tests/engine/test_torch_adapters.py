@@ -20,6 +20,7 @@ from tests.helpers.adapters import TinyAdapter
 from tests.helpers.engines import Collector, assert_greedy, greedy
 from tests.helpers.ranks import ThreadRanks
 from tests.helpers.tp import SETTINGS, cuda_rank
+from tests.helpers.variants import VARIANTS
 
 PROMPTS = [[5, 9, 23, 40, 41, 7], [11] * 19, list(range(30, 60)), [3, 4, 5]]
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_is_refused_by_name(
     save: Callable[[Path], object], model: str, reason: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "adapter")
-    variant = next(name for name in models.VARIANTS if "moe" in name) if model == "moe" else model
+    variant = next(name for name in VARIANTS if "moe" in name) if model == "moe" else model
     config = EngineConfig(
         model=str(models.save(models.tiny_model(variant), tmp_path / "model")), engine="torch", dtype="float32"
     )

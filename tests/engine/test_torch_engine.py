@@ -40,14 +40,14 @@ def test_a_forward_that_raises_ends_its_step_only(reference: Reference, monkeypa
     folder, model = reference
     engine, config = load(folder, num_pages=64)
     collector = Collector(engine, config)
-    real, calls = engine._model.forward, iter(range(1000))
+    real, calls = engine.model.forward, iter(range(1000))
 
     def forward(*args: object) -> torch.Tensor:
         if next(calls) == 3:
             raise RuntimeError("out of luck")
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine._model, "forward", forward)
+    monkeypatch.setattr(engine.model, "forward", forward)
     collector.run({0: ([1, 2, 3], greedy(20))})
     assert collector.reasons[0] is FinishReason.ERROR and len(collector.tokens[0]) < 20
     collector.run({1: ([1, 2, 3], greedy(20))})
@@ -62,12 +62,12 @@ def test_numbers_that_are_not_finite_in_pages_leave_nothing(
     folder, model = reference
     engine, config = load(folder, num_pages=8, page_size=4)
     collector = Collector(engine, config)
-    store, spoiled = engine._pool.store, iter([True])
+    store, spoiled = engine.pool.store, iter([True])
 
     def spoil(layer: int, out_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         store(layer, out_loc, k, v * float("nan") if next(spoiled, False) else v)
 
-    monkeypatch.setattr(engine._pool, "store", spoil)
+    monkeypatch.setattr(engine.pool, "store", spoil)
     collector.run({0: ([1, 2, 3], greedy(5))})
     assert collector.reasons[0] is FinishReason.ERROR
     collector.run({1: ([1, 2, 3], greedy(10))})  # the same pages again, partly filled

@@ -22,15 +22,17 @@ from minisgl.llm import LLM
 from minisgl.runner.build import build_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.tokenizer import Tokenizer
+from tests.helpers import our_models
 from tests.helpers.engines import Collector, assert_greedy, greedy, load
 from tests.helpers.gguf import write_gguf, written_model
-from tests.helpers.models import CONFIG, save
+from tests.helpers.models import save, tiny_case
 from tests.helpers.seconds import WAIT_S
-from tests.helpers.their_models import CASES, PAGE, REFUSED, WITHIN, Case, compare, listed, names, tiny
+from tests.helpers.their_models import WITHIN, compare
+from tests.helpers.variants import CASES, CONFIG, REFUSED, Model
 
 pytestmark = pytest.mark.any_cpu
 
-OLMO = Case("OlmoForCausalLM")
+OLMO = Model("OlmoForCausalLM")
 # One of each kind of attention, positions and experts; the others in CI.
 QUICK = ("BioGpt", "DeepseekV3", "Gemma2", "Mixtral", "Phi")
 QUICK_AND_SLOW = [
@@ -41,23 +43,23 @@ GEMMA = next(case for case in CASES if case.architecture == "Gemma2ForCausalLM")
 
 
 @pytest.mark.parametrize("case", QUICK_AND_SLOW, ids=lambda case: case.name)
-def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(case: Model, tmp_path: Path) -> None:
     """Of prefill, chunks, decode, prefix hits and batches."""
-    model = tiny(case)
+    model = tiny_case(case)
     assert compare(model, save(model, tmp_path)) <= WITHIN
 
 
 def test_the_page_lists_what_is_seen() -> None:
-    """After a change: `python -m tests.helpers.their_models`."""
-    page = PAGE.read_text(encoding="utf-8")
-    assert listed(page) == names()
+    """After a change: `python -m tests.helpers.our_models`."""
+    page = our_models.PAGE.read_text(encoding="utf-8")
+    assert our_models.written(page, our_models.recorded()) == page
     refused = page.partition("Refused by name")[2].partition("\n\n")[0]
     assert [one.architecture for one in REFUSED if f"`{one.architecture}`" not in refused] == []
 
 
 @pytest.fixture(scope="module")
 def olmo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    model = tiny(OLMO)
+    model = tiny_case(OLMO)
     return save(model, tmp_path_factory.mktemp("olmo")), model
 
 
@@ -81,7 +83,7 @@ def test_auto_takes_it_where_nothing_native_is(olmo: tuple[Path, Any]) -> None:
 
 
 def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
-    folder = save(tiny(Case("LlamaForCausalLM")), tmp_path)
+    folder = save(tiny_case(Model("LlamaForCausalLM")), tmp_path)
     for impl, theirs in (("auto", False), ("native", False), ("transformers", True)):
         engine, _ = load("torch", folder, num_pages=8, model_impl=impl)
         assert ("transformers" in engine.info.details) == theirs
@@ -144,8 +146,8 @@ def test_weights_that_are_not_there_are_an_error(olmo: tuple[Path, Any], tmp_pat
 
 
 def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
-    case = next(one for one in CASES if "longrope" in one.seen)
-    folder, impl = save(tiny(case), tmp_path), "transformers"
+    case = next(one for one in CASES if "longrope" in one.notes)
+    folder, impl = save(tiny_case(case), tmp_path), "transformers"
     lines = lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8))
     assert "context: 128 tokens at most: rope_type longrope has other frequencies for longer texts" in lines
     with pytest.raises(ConfigError, match="--max-seq-len 200: the model's context is 128, because rope_type longrope"):
@@ -153,13 +155,13 @@ def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
 
 
 def test_the_text_half_says_what_is_left_out(tmp_path: Path) -> None:
-    folder = save(tiny(Case("Gemma3ForConditionalGeneration")), tmp_path)
+    folder = save(tiny_case(Model("Gemma3ForConditionalGeneration")), tmp_path)
     assert any(line.startswith("text only: ") for line in lines_of(EngineConfig(model=str(folder), num_pages=8)))
 
 
 def test_the_engine_for_devices_takes_it_too(tmp_path: Path) -> None:
     """On a device of the CPU, where its graphs would run as they are: there are none."""
-    model = tiny(GEMMA)
+    model = tiny_case(GEMMA)
     folder, prompt = save(model, tmp_path), [5, 6, 7, 8] * 9
     engine, config = load("torch", folder, device="inline", num_pages=64, page_size=4, max_prefill_length=16)
     assert isinstance(engine, CudaEngine) and not engine.info.graph_sizes
@@ -205,11 +207,11 @@ def test_random_weights_are_those_of_the_seed(olmo: tuple[Path, Any]) -> None:
 
 
 def test_llm_has_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny(Case("LlamaForCausalLM"))
+    model = tiny_case(Model("LlamaForCausalLM"))
     monkeypatch.setattr(Tokenizer, "load", lambda *_, **__: Tokenizer.echo())
     settings: dict[str, Any] = {"dtype": "float32", "num_pages": 16, "log_level": "error"}
     with LLM(str(save(model, tmp_path)), model_impl="transformers", **settings) as llm:
-        assert "transformers" in llm._engine.info.details
+        assert "transformers" in llm.engine.info.details
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         [output] = llm.generate([[9, 8, 7]], params, progress=False)
     assert_greedy(model, [9, 8, 7], output.token_ids)

@@ -164,8 +164,8 @@ def test_all_choices_of_a_request_leave_in_one_frame() -> None:
     """The engine admits them in one step, so that the prompt is computed once."""
     frames: list[int] = []
     with frontend() as server, server.http() as http:
-        take = server.engine._take
-        server.engine._take = lambda messages: (frames.append(len(messages)), take(messages))[1]  # type: ignore
+        take = server.engine.take
+        server.engine.take = lambda messages: (frames.append(len(messages)), take(messages))[1]  # type: ignore
         http.post("/v1/completions", json={"prompt": ["say:a", "say:b"], "n": 8})
     assert frames[0] == 16
 

@@ -11,8 +11,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 from minisgl.frontend.pairs import JUDGED, SCORING, Pairs, judged, judging, score
 from minisgl.tokenizer import Tokenizer
-from tests.helpers.encoders import CARD_PREFIX, CARD_SUFFIX
 from tests.helpers.text import TEXTS, tokenizer_named
+from tests.helpers.variants import CARD_PREFIX, CARD_SUFFIX
 
 WORDS = {word: i for i, word in enumerate(["[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d"])}
 CLS, SEP, A, B, C, D = 0, 1, 3, 4, 5, 6

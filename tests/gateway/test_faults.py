@@ -83,10 +83,10 @@ def test_the_python_server_ends_and_begins_again(server: Frontend, caplog: pytes
     with server.connect(post("lives hang:abc", stream=True).raw()):
         request = server.engine.wait_for_request("lives ")
         for _ in range(2):
-            python = server.http_server._server
+            python = server.http_server.server
             server.on_loop(lambda python=python: setattr(python, "should_exit", True))  # type: ignore[misc]
             assert text_of(other.ask(post("say:on"))) == "on"
-            server.wait_until(lambda python=python: server.http_server._server is not python)  # type: ignore[misc]
+            server.wait_until(lambda python=python: server.http_server.server is not python)  # type: ignore[misc]
             assert text_of(stream.ask(post("say:again", **PASSED_ON))) == "say:againagain"
             assert server.num_live == 1
     server.engine.wait_for_end(AbortRequest, {request.req_id})

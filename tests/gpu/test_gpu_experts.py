@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.cuda_engine import Outputs
-from minisgl.engine.cuda_loading import _open
+from minisgl.engine.cuda_loading import open_device
 from minisgl.kernels import experts, experts_tiles, ops
-from minisgl.layers.experts import _grouped
+from minisgl.layers.experts import grouped
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers.experts import WITHIN, Routed, assert_near, draw
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "flashinfe
 
 
 def fused(routed: Routed, tile: experts_tiles.Tile | None = None) -> Tensor:
-    form = partial(experts.run, tile=tile) if experts.serves(routed.down) else _grouped
+    form = partial(experts.run, tile=tile) if experts.serves(routed.down) else grouped
     return form(*routed.inputs())
 
 
@@ -59,7 +59,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_real_shapes_are_the_grouped_forms(dtype: torch.dtype, tokens: int) -> None:
     routed = draw(tokens, tokens=tokens, **SHAPE, dtype=dtype, device=PLACE)
-    assert_close(fused(routed), _grouped(*routed.inputs()))
+    assert_close(fused(routed), grouped(*routed.inputs()))
 
 
 @pytest.mark.parametrize("case", [(d, t) for d in DTYPES for t in experts_tiles.tiles(d)], ids=str)
@@ -67,7 +67,7 @@ def test_each_tile(case: tuple[torch.dtype, experts_tiles.Tile]) -> None:
     """Some experts with many uses, most with none."""
     dtype, tile = case
     routed = draw(1, tokens=700, **SHAPE, dtype=dtype, favourites=11, device=PLACE)
-    assert_close(fused(routed, tile), _grouped(*routed.inputs()))
+    assert_close(fused(routed, tile), grouped(*routed.inputs()))
 
 
 @pytest.mark.parametrize("inner", [96, 192, 36, 1, 0])
@@ -95,7 +95,7 @@ def test_a_graph_gives_the_bits_of_eager_work(tokens: int) -> None:
     """Captured with one ops, replayed with others."""
     routed = draw(4, tokens=tokens, **SHAPE, dtype=torch.bfloat16, device=PLACE)
     others = [draw(seed, tokens=tokens, **SHAPE, dtype=torch.bfloat16, device=PLACE) for seed in (5, 6)]
-    device, capture = _open(PLACE)
+    device, capture = open_device(PLACE)
     with torch.inference_mode():
         if not REHEARSAL:
             torch.cuda.synchronize()
@@ -137,7 +137,7 @@ def test_the_host_never_waits() -> None:
     with nothing_waits():
         fused(routed)
         with pytest.raises(RuntimeError, match="synchroniz"):
-            _grouped(*routed.inputs())
+            grouped(*routed.inputs())
 
 
 def num_compiled() -> dict[str, int]:
@@ -163,7 +163,7 @@ def test_graphs_of_a_model_with_experts(tmp_path: Path) -> None:
 
     def drive(collector: Run) -> None:
         engine: Any = collector.engine
-        replays.extend(engine.engine._graphs)
+        replays.extend(engine.engine.graphs)
         collector.run({0: (prompts()[3], params)})
 
     graph = run(folder, {}, drive, cuda_graph_max_bs=8, **SETTINGS)

@@ -56,14 +56,14 @@ def out_of_memory() -> None:
 def break_forward(collector: Run, at: int, broken: Any) -> None:
     """The `at`-th forward: `broken(hidden)` in place of what it gives."""
     engine = collector.engine.engine  # type: ignore[attr-defined]
-    forward, calls = engine._forward_model, []
+    forward, calls = engine.forward_model, []
 
     def called(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         calls.append(len(ids))
         hidden: torch.Tensor = forward(ids, positions, attend)
         return broken(hidden) if len(calls) == at else hidden  # type: ignore[no-any-return]
 
-    engine._forward_model = called
+    engine.forward_model = called
 
 
 @pytest.mark.parametrize("at", [1, 2, 7])

@@ -43,7 +43,7 @@ def decoded(rows: int, folder: Path, graphs: int, **settings: Any) -> Run:
 
     def drive(collector: Run) -> None:
         engine: Any = collector.engine
-        for size, graph in engine.engine._graphs.items():
+        for size, graph in engine.engine.graphs.items():
             graph.replay = _counted(graph.replay, replays, size)
         collector.run(wanted)
 
@@ -91,7 +91,7 @@ def test_padding_rows_touch_nothing(tmp_path: Path) -> None:
     collector.run({i: (prompts()[i], SamplingParams(temperature=0, max_tokens=30, seed=0)) for i in range(3)})
     used = sum(-(-(len(prompts()[i]) + 30) // config.page_size) for i in range(3))
     engine.close()
-    touched = sum(bool(page.any()) for page in engine._pool.k[0][: engine.info.num_pages])
+    touched = sum(bool(page.any()) for page in engine.pool.k[0][: engine.info.num_pages])
     assert 0 < touched <= used
 
 

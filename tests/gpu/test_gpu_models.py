@@ -19,7 +19,8 @@ from tests.helpers.gpu import (
     reference_logits,
     run,
 )
-from tests.helpers.models import TIE_WITHIN, VARIANTS
+from tests.helpers.models import TIE_WITHIN
+from tests.helpers.variants import VARIANTS
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

@@ -12,7 +12,7 @@ import torch
 
 from minisgl.engine import sampler
 from minisgl.engine.cuda_engine import Outputs
-from minisgl.engine.cuda_loading import _open
+from minisgl.engine.cuda_loading import open_device
 from minisgl.engine.device import DeviceMasks, DeviceSampler, Stream
 from minisgl.grammar.slots import TokenMasks
 from minisgl.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ def _do(stream: Stream, job: Callable[[], object]) -> None:
 
 def test_streams_keep_their_order() -> None:
     """Slow work in the forward stream: the copy that waits for it brings its result."""
-    device, _ = _open(PLACE)
+    device, _ = open_device(PLACE)
     host = device.host_buffer(4)
     inputs_device, out = (torch.zeros(4, dtype=torch.int32, device=PLACE) for _ in range(2))
     back = device.host_buffer(4)
@@ -53,7 +53,7 @@ def test_streams_keep_their_order() -> None:
 
 
 def test_a_graph_does_its_forward_again_with_what_is_there_then() -> None:
-    device, capture = _open(PLACE)
+    device, capture = open_device(PLACE)
     place = torch.zeros(8, 4, device=PLACE)
     weight = torch.randn(4, 4, device=PLACE)
     device.synchronize()
@@ -134,7 +134,7 @@ def test_triton_kernels(seed: int) -> None:
 @only_on_a_gpu("torch's own stream")
 def test_masks_are_not_wiped_by_a_stream_that_is_late() -> None:
     """The first of an engine: torch's own stream has work for longer than the copy takes, the forward for longer."""
-    device, _ = _open(PLACE)
+    device, _ = open_device(PLACE)
     masks = DeviceMasks(device, PLACE, 70, 4, 2)
     logits = torch.zeros(2, 70, device=PLACE)
     bits = np.array([[0b1011, 0, 0]], np.int32)

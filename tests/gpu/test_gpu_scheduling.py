@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from minisgl.engine.cuda_loading import _open
+from minisgl.engine.cuda_loading import open_device
 from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
@@ -103,7 +103,7 @@ def test_seeds_decide_and_others_do_not(folder: Path) -> None:
 def test_random_requests_as_on_the_cpu(first: int) -> None:
     """Arrivals, aborts, retractions, steps whose numbers are none: those of tests/engine/test_cuda_engine_fuzz.py."""
     for seed in range(first, first + 10):
-        device, _ = _open(PLACE)
+        device, _ = open_device(PLACE)
         try:
             run_on(make_scenario(draw_from(seed)), device, PLACE, FLOAT32_WITHIN)
         except AssertionError as error:

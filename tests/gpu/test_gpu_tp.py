@@ -16,7 +16,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import Group, GroupError
 from minisgl.distributed.torch_group import CLOSE_TIMEOUT_S, TorchGroup
 from minisgl.engine.cuda_engine import CudaEngine, Outputs
-from minisgl.engine.cuda_loading import _open
+from minisgl.engine.cuda_loading import open_device
 from minisgl.engine.loading import load_engine
 from minisgl.runner.build import build_engine
 from minisgl.runner.ranks import RankDied, RankEngine
@@ -93,7 +93,7 @@ def test_collectives_do_not_wait_for_the_device(alone: TorchGroup) -> None:
 
 def test_collectives_within_a_graph(alone: TorchGroup) -> None:
     """Replayed with other numbers, with collectives outside of graphs in between; then the communicator ends."""
-    device, capture = _open(FIRST)
+    device, capture = open_device(FIRST)
     place = torch.zeros(4, 8, device=FIRST)
 
     def forward() -> Outputs:
@@ -139,7 +139,7 @@ def _half(folder: Path, rendezvous: Path, wanted: Wanted, **settings: Any) -> tu
     recorded = Recorded(engine)
     collector = Run(recorded, config)
     collector.run(wanted)
-    graphs = len(engine._graphs)
+    graphs = len(engine.graphs)
     engine.close()
     _closes(group)
     collector.logits = recorded.logits()
@@ -192,8 +192,8 @@ def _on_ranks(
         model=str(folder), tp=tp, **{"device": DEVICE, "attention_backend": BACKEND, **SETTINGS, **settings}
     )
     engine = build_engine(config, print)
-    assert isinstance(engine, RankEngine) and isinstance(engine._engine, CudaEngine)
-    recorded: Any = Recorded(engine._engine)
+    assert isinstance(engine, RankEngine) and isinstance(engine.engine, CudaEngine)
+    recorded: Any = Recorded(engine.engine)
     recorded.engine = engine  # rank 0 samples, all launch
     collector = Run(recorded, config)
     try:
@@ -255,7 +255,7 @@ def test_a_step_that_is_not_finite_fails_on_all_ranks(tp: int, tmp_path: Path) -
     folder, _ = checkpoint("llama-bias-untied", tmp_path)
 
     def drive(collector: Run, engine: Any) -> None:
-        attention = engine._engine._attention
+        attention = engine.engine.attention
         inner = attention.attend
         attention.attend = lambda *args: inner(*args) * float("nan")
         collector.run({100: ([1, 2, 3], SamplingParams(temperature=0, max_tokens=4, seed=0))})

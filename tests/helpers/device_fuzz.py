@@ -193,11 +193,11 @@ def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
     """The real step loop, until all have ended."""
     overlap: Any = scenario.config.overlap
     collector = Collector(engine, scenario.config, overlap=overlap, compiler=PickyCompiler(VOCAB))
-    forward = _Breaking(engine._model, scenario.broken)
+    forward = _Breaking(engine.model, scenario.broken)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._model, "forward", forward)
+        patch.setattr(engine.model, "forward", forward)
         if isinstance(engine, CudaEngine):
-            patch.setattr(engine, "_forward_model", forward)
+            patch.setattr(engine, "forward_model", forward)
         collector.drive(scenario.requests)
         engine.close()
     return collector
@@ -280,7 +280,7 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
     device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
     engine = _engine(scenario, device)
     assert isinstance(engine, CudaEngine)
-    graphs: list[Any] = list(engine._graphs.values())
+    graphs: list[Any] = list(engine.graphs.values())
     got = drive(scenario, engine)
     if choices.near_tie(scenario, got, expected):
         return {"near ties": 1}

@@ -1,125 +1,36 @@
-"""Tiny random encoders made by transformers, and what transformers makes of token ids with them."""
+"""Tiny encoders of the table in tests/helpers/variants.py, the hidden states that transformers computes with them, and
+the files of sentence-transformers beside them.
+
+JinaBERT and NomicBERT with experts are none of transformers' models: here they are its BERT and NomicBERT, but for what
+the models' code has in other places; tensors have the names of that code. llama.cpp is asked beside them:
+tests/weights/test_gguf_folder_encoders.py.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.helpers.models import randomised
+from tests.helpers.models import made
+from tests.helpers.variants import CROSS_ENCODERS, ENCODERS, TINY_ENCODER
 
 SCORED = "1_LogitScore"
-CARD_PREFIX = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
-CARD_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-CARD_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""As the model card of Qwen3-Reranker has them."""
-_TINY = {
-    "vocab_size": 131,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.15,
-}
-NOMIC_MOE = {
-    "activation_function": "gelu",
-    "moe_every_n_layers": 2,
-    "moe_normalize_expert_weights": False,
-    "moe_top_k": 2,
-    "num_experts": 8,
-    "qkv_proj_bias": True,
-    "mlp_fc1_bias": True,
-    "mlp_fc2_bias": True,
-    "type_vocab_size": 1,
-    "layer_norm_epsilon": 1e-5,
-    "layer_norm_eps": 1e-5,
-}
-_IDS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
-ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertModel", {}),
-    "bert-masked": ("BertForMaskedLM", {"type_vocab_size": 1, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
-    "roberta": ("RobertaModel", {}),
-    "xlm-roberta-masked": ("XLMRobertaForMaskedLM", {"pad_token_id": 5}),
-    "jina-bert": ("JinaBertModel", {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}),
-    "jina-bert-12": (
-        "JinaBertModel",
-        {
-            "position_embedding_type": "alibi",
-            "feed_forward_type": "geglu",
-            "num_attention_heads": 12,
-            "hidden_size": 96,
-            "max_position_embeddings": 200,
-        },
-    ),
-    "nomic-bert": ("NomicBertModel", {}),
-    "nomic-moe": ("NomicBertModel", {"num_hidden_layers": 4, **NOMIC_MOE}),
-    "modernbert": ("ModernBertModel", {"local_attention": 10, **_IDS}),
-    "modernbert-masked": (
-        "ModernBertForMaskedLM",
-        {"local_attention": 7, "norm_bias": True, "attention_bias": True, "num_hidden_layers": 4, **_IDS},
-    ),
-    "mpnet": ("MPNetModel", {"max_position_embeddings": 300}),
-    "mpnet-masked": ("MPNetForMaskedLM", {}),
-    "embedding-gemma": (
-        "Gemma3TextModel",
-        {
-            "use_bidirectional_attention": True,
-            "sliding_window": 12,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "query_pre_attn_scalar": 16,
-        },
-    ),
-}
-
-
-CROSS_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertForSequenceClassification", {"num_labels": 1}),
-    "xlm-roberta": ("XLMRobertaForSequenceClassification", {"num_labels": 1, "pad_token_id": 5}),
-    "roberta-classes": ("RobertaForSequenceClassification", {"num_labels": 3}),
-    "mpnet": ("MPNetForSequenceClassification", {"num_labels": 1}),
-    "modernbert": (
-        "ModernBertForSequenceClassification",
-        {"num_labels": 1, "local_attention": 10, "classifier_pooling": "mean", **_IDS},
-    ),
-    "qwen3-classes": (
-        "Qwen3ForSequenceClassification",
-        {"num_labels": 3, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
-    ),
-    "modernbert-cls": (
-        "ModernBertForSequenceClassification",
-        {"num_labels": 1, "classifier_bias": True, "norm_bias": True, **_IDS},
-    ),
-}
 
 
 def tiny_encoder(name: str, **changes: Any) -> Any:
-    """In float32, eval mode, every parameter random. `changes` are of its config."""
-    from tests.helpers.own_encoders import OWN  # transformers' classes are imported late
-
-    return _tiny(*ENCODERS[name], OWN.get(name), **changes)
+    """An encoder of the table; `changes` are of its config."""
+    return made(ENCODERS[name], TINY_ENCODER, own=_OWN.get(name), **changes)
 
 
 def tiny_cross_encoder(name: str, **changes: Any) -> Any:
-    return _tiny(*CROSS_ENCODERS[name], **changes)
-
-
-def _tiny(architecture: str, extra: Mapping[str, Any], own: Any = None, **changes: Any) -> Any:
-    import transformers
-
-    model_class = own or getattr(transformers, architecture)
-    torch.manual_seed(7)
-    return randomised(model_class(model_class.config_class(**{**_TINY, **extra, **changes})))
+    return made(CROSS_ENCODERS[name], TINY_ENCODER, **changes)
 
 
 def judging(folder: Path, **ids: int | None) -> Path:
@@ -161,3 +72,110 @@ def hidden_states(model: Any, ids: Sequence[int]) -> Tensor:
 
 def pooled(hidden: Tensor, pooling: str) -> Tensor:
     return {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[pooling]
+
+
+def alibi(heads: int, tokens: int) -> Tensor:
+    """What ALiBi (arXiv 2108.12409) adds to the scores of an encoder, [heads, tokens, tokens]: slopes are the powers of
+    one number for a power of two, with those of twice as many heads between them for other counts."""
+    whole = 2 ** (heads.bit_length() - 1)
+    first = torch.tensor([2.0 ** (-8 / whole)])
+    between = first.sqrt() ** torch.arange(1, 2 * whole, 2)
+    slopes = torch.cat([first ** torch.arange(1, whole + 1), between[: heads - whole]])
+    places = torch.arange(tokens)
+    return -slopes[:, None, None] * (places[:, None] - places).abs()
+
+
+class _NoPositions(nn.Module):
+    def forward(self, _: Tensor) -> float:
+        return 0.0
+
+
+class _Gated(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.gated_layers = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gated_layers(hidden).chunk(2, -1)
+        found: Tensor = self.layernorm(self.wo(nn.functional.gelu(gate) * up) + hidden)
+        return found
+
+
+class JinaBertModel(transformers.BertModel):
+    """JinaBERT v2: BERT with ALiBi for positions and a gated MLP."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.embeddings.position_embeddings = _NoPositions()
+        for layer in self.encoder.layer:
+            del layer.intermediate, layer.output
+            layer.mlp = _Gated(config)
+            layer.feed_forward_chunk = layer.mlp.forward
+            for linear in (layer.mlp.gated_layers, layer.mlp.wo):
+                nn.init.normal_(linear.weight, 0.0, config.initializer_range)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return super().forward(
+            input_ids, attention_mask=alibi(self.config.num_attention_heads, input_ids.shape[1])[None]
+        )
+
+
+class _Experts(nn.Module):
+    """Two matrices of all experts, and a bias of what those of a token give together."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        for name in ("w1", "w2"):
+            weight = torch.empty(config.num_experts * config.intermediate_size, config.hidden_size)
+            self.mlp.register_parameter(name, nn.Parameter(weight))
+            nn.init.normal_(weight, 0.0, config.initializer_range)
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+
+class _Routed(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.num, self.top_k = config.num_experts, config.moe_top_k
+        self.router = nn.Module()
+        self.router.layer = nn.Linear(config.hidden_size, self.num, bias=False)
+        self.experts = _Experts(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Of all experts, with 0 as the weight of those that are not chosen."""
+        shares = self.router.layer(hidden).softmax(-1)
+        chosen = torch.zeros_like(shares).scatter(-1, shares.topk(self.top_k, -1).indices, 1.0)
+        up, down = (one.view(self.num, -1, hidden.shape[-1]) for one in (self.experts.mlp.w1, self.experts.mlp.w2))
+        inner = nn.functional.gelu(torch.einsum("bth,efh->btef", hidden, up))
+        found: Tensor = torch.einsum("btef,efh,bte->bth", inner, down, shares * chosen) + self.experts.bias
+        return found
+
+
+class _Dense(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(hidden)))
+        return found
+
+
+class NomicBertModel(transformers.NomicBertModel):
+    """nomic-embed-text-v2-moe: NomicBERT with biases, no gates, and experts in every other layer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for i, layer in enumerate(self.layers):
+            layer.mlp = (_Routed if i % config.moe_every_n_layers == 1 else _Dense)(config)
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                setattr(layer.self_attn, name, nn.Linear(config.hidden_size, config.hidden_size))
+            for part in [*layer.self_attn.modules(), *layer.mlp.modules()]:
+                if isinstance(part, nn.Linear):
+                    nn.init.normal_(part.weight, 0.0, config.initializer_range)
+
+
+_OWN = {"jina-bert": JinaBertModel, "jina-bert-12": JinaBertModel, "nomic-moe": NomicBertModel}

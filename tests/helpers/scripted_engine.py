@@ -180,7 +180,7 @@ class ScriptedEngine:
                 beat_at = time.monotonic() + 0.5
                 peer.send(encode([Heartbeat("idle", 0.0)]))
             for messages in peer.receive(0 if self._busy() else 0.005):
-                self._take(messages)
+                self.take(messages)
             while not self._outbox.empty():
                 found = self._outbox.get()
                 peer.send(found) if isinstance(found, bytes) else peer.send_messages(found)
@@ -188,13 +188,13 @@ class ScriptedEngine:
                 peer.send_messages([message])
                 time.sleep(self.pace_s)
         for messages in peer.receive(0):  # what came before it was told to stop
-            self._take(messages)
+            self.take(messages)
         peer.close()
 
     def _busy(self) -> bool:
         return any(one.sent < len(one.tokens) or one.kind != "hang" for one in self._live.values())
 
-    def _take(self, messages: list[ToEngine]) -> None:
+    def take(self, messages: list[ToEngine]) -> None:
         for message in messages:
             if isinstance(message, AddRequest):
                 kind, text = [(b"say", self._reply(message)), *_ORDER.findall(_bytes(message))][-1]

@@ -234,7 +234,7 @@ class Frontend:
 
     def _wait_for_the_gateway(self, server: HttpServer) -> None:
         """Until it answers by itself."""
-        state = server._server.server_state
+        state = server.server.server_state
         deadline = time.monotonic() + WAIT_S
         with self.http() as http:
             while True:

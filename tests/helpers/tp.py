@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, engine: CudaEngine) -> None:
         self.logits: list[torch.Tensor] = []
-        sampler = engine._sampler
+        sampler = engine.sampler
         inner = sampler.sample
 
         def sample(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -105,7 +105,7 @@ def cuda_rank(
 def break_forward(engine: CudaEngine, at: int, how: Any) -> None:
     """`how(hidden)` instead of what the model puts out, in forward number `at` from now on, counted from 1; it may
     raise."""
-    inner, calls = engine._model.forward, 0
+    inner, calls = engine.model.forward, 0
 
     def forward(*args: Any) -> torch.Tensor:
         nonlocal calls
@@ -114,8 +114,8 @@ def break_forward(engine: CudaEngine, at: int, how: Any) -> None:
         found: torch.Tensor = how(hidden) if calls == at else hidden
         return found
 
-    engine._forward_model = forward
-    engine._model.forward = forward  # type: ignore[method-assign]
+    engine.forward_model = forward
+    engine.model.forward = forward  # type: ignore[method-assign]
 
 
 __all__ = ["BusyDevice", "Outputs", "Recorder", "break_forward", "cuda_rank"]

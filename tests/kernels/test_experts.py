@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minisgl.kernels import experts, ops
 from minisgl.kernels.experts_tiles import Tile, max_blocks, tile_for, tiles
-from minisgl.layers.experts import _grouped
+from minisgl.layers.experts import grouped
 from tests.helpers.experts import Routed, assert_near, draw
 from tests.helpers.models import LOGITS_WITHIN, DenseSequence, load, reference_logits, save, tiny_model
 from tests.helpers.triton import interpreted
@@ -55,7 +55,7 @@ def once(max_examples: int) -> Callable[[Any], Any]:
 @once(60)
 @given(cases())
 def test_grouped_form(case: tuple[Routed, Tile]) -> None:
-    assert_near(_grouped(*case[0].inputs()), case[0])
+    assert_near(grouped(*case[0].inputs()), case[0])
 
 
 @once(200)

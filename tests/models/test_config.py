@@ -16,7 +16,7 @@ from minisgl.models import ARCHITECTURES, MoeConfig, load_config, parse_config
 from minisgl.models.architectures import Mamba2, ScaledSilu
 from minisgl.models.decoder import build_model
 from minisgl.models.rope import RopeConfig
-from tests.helpers.models import CONFIG
+from tests.helpers.variants import CONFIG
 
 LLAMA3 = {
     "rope_type": "llama3",

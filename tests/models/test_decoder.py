@@ -16,15 +16,13 @@ from minisgl.config import EngineConfig
 from minisgl.engine.loading import load_engine
 from tests.helpers.models import (
     LOGITS_WITHIN,
-    THAT_SEE,
-    VARIANTS,
     DenseSequence,
     load,
     reference_logits,
     save,
-    tiny_mistral3,
     tiny_model,
 )
+from tests.helpers.variants import MODELS, VARIANTS, VISION
 
 pytestmark = pytest.mark.any_cpu
 
@@ -76,7 +74,7 @@ def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bo
     engine = load_engine(config, lambda text, done=0, total=0: lines.append(text))
     try:
         with torch.inference_mode():
-            ours = DenseSequence(engine._model).extend(IDS)
+            ours = DenseSequence(engine.model).extend(IDS)
     finally:
         engine.close()
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -86,16 +84,16 @@ def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bo
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("original_names", [True, False], ids=["names of 4", "names of 5"])
-@pytest.mark.parametrize("which", THAT_SEE)
+@pytest.mark.parametrize("which", [name for name in VISION if MODELS[name].torch])
 def test_the_text_half(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
-    reference = THAT_SEE[which](tied)
+    reference = tiny_model(which, tie_word_embeddings=tied)
     folder = save(reference, tmp_path, original_names=original_names)
     ours = DenseSequence(load(folder)).extend(IDS)
     torch.testing.assert_close(ours, reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
 def test_the_engine_says_which_half_it_leaves_out(tmp_path: Path) -> None:
-    save(tiny_mistral3(tied=False), tmp_path)
+    save(tiny_model("mistral3"), tmp_path)
     said: list[str] = []
     config = EngineConfig(engine="torch", model=str(tmp_path), device="cpu", num_pages=4)
     engine = load_engine(config, lambda text, done=0, total=0: said.append(text))

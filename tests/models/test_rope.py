@@ -12,7 +12,8 @@ import transformers
 from minisgl.config import ConfigError
 from minisgl.models import parse_config
 from minisgl.models.rope import inverse_frequencies
-from tests.helpers.models import CONFIG, VARIANTS, tiny_model
+from tests.helpers.models import tiny_model
+from tests.helpers.variants import CONFIG, VARIANTS
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 

@@ -12,7 +12,7 @@ import transformers
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, is_native
 from minisgl.models.transformers_config import find_their_model
-from tests.helpers.their_models import REFUSED, TINY
+from tests.helpers.variants import REFUSED, TINY_THEIRS
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="seen with transformers 5")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="seen wit
 def write(folder: Path, architecture: str, **settings: Any) -> Path:
     """config.json as transformers would write it, or as it stands for a class that it has not."""
     kind = getattr(transformers, architecture, None)
-    raw = {**TINY, **settings, "architectures": [architecture]}
+    raw = {**TINY_THEIRS, **settings, "architectures": [architecture]}
     if kind is not None:
         raw["model_type"] = kind.config_class.model_type
     (folder / "config.json").write_text(json.dumps(raw))
@@ -73,7 +73,7 @@ def test_nothing_is_imported_from_the_checkpoint(tmp_path: Path) -> None:
 def test_what_an_engine_must_know(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
     found = find_their_model(write(tmp_path, "Gemma2ForCausalLM", eos_token_id=5, dtype="bfloat16"))
-    assert (found.vocab_size, found.context_len, found.limited_by) == (TINY["vocab_size"], 256, "")
+    assert (found.vocab_size, found.context_len, found.limited_by) == (TINY_THEIRS["vocab_size"], 256, "")
     assert (found.eos_ids, found.dtype, found.text_half) == ((5, 7), "bfloat16", False)
 
 

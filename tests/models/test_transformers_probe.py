@@ -13,7 +13,8 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.models.transformers_model import TransformersModel
 from minisgl.models.transformers_probe import look
-from tests.helpers.their_models import CASES, VOCAB, Case, tiny
+from tests.helpers.models import tiny_case
+from tests.helpers.variants import CASES, TINY, Model
 
 pytestmark = pytest.mark.any_cpu
 
@@ -21,19 +22,19 @@ pytestmark = pytest.mark.any_cpu
 def looked_at(model: Any) -> TransformersModel:
     made = TransformersModel(model)
     with torch.inference_mode():
-        look(made, type(model).__name__, VOCAB)
+        look(made, type(model).__name__, TINY["vocab_size"])
     return made
 
 
 def case(architecture: str, **settings: Any) -> Any:
     if not hasattr(transformers, architecture):
         pytest.skip(f"transformers {transformers.__version__} has no {architecture}")
-    return tiny(Case(architecture, "", settings))
+    return tiny_case(Model(architecture, "", settings))
 
 
 def test_what_layers_ask_is_seen() -> None:
     [gemma] = [one for one in CASES if one.architecture == "Gemma2ForCausalLM"]
-    layers = looked_at(tiny(gemma)).attention
+    layers = looked_at(tiny_case(gemma)).attention
     assert [layer.window for layer in layers] == [9, None, 9, None]
     assert {layer.softcap for layer in layers} == {2.0}
     assert {layer.scale for layer in layers} == {10**-0.5}
@@ -42,7 +43,7 @@ def test_what_layers_ask_is_seen() -> None:
 
 def test_a_window_that_only_the_mask_knows_is_seen() -> None:
     [phimoe] = [one for one in CASES if one.architecture == "PhimoeForCausalLM"]
-    assert {layer.window for layer in looked_at(tiny(phimoe)).attention} == {9}
+    assert {layer.window for layer in looked_at(tiny_case(phimoe)).attention} == {9}
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_too_many_front_ends_are_told(scripted: Scripted) -> None:
 def test_the_engine_waits_for_a_front_end_that_does_not_read(scripted: Scripted) -> None:
     scripted.start()
     engine = scripted.engines[0]
-    connection = engine._connections[0]
+    connection = engine.connections[0]
     with scripted.peer() as stalled, scripted.peer() as other:
         stalled.next(EngineReady)
         other.next(EngineReady)
@@ -224,7 +224,7 @@ def test_one_that_reads_late_gets_all(scripted: Scripted) -> None:
         peer.next(EngineReady)
         peer.send(*(add(number, [1], 10**6) for number in range(512)))
         ids = [request.req_id for request in scripted.requests(0, 256)]
-        frame, connection, num_frames = framed(encode([tokens(ids)])), scripted.engines[0]._connections[0], 1000
+        frame, connection, num_frames = framed(encode([tokens(ids)])), scripted.engines[0].connections[0], 1000
         connection.settimeout(WAIT_S)
         sender = threading.Thread(target=lambda: [connection.sendall(frame) for _ in range(num_frames)], daemon=True)
         sender.start()
@@ -246,7 +246,7 @@ def test_one_that_stalls_while_others_go_on_is_put_out(scripted: Scripted) -> No
         message = tokens(mine, reason=0)
         frame = framed(encode([message]))
         num_frames = (64 << 20) // len(frame) + 100
-        connection = scripted.engines[0]._connections[0]
+        connection = scripted.engines[0].connections[0]
         connection.settimeout(WAIT_S)
         told: Future[str] = Future()
 

@@ -261,7 +261,7 @@ def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_come
     long = [add(i, [3, i], LONG) for i in range(8)]
     slow.send(*long)
     hub.wait_until(lambda: hub.activity.heartbeat().phase == "idle" and hub.loop.num_steps > 0)
-    (connected,) = (one for one in hub.front_ends._connections.values() if one.live)
+    (connected,) = (one for one in hub.front_ends.connections.values() if one.live)
     hub.wait_until(lambda: not connected.has_room)
     waited_at = hub.loop.num_steps
     assert waited_at < LONG / 2, "it waits long before the end"

@@ -84,7 +84,7 @@ def test_heartbeats_go_to_who_reads_and_wait_for_nobody(front_ends: tuple[FrontE
         for _ in range(2000):
             one.beat(Heartbeat("working", 1.0))
             reads.next(Heartbeat)
-        assert not any(each.waits for each in one._connections.values()), "the next is worth more than the last"
+        assert not any(each.waits for each in one.connections.values()), "the next is worth more than the last"
         sleeps.next(EngineReady)
 
 
@@ -94,7 +94,7 @@ def test_what_is_soon_old_is_not_kept_for_who_sleeps(front_ends: tuple[FrontEnds
         one.send([READY])
         for _ in range(3000):
             one.send([STATS])
-        (connected,) = one._connections.values()
+        (connected,) = one.connections.values()
         assert not connected.waits
         one.send([LoadProgress("x" * 500_000)])
         one.send([STATS])

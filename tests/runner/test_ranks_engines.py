@@ -304,7 +304,7 @@ def test_an_error_of_one_rank_alone_is_no_failed_step(tmp_path: Path) -> None:
     def out_of_memory(*_: object) -> None:
         raise MemoryError("no more")
 
-    engine._model.forward = out_of_memory  # type: ignore[assignment, method-assign]
+    engine.model.forward = out_of_memory  # type: ignore[assignment, method-assign]
     with pytest.raises(MemoryError):
         drive(engine, build_control_plane(config, engine.info), [([3, 4], SamplingParams(max_tokens=4, seed=0))])
     engine.close()
@@ -316,7 +316,7 @@ def test_rows_that_are_not_finite_fail_on_all_ranks_alike(tmp_path: Path) -> Non
 
     def build(group: Group) -> Engine:
         engine = load_engine(config, lambda *report: None, group)
-        inner, calls = engine._model.forward, 0
+        inner, calls = engine.model.forward, 0
 
         def forward(*args):  # type: ignore[no-untyped-def]
             nonlocal calls
@@ -324,7 +324,7 @@ def test_rows_that_are_not_finite_fail_on_all_ranks_alike(tmp_path: Path) -> Non
             hidden = inner(*args)
             return hidden * float("nan") if calls == 3 else hidden
 
-        engine._model.forward = forward  # type: ignore[method-assign]
+        engine.model.forward = forward  # type: ignore[method-assign]
         return engine
 
     engine = ThreadRanks(2, tmp_path, build)

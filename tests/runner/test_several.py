@@ -321,7 +321,7 @@ def test_keys_of_a_file_need_the_pool_and_a_bound_of_what_an_engine_has() -> Non
 def test_the_bound_of_keys_follows_the_rows_of_a_device(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], there: bool, most: int
 ) -> None:
-    monkeypatch.setattr("minisgl.engine.choice._looks_like_cuda", lambda: there)
+    monkeypatch.setattr("minisgl.engine.choice.looks_like_cuda", lambda: there)
     config = ServerConfig(engine=EngineConfig(**settings), api_keys=(ApiKey(name="a", key="x"),))
     assert json.loads(pool_config(config, "a", ["b"]))["router"]["max_inflight_per_engine"] == most
 

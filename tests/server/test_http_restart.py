@@ -47,9 +47,9 @@ async def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptur
     await server.start()
     assert await ask(family, address) == b"HTTP/1.1 200 OK"
     for _ in range(2):
-        served = server._server
+        served = server.server
         served.should_exit = True  # as if it had ended by itself
-        while server._server is served:
+        while server.server is served:
             await asyncio.sleep(0.01)
         assert await ask(family, address) == b"HTTP/1.1 200 OK", "it waits in the listener's queue meanwhile"
     await server.stop()
@@ -67,7 +67,7 @@ async def test_stop_does_not_wait_for_the_next_beginning(
     monkeypatch.setattr("minisgl.server.http.RESTART_S", 1e6)
     server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
     await server.start()
-    server._server.should_exit = True
+    server.server.should_exit = True
     while "started again" not in caplog.text:
         await asyncio.sleep(0.01)
     await server.stop()

@@ -18,7 +18,8 @@ from minisgl.weights.gguf_folder import gguf_folder
 from tests.helpers.clients import environment
 from tests.helpers.encoders import hidden_states, tiny_encoder
 from tests.helpers.engines import vectors
-from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, requantized, vectors_or_scores
+from tests.helpers.gguf_rows import SENTENCEPIECE
+from tests.helpers.llama_cpp import FILES, converted, put_tokenizer, requantized, vectors_or_scores
 from tests.helpers.models import save
 
 pytestmark = pytest.mark.slow

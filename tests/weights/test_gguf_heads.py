@@ -28,7 +28,8 @@ from minisgl.weights.gguf_heads import with_head
 from tests.helpers.clients import environment
 from tests.helpers.encoders import hidden_states, tiny_cross_encoder, tiny_encoder, with_dense
 from tests.helpers.engines import vectors
-from tests.helpers.llama_cpp import FILES, SENTENCEPIECE, converted, put_tokenizer, vectors_or_scores
+from tests.helpers.gguf_rows import SENTENCEPIECE
+from tests.helpers.llama_cpp import FILES, converted, put_tokenizer, vectors_or_scores
 from tests.helpers.models import reference_logits, save, tiny_model
 from tests.helpers.text import data_folder, library
 

@@ -21,7 +21,8 @@ from minisgl.weights import gguf_import
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.sources import resolve_model
 from tests.helpers.gguf import START, numbers_of, quiet, write_gguf, written_model
-from tests.helpers.models import LLAMA3_ROPE, LOGITS_WITHIN, DenseSequence, load, reference_logits
+from tests.helpers.models import LOGITS_WITHIN, DenseSequence, load, reference_logits
+from tests.helpers.variants import LLAMA3_ROPE
 
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},

@@ -85,7 +85,7 @@ _LINES_OF_A_COMPILER = 4  # the last ones are shown
 _Int32 = npt.NDArray[np.int32]
 
 
-def _recorded_event() -> torch.cuda.Event:
+def recorded_event() -> torch.cuda.Event:
     """On the current stream."""
     event = torch.cuda.Event()
     event.record()
@@ -105,7 +105,7 @@ class _Planned:
         else:
             self._copied.synchronize()
             self.wrapper.plan(*args, **settings)
-        self._copied = _recorded_event()
+        self._copied = recorded_event()
 
     def _plan_first(self, *args: object, **settings: object) -> None:
         """Kernels that are not in the cache are compiled now. Raises `BackendError` if they cannot be."""

@@ -36,7 +36,7 @@ def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
     if not wanted and config.device == "auto":
         if absent := missing(*TORCH_ENGINE):
             hint = f"there may be a CUDA device, and {absent[0]} is not installed: {how_to_get('cuda')}"
-            return "cpu", hint if _looks_like_cuda() else ""
+            return "cpu", hint if looks_like_cuda() else ""
         if cuda_is_available():
             return "torch", "there is a CUDA device"
     return "cpu", ""
@@ -51,13 +51,13 @@ def may_use_cuda(config: EngineConfig) -> bool:
     """Whether an engine will probably compute on a CUDA device, without asking torch."""
     torch_serves = config.engine == "torch" or (config.engine == "auto" and not any(config.of_cpu_only()))
     if config.device == "auto":
-        return torch_serves and not missing(*TORCH_ENGINE) and _looks_like_cuda()
+        return torch_serves and not missing(*TORCH_ENGINE) and looks_like_cuda()
     return torch_serves and config.device.startswith("cuda")
 
 
 def cuda_is_available() -> bool:
     """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
-    if not _looks_like_cuda():
+    if not looks_like_cuda():
         return False
     try:
         import torch
@@ -66,7 +66,7 @@ def cuda_is_available() -> bool:
     return torch.cuda.is_available()
 
 
-def _looks_like_cuda() -> bool:
+def looks_like_cuda() -> bool:
     if envs.cuda_visible_devices() in ("", "-1"):
         return False
     return DRIVER.exists() or any(any(DEV.glob(name)) for name in DEVICES) or shutil.which(TOOL) is not None

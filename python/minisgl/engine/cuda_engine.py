@@ -329,21 +329,21 @@ class CudaEngine:
         free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """`info.graph_sizes` are captured with `capture`; `forward` is the model's, or a compiled one."""
-        self._model = model
+        self.model = model
         self._info = info
-        self._pool = pool
-        self._attention = attention
+        self.pool = pool
+        self.attention = attention
         self._device = device
         self._group = group
         self._dead = False
-        self._forward_model = forward or model.forward
+        self.forward_model = forward or model.forward
         place = torch.device(info.device)
         slots = limits.max_rows + 1
         self._page_table = torch.full(
             (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=place
         )
         self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
-        self._sampler = DeviceSampler(slots, place, renormalise)
+        self.sampler = DeviceSampler(slots, place, renormalise)
         self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, place)
         self._logprobs = LogprobSlots(slots)
         max_padded = max(limits.max_rows, *info.graph_sizes, 1)
@@ -360,10 +360,10 @@ class CudaEngine:
         self._adapters = TorchAdapters(model, slots)
         self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._prompt_slots: set[int] = set()  # whose requests want log probabilities of their prompts
-        self._graphs: dict[int, Graph] = {}
+        self.graphs: dict[int, Graph] = {}
         if capture is not None and info.graph_sizes:
             with torch.inference_mode():
-                self._graphs = capture_all(info.graph_sizes, self._capturable, capture, say, free_bytes)
+                self.graphs = capture_all(info.graph_sizes, self._capturable, capture, say, free_bytes)
 
     @property
     def info(self) -> EngineInfo:
@@ -412,14 +412,14 @@ class CudaEngine:
 
     def spoil(self, slots: Int32Array) -> None:
         """In the forward stream, where all launched steps have their pages in the table."""
-        self._device.forward.run("spoil", lambda: self._pool.spoil_rows(self._page_table, slots))
+        self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
 
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
 
         def clear() -> None:
             with torch.inference_mode():
-                self._pool.clear()
+                self.pool.clear()
 
         self._device.forward.run("wipe", clear)
 
@@ -429,7 +429,7 @@ class CudaEngine:
         for step in self._steps:
             if step is not None and not self._dead:
                 step.resolve()
-        self._graphs.clear()
+        self.graphs.clear()
 
     def failure(self, step: int, error: BaseException) -> EngineStepError | EngineDeadError | GroupError:
         """What `error` in `step` means."""
@@ -452,16 +452,16 @@ class CudaEngine:
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
-        if pages := self._pool.begin(entry.out_loc[: layout.tokens]):
-            device.forward.run("clear pages", lambda: self._pool.clear_pages(pages))
+        if pages := self.pool.begin(entry.out_loc[: layout.tokens]):
+            device.forward.run("clear pages", lambda: self.pool.clear_pages(pages))
         sampled_slots = entry.req_slots[step.sampled]
-        needs = self._sampler.needs(sampled_slots)
+        needs = self.sampler.needs(sampled_slots)
         if self._grammar_slots and not self._grammar_slots.isdisjoint(slots := sampled_slots.tolist()):
             step.slots = slots
         step.adapters = self._adapters.of_tokens(entry.req_slots[: layout.rows], entry.extend_lens[: layout.rows])
         if step.adapters is None and (graph := self._graph_for(plan, entry)) is not None:
             rows = self._rows(entry, inputs, layout.rows)
-            device.forward.run("prepare", lambda: self._attention.prepare(rows, self._page_table))
+            device.forward.run("prepare", lambda: self.attention.prepare(rows, self._page_table))
             device.forward.run("graph", graph.replay)
             step.outputs = graph.outputs
             if not step.slots:
@@ -492,7 +492,7 @@ class CudaEngine:
             self._grammar_slots.difference_update(step.freed.tolist())
         if not assignments:
             return
-        self._sampler.remember(assignments)
+        self.sampler.remember(assignments)
         new = {assignment.slot for assignment in assignments if assignment.grammar is not None}
         if new or self._grammar_slots:
             step.assignments = assignments
@@ -510,13 +510,13 @@ class CudaEngine:
             return None
         if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):
             return None
-        return self._graphs.get(plan.padded_rows)
+        return self.graphs.get(plan.padded_rows)
 
     def _apply(self, inputs: StepInputs, assignments: list[SlotAssignment]) -> None:
         for assignment in assignments:
             self._logprobs.assign(assignment)  # prompts go through the head on all ranks
         if self._group.rank == 0:
-            self._sampler.assign(inputs.assigned)
+            self.sampler.assign(inputs.assigned)
             for assignment in assignments:
                 self._logits_processors.assign(assignment)
         apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
@@ -535,19 +535,19 @@ class CudaEngine:
     def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
         ids = inputs.input_ids.long()
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
-        return forward(ids, inputs.positions.long(), self._attention.attend)
+        return forward(ids, inputs.positions.long(), self.attention.attend)
 
     def _eager(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
         layout = inputs.layout
         num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
-        self._attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
+        self.attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
         self._adapters.prepare(step.adapters, torch.device(self._info.device))
         # what was compiled knows no adapters
-        hidden = self._hidden(inputs, self._forward_model if step.adapters is None else self._model.forward)
+        hidden = self._hidden(inputs, self.forward_model if step.adapters is None else self.model.forward)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         hidden, finite = _finite(hidden)
         bad = torch.nn.functional.pad((~finite).int().cumsum(0), (1, 0))[inputs.qo_indptr.long()]
-        step.outputs = Outputs(self._model.logits(hidden[last]), bad[1:] == bad[:-1])
+        step.outputs = Outputs(self.model.logits(hidden[last]), bad[1:] == bad[:-1])
         step.hidden = hidden
         if not step.slots:
             self._finish(step, inputs, needs)
@@ -557,8 +557,8 @@ class CudaEngine:
         inputs = self._scratch_step([1] * size, num_decode=size)
 
         def forward() -> Outputs:
-            hidden, finite = _finite(self._hidden(inputs, self._model.forward))
-            return Outputs(self._model.logits(hidden), finite)
+            hidden, finite = _finite(self._hidden(inputs, self.model.forward))
+            return Outputs(self.model.logits(hidden), finite)
 
         return forward
 
@@ -583,7 +583,7 @@ class CudaEngine:
             inputs.seq_lens.copy_(torch.from_numpy(lens))
             inputs.out_loc.fill_(limits.scratch_page * limits.page_size)
             inputs.kv_indptr.copy_(torch.from_numpy(np.concatenate([[0], np.cumsum(pages)])))
-            self._attention.prepare(host, self._page_table)
+            self.attention.prepare(host, self._page_table)
 
         self._device.forward.run("prepare", prepare)
         self._device.forward.record_event().synchronize()
@@ -593,18 +593,18 @@ class CudaEngine:
         """Run decode, prefill and both, so that kernels are loaded (or compiled: minutes) before requests come."""
         longest = min(2, self._limits.max_seq_len)
         with torch.inference_mode():
-            self._device.forward.run("warm up", self._model.warm_up)
+            self._device.forward.run("warm up", self.model.warm_up)
             self._device.forward.run("warm up", self._warm_up_table)
             for lens, num_decode in (([1], 1), ([longest], 0), ([1, longest], 1)):
                 inputs = self._scratch_step(lens, num_decode)
 
                 def forward(inputs: StepInputs = inputs) -> None:
-                    logits = self._model.logits(self._hidden(inputs, self._forward_model))
+                    logits = self.model.logits(self._hidden(inputs, self.forward_model))
                     slots = inputs.req_slots[:1].long()
                     if self._group.rank == 0:
                         everything = Needs(sampled=True, min_p=True, truncated=True)
                         for one in (logits[:1], _any_may_come(logits[:1])):
-                            self._sampler.sample(one, slots, slots, everything)
+                            self.sampler.sample(one, slots, slots, everything)
                     self._group.broadcast(self._staging[0].outputs_device[:1])
 
                 self._device.forward.run("warm up", forward)
@@ -626,7 +626,7 @@ class CudaEngine:
         assert outputs is not None
         step.outputs = step.hidden = None
         if hidden is not None:
-            prompts = self._logprobs.deferred_prompts(step.plan, step.entry, hidden, self._model.logits)
+            prompts = self._logprobs.deferred_prompts(step.plan, step.entry, hidden, self.model.logits)
             step.logprobs.prompts = prompts if self._group.rank == 0 else []
         out = step.buffer.outputs_device[: count + step.plan.num_rows]
         rows = inputs.sample_rows.long()
@@ -656,7 +656,7 @@ class CudaEngine:
         entry, sampled = step.entry, step.sampled
         host_slots = entry.req_slots[sampled].astype(np.int64)
         processed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist(), mask)
-        chosen = self._sampler.sample(processed, slots, position, needs)
+        chosen = self.sampler.sample(processed, slots, position, needs)
         self._logits_processors.record(chosen, host_slots.tolist())
         step.logprobs.sampled = self._logprobs.deferred_sampled(sampled, host_slots, logits, chosen)
         return chosen

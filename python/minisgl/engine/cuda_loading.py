@@ -120,7 +120,7 @@ def build_cuda_engine(
         num_pages=info.num_pages,
         max_seq_len=max_seq_len,
     )
-    queues, capture = _open(device, nvtx=config.debug.profile_steps > 0)
+    queues, capture = open_device(device, nvtx=config.debug.profile_steps > 0)
     try:
         made: list[tuple[AttentionBackend, Renormalise | None]] = []
 
@@ -154,7 +154,7 @@ def build_cuda_engine(
         raise out_of_memory(error, "preparing the engine", advice) from error
 
 
-def _open(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Capture]:
+def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Capture]:
     """Where the engine queues its work, and what captures it. The forward stream waits for the weights."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain

@@ -76,10 +76,10 @@ class TorchEngine:
         thread: ForwardThread | None = None,
         group: Group = ALONE,
     ) -> None:
-        self._model = model
+        self.model = model
         self._info = info
-        self._pool = pool
-        self._attention = attention
+        self.pool = pool
+        self.attention = attention
         self._device = torch.device(info.device)
         # Apple's GPUs have no float64, in which probabilities are added up
         self._sampling_device = torch.device("cpu") if self._device.type == "mps" else self._device
@@ -127,7 +127,7 @@ class TorchEngine:
                 return self._forward(plan, entry)
         except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
             with torch.inference_mode():
-                self._pool.clear()
+                self.pool.clear()
             if self._group.size > 1:
                 raise
             raise EngineStepError(f"{type(error).__name__}: {error}") from error
@@ -151,17 +151,17 @@ class TorchEngine:
     def _forward(self, plan: StepPlan, entry: RingEntry) -> StepResult:
         rows = plan.padded_rows
         num_tokens = int(entry.qo_indptr[rows])
-        self._attention.prepare(_attention_rows(plan, entry, num_tokens), self._page_table)
+        self.attention.prepare(_attention_rows(plan, entry, num_tokens), self._page_table)
         ids = torch.from_numpy(entry.input_ids[:num_tokens].astype(np.int64)).to(self._device)
         ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
         positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
         adapters = self._adapters.of_tokens(entry.req_slots[:rows], entry.extend_lens[:rows])
         self._adapters.prepare(adapters, self._device)
-        if pages := self._pool.begin(entry.out_loc[:num_tokens]):
-            self._pool.clear_pages(pages)
+        if pages := self.pool.begin(entry.out_loc[:num_tokens]):
+            self.pool.clear_pages(pages)
         row_slots, seq_lens = entry.req_slots[: plan.num_rows], entry.seq_lens[: plan.num_rows]
-        readers = self._pool.readers(self._page_table, row_slots, seq_lens)
-        hidden = self._model.forward(ids, positions, self._attention.attend)
+        readers = self.pool.readers(self._page_table, row_slots, seq_lens)
+        hidden = self.model.forward(ids, positions, self.attention.attend)
         failed = self._failed_rows(plan, entry, hidden, readers)
         failures = dict.fromkeys(failed.tolist(), NOT_FINITE_TEXT)
 
@@ -198,11 +198,11 @@ class TorchEngine:
             return np.empty(0, np.int64)
         failed = np.flatnonzero(~finite | np.isin(row_of_token, readers))
         hidden[torch.from_numpy(failed).to(hidden.device)] = 0
-        self._pool.spoil(entry.out_loc[failed])
+        self.pool.spoil(entry.out_loc[failed])
         return np.unique(row_of_token[failed])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden).to(self._sampling_device)
+        return self.model.logits(hidden).to(self._sampling_device)
 
     def _sample(
         self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]

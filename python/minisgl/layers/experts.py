@@ -22,7 +22,7 @@ from minisgl.layers.products import linear
 
 
 def _routed(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    form = kernel.run if kernel.serves(gate_up) else _grouped
+    form = kernel.run if kernel.serves(gate_up) else grouped
     return form(x, gate_up, down, chosen, weights)
 
 
@@ -37,7 +37,7 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """As `kernels.experts.run`, anywhere."""
     (num_tokens, per_token), size = chosen.shape, down.shape[2]
     flat = chosen.flatten()

@@ -264,7 +264,7 @@ class FrontEnds:
         path.chmod(0o600)  # before anyone can connect
         self._listener.listen(RULES.max_front_ends)
         self._listener.setblocking(False)
-        self._connections: dict[int, Connection] = {}  # by number
+        self.connections: dict[int, Connection] = {}  # by number
         self._by_fd: dict[int, Connection] = {}
         self._masks: dict[int, int] = {}
         self._next_number = 0
@@ -296,17 +296,17 @@ class FrontEnds:
             droppable = isinstance(message, EngineStats | Narration | Watched)
             with self._accepting:  # who comes just now gets it once: with what was said so far, or now
                 self._remember(message)
-                for connection in tuple(self._connections.values()):
+                for connection in tuple(self.connections.values()):
                     connection.send(frame, droppable=droppable)
 
     def _send_step(self, message: StepTokens) -> None:
         for number, part in split(message).items():
-            if (connection := self._connections.get(number)) is not None:
+            if (connection := self.connections.get(number)) is not None:
                 connection.send(framed(self.codec.encode([part])))
         reasons = np.frombuffer(message.reasons, np.int32)
         if reasons.any():
             for req_id in np.frombuffer(message.req_ids, np.int64)[reasons != 0].tolist():
-                if (connection := self._connections.get(owner(req_id))) is not None:
+                if (connection := self.connections.get(owner(req_id))) is not None:
                     connection.live.discard(req_id)
 
     def _remember(self, message: FromEngine) -> None:
@@ -325,7 +325,7 @@ class FrontEnds:
         """To all that read. In any thread."""
         self._accept_early()
         frame = framed(encode([heartbeat]))
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self.connections.values()):
             connection.send(frame, droppable=True)
 
     # ---------------------------------------------------------------------------------------------------- receive
@@ -352,7 +352,7 @@ class FrontEnds:
             os.write(self._waker, b"!")
 
     def _must_wait(self) -> bool:
-        busy = [one.has_room for one in self._connections.values() if one.live]
+        busy = [one.has_room for one in self.connections.values() if one.live]
         return bool(busy) and not any(busy) and not self._has_news
 
     def _look(self, timeout_ms: int | None) -> None:
@@ -433,7 +433,7 @@ class FrontEnds:
         except OSError:  # nobody, or who came has gone already
             return False
         connection = Connection(self._next_number, sock)
-        if len(self._connections) >= RULES.max_front_ends or connection.number >= MAX_CONNECTIONS:
+        if len(self.connections) >= RULES.max_front_ends or connection.number >= MAX_CONNECTIONS:
             connection.send(framed(encode([EngineFailed(RULES.too_many)])))
             connection.close()
             return True
@@ -444,14 +444,14 @@ class FrontEnds:
         self._masks[connection.fileno()] = select.POLLIN
         self._poll.register(connection.fileno(), select.POLLIN)
         self._by_fd[connection.fileno()] = connection
-        self._connections[connection.number] = connection
+        self.connections[connection.number] = connection
         return True
 
     def _put_out(self, connection: Connection, reason: str = "") -> None:
         """It is gone, or for a reason must go: its requests end, and the others' logs say so."""
         fd, live = connection.fileno(), connection.live
         self._poll.unregister(fd)
-        del self._connections[connection.number], self._by_fd[fd], self._masks[fd]
+        del self.connections[connection.number], self._by_fd[fd], self._masks[fd]
         if reason:
             connection.send(framed(encode([EngineFailed(RULES.ends.format(reason=reason))])), droppable=True)
         connection.close()
@@ -476,14 +476,14 @@ class FrontEnds:
                 elif not os.read(fd, 4096):
                     return
         frame = framed(encode([EngineFailed(text)]))
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self.connections.values()):
             connection.send(frame)
         self.flush(wait_ms)
 
     def flush(self, wait_ms: int) -> None:
         """Send what is queued, for at most so long."""
         deadline = time.monotonic() + wait_ms / 1000
-        while waiting := {one.fileno(): one for one in tuple(self._connections.values()) if one.waits}:
+        while waiting := {one.fileno(): one for one in tuple(self.connections.values()) if one.waits}:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -494,9 +494,9 @@ class FrontEnds:
                 waiting[fd].flush()
 
     def close(self) -> None:
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
-        self._connections.clear()
+        self.connections.clear()
         self._by_fd.clear()
         self._listener.close()
         os.close(self._waking)

@@ -374,7 +374,7 @@ class RankEngine:
     """`engine`, rank 0 of `group`, and the other ranks as one engine."""
 
     def __init__(self, engine: Engine, group: Group, ranks: Ranks) -> None:
-        self._engine = engine
+        self.engine = engine
         self._group = group
         self._ranks = ranks
         self._buffers: StepBuffers | None = None
@@ -384,7 +384,7 @@ class RankEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return self._engine.info
+        return self.engine.info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         """Raises `RankDied`."""
@@ -399,26 +399,26 @@ class RankEngine:
         self._unacked[step] = len(self._ranks.processes)
         self._in_flight.add(step)
         with _all_or_none(self._ranks):
-            handle = self._engine.launch(plan, buffers, assigned)
+            handle = self.engine.launch(plan, buffers, assigned)
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
 
     def read_adapter(self, folder: str) -> tuple[str, Any]:
         """Checks the adapter for rank 0; the others read theirs when it is added."""
-        assert isinstance(self._engine, Adapts)
-        return folder, self._engine.read_adapter(folder)
+        assert isinstance(self.engine, Adapts)
+        return folder, self.engine.read_adapter(folder)
 
     def add_adapter(self, number: int, adapter: tuple[str, Any]) -> None:
         """Raises `RankDied`."""
-        assert isinstance(self._engine, Adapts)
+        assert isinstance(self.engine, Adapts)
         folder, own = adapter
         self._ranks.send(encode(RankAdapter(number, folder)))
-        self._engine.add_adapter(number, own)
+        self.engine.add_adapter(number, own)
 
     def remove_adapter(self, number: int) -> None:
         """Raises `RankDied`."""
-        assert isinstance(self._engine, Adapts)
+        assert isinstance(self.engine, Adapts)
         self._ranks.send(encode(RankAdapter(number, None)))
-        self._engine.remove_adapter(number)
+        self.engine.remove_adapter(number)
 
     def usage(self) -> list[RankUsage]:
         """What the ranks above 0 said last."""
@@ -440,6 +440,6 @@ class RankEngine:
                 del self._unacked[step]
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
         self._ranks.close()
         self._group.close()

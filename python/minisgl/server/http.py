@@ -370,8 +370,8 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(self._config)
-        connections: set[Any] = self._server.server_state.connections
+        self.server = _Server(self._config)
+        connections: set[Any] = self.server.server_state.connections
         self.connections = connections
         self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
         self._sweeper: asyncio.Task[None] | None = None
@@ -387,7 +387,7 @@ class HttpServer:
     async def start(self) -> None:
         """Return when connections are accepted."""
         self._task = asyncio.create_task(self._serve_on())
-        while not self._server.started:
+        while not self.server.started:
             if self._task.done():
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
@@ -402,32 +402,32 @@ class HttpServer:
             listeners = [self._listener.dup() for _ in range(NUM_LISTENERS)]
             why = "it ended"
             try:
-                await self._server.serve(sockets=listeners)
+                await self.server.serve(sockets=listeners)
             except Exception as error:
-                if not has_served and not self._server.started:
+                if not has_served and not self.server.started:
                     raise
                 why = f"{type(error).__name__}: {error}"
             finally:
-                for one in (*getattr(self._server, "servers", ()), *listeners):
+                for one in (*getattr(self.server, "servers", ()), *listeners):
                     one.close()
             if self._stopping.is_set():
                 return
-            has_served = has_served or self._server.started
+            has_served = has_served or self.server.started
             _log.error("the Python HTTP server ended: %s: it is started again after %.1f s", why, wait_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return
             wait_s = min(2 * wait_s, MAX_RESTART_S)
-            state = self._server.server_state  # the connections that are left are still this server's
-            self._server = _Server(self._config)
-            self._server.server_state = state
+            state = self.server.server_state  # the connections that are left are still this server's
+            self.server = _Server(self._config)
+            self.server.server_state = state
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
         self._stopping.set()
         self._listener.close()
-        self._server.should_exit = True
-        self._server.force_exit = at_once
+        self.server.should_exit = True
+        self.server.force_exit = at_once
         if self._task is not None:
             await self._task
         if self._sweeper is not None:

@@ -409,8 +409,8 @@ def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: 
         return Said(200, json.dumps({"text": "x" * 20_000}).encode())
 
     def limit(store: Store) -> None:
-        (num_pages,) = store._db.execute("PRAGMA page_count").fetchone()
-        store._db.execute(f"PRAGMA max_page_count = {num_pages + 60}")
+        (num_pages,) = store.db.execute("PRAGMA page_count").fetchone()
+        store.db.execute(f"PRAGMA max_page_count = {num_pages + 60}")
 
     async def fill() -> dict[str, str]:
         async with running(tmp_path, large, room=lambda: 1) as runner:

@@ -106,8 +106,8 @@ def test_an_end_that_is_cut_short_is_none(store: Store, tmp_path: Path, monkeypa
 def test_a_full_disk_keeps_what_is_there(store: Store, tmp_path: Path) -> None:
     batch = batch_in(store)
     store.record(batch, answers(1))
-    (num_pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
+    (num_pages,) = store.db.execute("PRAGMA page_count").fetchone()
+    store.db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
         store.record(batch, [Answer(2, True, b"x" * 100_000)])
     assert store.answered(batch.id) == {1}
@@ -194,7 +194,7 @@ def test_what_has_ended_cannot_be_cancelled(store: Store) -> None:
 def test_a_folder_is_of_one_server_and_one_version(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another server uses it"):
         Store.open(str(tmp_path / "state"))
-    store._db.execute("PRAGMA user_version = 9")
+    store.db.execute("PRAGMA user_version = 9")
     with pytest.raises(ConfigError, match=r"another version of minisgl wrote it \(9;"):
         again(store, tmp_path)
 

@@ -131,7 +131,7 @@ class Store:
     def __init__(self, folder: Path, lock: int, db: sqlite3.Connection) -> None:
         self._folder = folder
         self._lock = lock
-        self._db = db
+        self.db = db
 
     @classmethod
     def open(cls, folder: str, wait_s: float = 0.0) -> Store:
@@ -163,7 +163,7 @@ class Store:
         return found
 
     def _prepare(self, said: str) -> None:
-        db = self._db
+        db = self.db
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         (schema,) = db.execute("PRAGMA user_version").fetchone()
@@ -173,27 +173,27 @@ class Store:
 
     def _drop_strays(self) -> None:
         """Files whose writing was cut short."""
-        known = {name for (name,) in self._db.execute("SELECT id FROM files")}
+        known = {name for (name,) in self.db.execute("SELECT id FROM files")}
         for path in (self._folder / "files").iterdir():
             if path.name not in known:
                 path.unlink()
 
     def close(self) -> None:
         """Idempotent."""
-        self._db.close()
+        self.db.close()
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self.db.execute("BEGIN IMMEDIATE")
         try:
-            yield self._db
-            self._db.execute("COMMIT")
+            yield self.db
+            self.db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
-                self._db.execute("ROLLBACK")
+                self.db.execute("ROLLBACK")
             raise
 
     # ------------------------------------------------------------------------------------------------------- files
@@ -211,13 +211,13 @@ class Store:
 
     def check_num_files(self, owner: str) -> None:
         """Whether a key may have one more. Raises `Refused`."""
-        (count,) = self._db.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
+        (count,) = self.db.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
         if count >= MAX_FILES:
             raise Refused(f"file: there are {count} files of this API key: delete some", "too_many_files")
 
     def drop_stray(self, file_id: str) -> None:
         """Unless it became a file."""
-        if self._db.execute("SELECT 1 FROM files WHERE id = ?", (file_id,)).fetchone() is None:
+        if self.db.execute("SELECT 1 FROM files WHERE id = ?", (file_id,)).fetchone() is None:
             self.path(file_id).unlink(missing_ok=True)
 
     def file(self, file_id: str, owner: str) -> FileInfo | None:
@@ -228,7 +228,7 @@ class Store:
         return self._docs(FileInfo, "files WHERE owner = ? ORDER BY rowid", owner)
 
     def _docs(self, kind: type[T], where: str, *values: str) -> list[T]:
-        rows = self._db.execute(f"SELECT doc FROM {where}", values).fetchall()
+        rows = self.db.execute(f"SELECT doc FROM {where}", values).fetchall()
         return [msgspec.json.decode(doc, type=kind) for (doc,) in rows]
 
     def delete_file(self, file_id: str, owner: str) -> bool:
@@ -250,7 +250,7 @@ class Store:
 
     def used_bytes(self, owner: str) -> int:
         """How many bytes a key's files take, and its answers that are not in a file yet."""
-        (files,) = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
+        (files,) = self.db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
         return int(files) + sum(batch.answer_bytes for batch in self.open_batches() if batch.owner == owner)
 
     # ----------------------------------------------------------------------------------------------------- batches
@@ -294,7 +294,7 @@ class Store:
 
     def answered(self, batch_id: str) -> set[int]:
         """The numbers of the lines that have their answers."""
-        return {line for (line,) in self._db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
+        return {line for (line,) in self.db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
 
     def blame(self, lines: Iterable[tuple[str, int]]) -> None:
         """An engine died that had these lines, by batch and number."""
@@ -304,7 +304,7 @@ class Store:
 
     def deaths(self, batch_id: str) -> dict[int, int]:
         """By the number of a line: how many engines died that had it."""
-        return dict(self._db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
+        return dict(self.db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
 
     def record(self, batch: BatchInfo, answers: Iterable[Answer]) -> BatchInfo:
         """All of these answers, or none; of a line that has one nothing changes. Returns the batch as it is now."""
@@ -349,7 +349,7 @@ class Store:
     def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
         """The answers of one kind, in the order of their lines. None: there are none."""
         name = new_id("file-")
-        rows = self._db.execute(
+        rows = self.db.execute(
             "SELECT line, answer FROM answers WHERE batch = ? AND ok = ? ORDER BY line", (batch.id, ok)
         )
         with self.path(name).open("wb") as file:
