@@ -250,6 +250,24 @@ $(RECORDING)/.installed: tools/recording.txt
 replay: install
 	$(BIN)/python -m pytest tests/replay tests/scheduler/test_trace.py tests/cli/test_replay.py
 
+# What a contributor runs between two edits: lint, types and the tests of what differs from main (tools/check_changed.py).
+.PHONY: check shake lint-workflows
+check:
+	@test -e $(STAMP) || $(MAKE) --no-print-directory install
+	@$(BIN)/python -m tools.check_changed
+
+# Tests many times on a machine that is kept busy (tools/shake.py): TESTS='tests/a/test_b.py::test_c rust:minisgl-store' N=20.
+# SINCE=REV, or CHANGED=1 for main: what a change touches. WITHIN=300 bounds the seconds, SEED=1 repeats a run.
+N ?= 20
+shake: install
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m tools.shake $(foreach test,$(TESTS),'$(test)') --times $(N) \
+	$(if $(SINCE),--since $(SINCE)) $(if $(CHANGED),--changed) $(if $(WITHIN),--seconds $(WITHIN)) $(if $(SEED),--seed $(SEED))
+
+# What hosted runners do (.github/workflows), by actionlint where there is one.
+lint-workflows:
+	@if command -v actionlint >/dev/null; then actionlint; else \
+	echo "make: not run: actionlint is missing: go install github.com/rhysd/actionlint/cmd/actionlint@latest" >&2; fi
+
 fmt: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
