@@ -32,6 +32,7 @@ WRONG: dict[tuple[str, ...], str] = {
     ("serve", "a", "--model", "b"): "--model b",
     ("serve", "--model", ""): "--model",
     (*SERVE, "--state-dir", "folder/file/state"): "Not a directory",
+    (*SERVE, "--state-dir", "."): "--state-dir .: the folder has no state.sqlite and is not empty: name a new or an",
     (*SERVE, "--state-dir", "broken"): "--state-dir broken: broken/state.sqlite: file is not a database",
     (*SERVE, "--config", "nofile"): "nofile: No such file",
     (*SERVE, "--config", "folder"): "folder",

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.server.batches import store as stores
-from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage
+from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage, new_id
 
 NOW = 1_000_000
 
@@ -77,11 +77,79 @@ def test_what_was_cut_short_goes_and_the_rest_stays(store: Store, tmp_path: Path
     file_in(store)
     batch = batch_in(store)
     store.record(batch, answers(1, 2))
-    store.path("file-stray").write_bytes(b"half of")
+    store.path(new_id("file-")).write_bytes(b"half of")
     found = again(store, tmp_path)
     assert [one.name for one in (tmp_path / "state" / "files").iterdir()] == ["file-in"]
     assert found.open_batches() == [found.batch(batch.id, "ann")] and found.answered(batch.id) == {1, 2}
     found.close()
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(one.relative_to(folder)): one.read_text() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_opening_a_store_removes_only_regular_files_of_its_own_naming(store: Store, tmp_path: Path) -> None:
+    files, elsewhere = tmp_path / "state" / "files", tmp_path / "elsewhere"
+    elsewhere.write_text("thesis")
+    names = "thesis.tex", "file-stray", f"{new_id('file-')}.bak", f"x{new_id('file-')}", new_id("file-").upper()
+    for name in names:
+        (files / name).write_text("thesis")
+    folder, link, stray = (files / new_id("file-") for _ in range(3))
+    folder.mkdir()
+    (folder / new_id("file-")).write_text("thesis")
+    link.symlink_to(elsewhere)
+    stray.write_text("half of")
+    before = content(tmp_path / "state" / "files")
+    again(store, tmp_path).close()
+    assert set(before) - set(content(files)) == {stray.name}
+    assert link.is_symlink() and elsewhere.read_text() == "thesis"
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "files/thesis.tex", f"files/file-{'0' * 32}", "files/sub/a"])
+def test_a_folder_of_others_without_a_database_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("thesis")
+    for _ in range(2):  # a start that was refused is no start before this one
+        with pytest.raises(ConfigError) as caught:
+            Store.open(str(tmp_path))
+        reason = "the folder has no state.sqlite and is not empty: name a new or an empty folder"
+        assert str(caught.value) == f"--state-dir {tmp_path}: {reason}"
+        assert content(tmp_path) == {name: "thesis"}
+
+
+def test_a_start_that_was_cut_short_before_its_database_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("files", "lost+found"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lock").touch()
+    Store.open(str(tmp_path)).close()
+
+
+@pytest.mark.parametrize("has_database", [True, False])
+def test_files_that_is_a_link_is_refused(has_database: bool, tmp_path: Path) -> None:
+    state, home = tmp_path / "state", tmp_path / "home"
+    home.mkdir()
+    if has_database:
+        Store.open(str(state)).close()
+        (state / "files").rmdir()
+    else:
+        state.mkdir()
+    (home / new_id("file-")).write_text("thesis")
+    before = content(home)
+    (state / "files").symlink_to(home)
+    with pytest.raises(ConfigError, match=f"--state-dir {state}: {state}/files is a symbolic link: it must be"):
+        Store.open(str(state))
+    (state / "files").unlink()
+    (state / "files").write_text("thesis")
+    with pytest.raises(ConfigError, match=f"--state-dir {state}: {state}/files is not a folder: it must be"):
+        Store.open(str(state))
+    assert content(home) == before and (state / "files").read_text() == "thesis"
+
+
+def test_files_of_another_user_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(ConfigError, match=f"files belongs to user {me}, and the server runs as user {me + 1}: give"):
+        again(store, tmp_path)
 
 
 def test_an_end_that_is_cut_short_is_none(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,5 +268,14 @@ def test_a_folder_is_of_one_server_and_one_version(store: Store, tmp_path: Path)
 
 
 def test_only_its_user_reads_it(store: Store, tmp_path: Path) -> None:
-    for place in (tmp_path / "state", tmp_path / "state" / "files"):
-        assert os.stat(place).st_mode & 0o077 == 0
+    state = tmp_path / "state"
+    names = "", "files", "lock", "state.sqlite", "state.sqlite-wal", "state.sqlite-shm"
+
+    def open_to_others() -> list[str]:
+        return [name for name in names if os.stat(state / name).st_mode & 0o077]
+
+    assert open_to_others() == []
+    (state / "state.sqlite").chmod(0o644)  # as a version before made it
+    found = again(store, tmp_path)
+    assert open_to_others() == []
+    found.close()

@@ -28,6 +28,7 @@ from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, Bat
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import (
+    FILE_PREFIX,
     KEEP_S,
     OUTPUT_PURPOSE,
     PURPOSE,
@@ -162,7 +163,7 @@ class Batches:
 
     async def upload(self, request: Request) -> FileInfo:
         """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
-        owner, name = self.owner(request), new_id("file-")
+        owner, name = self.owner(request), new_id(FILE_PREFIX)
         announced = request.scope[REQUEST].content_length or 0
         if announced > 2 * MAX_FILE_BYTES:
             raise too_large(announced, MAX_FILE_BYTES)

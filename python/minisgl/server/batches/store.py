@@ -5,8 +5,8 @@
     DIR/lock            held by the server that uses the folder
 
 Invariants: a line has one answer, because (batch, line) is a key: a second one is dropped; a file is whole and on the
-disk before anything names it, and what nothing names goes when the folder is opened; whose key is another one finds
-nothing. One thread uses a store at a time.
+disk before anything names it; opening a folder removes no file but those that a store wrote there and never named;
+whose key is another one finds nothing. One thread uses a store at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import contextlib
 import fcntl
 import heapq
 import os
+import re
 import secrets
 import sqlite3
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,6 +39,11 @@ MAX_OPEN_BATCHES = 100
 MAX_ENDED_BATCHES = 10_000
 """How many ended batches of one key are known; of more the oldest are forgotten."""
 LOCK_S = 0.05
+DATABASE, LOCK, FILES = "state.sqlite", "lock", "files"
+BEFORE_DATABASE = {LOCK, FILES, "lost+found"}
+"""Names that a folder without a database may have: a start that was cut short leaves the first two, mkfs the last."""
+FILE_PREFIX = "file-"
+_FILE_NAME = re.compile(FILE_PREFIX + "[0-9a-f]{32}")
 T = TypeVar("T")
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -140,13 +147,15 @@ class Store:
         said = f"--state-dir {folder}"
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (path / "files").mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            _check_folder(path, said)
+            (path / FILES).mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(f"{said}: {error.strerror}: {error.filename}") from error
         try:
             _take(lock, wait_s, said)
-            db = sqlite3.connect(path / "state.sqlite", isolation_level=None, check_same_thread=False)
+            _make_private(path / DATABASE)
+            db = sqlite3.connect(path / DATABASE, isolation_level=None, check_same_thread=False)
             try:
                 found = cls(path, lock, db)
                 found._prepare(said)
@@ -156,7 +165,7 @@ class Store:
                 raise
         except (OSError, sqlite3.Error) as error:
             os.close(lock)
-            raise ConfigError(f"{said}: {path / 'state.sqlite'}: {error}") from error
+            raise ConfigError(f"{said}: {path / DATABASE}: {error}") from error
         except BaseException:
             os.close(lock)
             raise
@@ -172,11 +181,16 @@ class Store:
         db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
     def _drop_strays(self) -> None:
-        """Files whose writing was cut short."""
+        """Remove the files that a store began to write and never named."""
         known = {name for (name,) in self.db.execute("SELECT id FROM files")}
-        for path in (self._folder / "files").iterdir():
-            if path.name not in known:
-                path.unlink()
+        folder = os.open(self._folder / FILES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for name in os.listdir(folder):
+                is_stray = _FILE_NAME.fullmatch(name) and name not in known
+                if is_stray and stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         """Idempotent."""
@@ -200,11 +214,11 @@ class Store:
 
     def path(self, file_id: str) -> Path:
         """Where the content of a file lies, or will."""
-        return self._folder / "files" / file_id
+        return self._folder / FILES / file_id
 
     def add_file(self, info: FileInfo) -> None:
         """Its content is there, synced. Raises `Refused`: its key has too many."""
-        sync(self._folder / "files")
+        sync(self._folder / FILES)
         self.check_num_files(info.owner)
         with self._writing() as db:
             _put_file(db, info)
@@ -336,7 +350,7 @@ class Store:
             output_file_id=None if made[0] is None else made[0].id,
             error_file_id=None if made[1] is None else made[1].id,
         )
-        sync(self._folder / "files")
+        sync(self._folder / FILES)
         with self._writing() as db:
             for info in made:
                 if info is not None:
@@ -348,7 +362,7 @@ class Store:
 
     def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
         """The answers of one kind, in the order of their lines. None: there are none."""
-        name = new_id("file-")
+        name = new_id(FILE_PREFIX)
         rows = self.db.execute(
             "SELECT line, answer FROM answers WHERE batch = ? AND ok = ? ORDER BY line", (batch.id, ok)
         )
@@ -410,6 +424,30 @@ def _take(lock: int, wait_s: float, said: str) -> None:
             if time.monotonic() >= deadline:
                 raise ConfigError(f"{said}: another server uses it: give each its own") from error
         time.sleep(LOCK_S)
+
+
+def _check_folder(path: Path, said: str) -> None:
+    """Check that a store may write and remove files in the folder. Raises `ConfigError`."""
+    files, names = path / FILES, set(os.listdir(path))
+    if FILES in names:
+        found = files.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+            raise ConfigError(f"{said}: {files} is {kind}: it must be a folder, where files are written and removed")
+        if found.st_uid != os.geteuid():
+            users = f"user {found.st_uid}, and the server runs as user {os.geteuid()}"
+            raise ConfigError(f"{said}: {files} belongs to {users}: give each its own folder")
+    if DATABASE not in names and (names - BEFORE_DATABASE or (FILES in names and os.listdir(files))):
+        raise ConfigError(f"{said}: the folder has no {DATABASE} and is not empty: name a new or an empty folder")
+
+
+def _make_private(database: Path) -> None:
+    """Make the database one that its user alone reads, before SQLite opens it; its journals get the same mode."""
+    descriptor = os.open(database, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
 
 
 def written(file: BinaryIO) -> None:
