@@ -32,8 +32,6 @@ MINISGL, ENGINE, FORKED = "minisgl", "minisgl.runner.process", "tests.helpers.fo
 NOT_ONE_ENGINE = {"--tp", "--models", "--models-dir"}
 """Flags of servers whose processes are started as ever."""
 STREAMS = 3
-_execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-_SIGNATURE = inspect.signature(_execute_child)
 _template: tuple[int, socket.socket, int] | None = None  # the process that started it, the socket to it, its id
 
 
@@ -64,7 +62,7 @@ class Minisgl(subprocess.Popen[Any]):
     """`python -m minisgl ...`, forked. Takes the arguments of `subprocess.Popen`."""
 
     def _execute_child(self, *given: Any) -> None:
-        asked = _SIGNATURE.bind(self, *given).arguments
+        asked = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
         args: Sequence[str] = asked["args"]
         assert args[0] == sys.executable and (args[1] == "-c" or args[2] in (MINISGL, ENGINE)), args
         assert asked["preexec_fn"] is None and not asked["pass_fds"]
