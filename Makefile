@@ -34,7 +34,7 @@ define part
 [ -z "$$PARTS" ] || echo "$$seconds s|$(1)|$$how" >> "$$PARTS"; exit $$code
 endef
 
-.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test parts-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
+.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
 	fmt bench audit client-environments file-environments replay wheel wheel-test clean
 
 install: $(STAMP)
@@ -123,9 +123,10 @@ AVX2_FILES := tests/attention/test_torch_sdpa.py tests/engine/test_cpu_engine.py
 avx2-test: install
 	$(AVX2) $(PYTEST) $(AVX2_FILES) -m 'any_cpu and not slow'
 
-# The torch engines and the benchmarks: parts that few changes touch (tests/helpers/parts.py).
-parts-test: install
-	$(PYTEST) --part torch --part bench
+# What few changes touch: the torch engines and the benchmarks (tests/helpers/parts.py), the other front end, other
+# instruction sets.
+wide-test: install
+	$(PYTEST) --part core --part torch --part bench -m 'wide and not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 # SLICE=3/10: the fourth of ten shares of it.

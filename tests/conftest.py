@@ -46,9 +46,17 @@ CONTROL_PLANES = ("python", "rust_hotpath")
 FRONT_ENDS = ("rust", "python")
 TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement
 WHOLE_SERVERS = {"clients", "e2e"}  # folders
-MAX_EXAMPLES = 100  # of a property, where it is not a long run
+MAX_EXAMPLES = 40  # of a property, where it is not a long run
 _DESELECTED: Counter[str] = Counter()  # by reason
-MARKED = {"slow": "slow (make slow-test)", "browser": "in a browser (make browser-test)"}
+MARKED = {
+    "slow": "slow (make slow-test)",
+    "wide": "wide (make wide-test)",
+    "browser": "in a browser (make browser-test)",
+}
+BOTH_FRONT_ENDS = ("test_http", "test_middleware", "test_request", "test_resume", "test_errors", "test_gateway")
+"""Files of tests/server that `make test` runs with both front ends."""
+COMPARED = {"gateway", "frontend"}
+"""Folders whose subject is that front ends are alike."""
 _LEFT_OUT = "left_out"  # its key in what a worker process hands over
 _METER, _TALLY = Meter(), Tally()
 
@@ -116,8 +124,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "front_end" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--frontend")
         names: tuple[Any, ...] = FRONT_ENDS if chosen is None else (chosen,)
-        if chosen is None and metafunc.definition.path.parent.name in WHOLE_SERVERS:
+        path = metafunc.definition.path
+        if chosen is None and path.parent.name in WHOLE_SERVERS:
             names = (FRONT_ENDS[0], pytest.param(FRONT_ENDS[1], marks=pytest.mark.slow))
+        elif chosen is None and path.parent.name not in COMPARED and not path.name.startswith(BOTH_FRONT_ENDS):
+            names = (FRONT_ENDS[0], pytest.param(FRONT_ENDS[1], marks=pytest.mark.wide))
         if metafunc.definition.get_closest_marker("python_front_end"):
             names = ("python",)
         metafunc.parametrize("front_end", names, scope="module", indirect=True)
@@ -190,6 +201,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if few_examples(item, config.option.markexpr == "slow"):
             item.add_marker("slow")
+        if parts.part_of(item.path) in ("torch", "bench"):
+            item.add_marker("wide")
         if "panicking" in getattr(item, "fixturenames", ()):  # a build of the extension
             item.add_marker("slow")
         if (limit := item.get_closest_marker("timeout")) is not None:

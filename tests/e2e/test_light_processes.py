@@ -89,7 +89,7 @@ cli.main(["serve", "--engine", "echo", "--port", "0", "--tool-call-parser", "her
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_there_is_an_event_loop(signum: int) -> None:
     """The engine process is there, the HTTP side is being imported."""
-    with ServerProcess(("--engine", "echo"), wait=False) as server:
+    with ServerProcess(("--engine", "echo"), wait=False, forked=False) as server:
         until(lambda: bool(server.children()), "no engine process")
         assert server.stop(signum) == 0, server.lines
         assert not any("Traceback" in line for line in server.lines)

@@ -68,7 +68,9 @@ def assert_alike(engine: CpuEngine, reference: Any) -> None:
     torch.testing.assert_close(logits(engine, IDS), reference_logits(reference, IDS), rtol=0, atol=LOGITS_WITHIN)
 
 
-@pytest.fixture(params=["scalar", "avx2", "avxvnni", "avx512", "amx"])
+@pytest.fixture(
+    params=["avx2", *(pytest.param(one, marks=pytest.mark.wide) for one in ("scalar", "avxvnni", "avx512", "amx"))]
+)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MINISGL_CPU_ISA", request.param)
     flags = {"scalar": "", "avx2": "avx2", "avxvnni": "avx_vnni", "avx512": "avx512_vnni", "amx": "amx_int8"}
@@ -256,7 +258,7 @@ def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatc
     assert all(torch.equal(found[0], other) for other in found)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.wide), 3])
 def test_threads_change_no_bit(folder: Path, threads: int) -> None:
     assert torch.equal(logits(load(folder, num_threads=threads), IDS), logits(load(folder, num_threads=2), IDS))
 

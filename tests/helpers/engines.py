@@ -26,7 +26,7 @@ from tests.helpers.received import Received
 HAS_CPU = hasattr(_rust, "CpuEngine")
 NEEDS_CPU = pytest.mark.skipif(not HAS_CPU, reason="the extension has no CPU engine")
 CPU = pytest.param("cpu", marks=NEEDS_CPU)
-MODEL_ENGINES = ("torch", CPU)
+MODEL_ENGINES = (pytest.param("torch", marks=pytest.mark.wide), CPU)
 """For `parametrize`."""
 
 

@@ -39,7 +39,7 @@ PARTS = {
     "browser": ("web/*",),
 }
 """Patterns of files below tests/, by part."""
-COMMANDS = {CORE: "make test", "torch": "make parts-test", "bench": "make parts-test", "gpu": "pytest tests/gpu"}
+COMMANDS = {CORE: "make test", "torch": "make wide-test", "bench": "make wide-test", "gpu": "pytest tests/gpu"}
 
 
 def part_of(file: Path) -> str:

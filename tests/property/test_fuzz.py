@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minisgl.scheduler.api import Stats
 from tests.helpers.property import Factory, draw_from, make_scenario, run
 
-NUM_SEEDS, NUM_SEEDS_SLOW = 150, 2_500
+NUM_SEEDS, NUM_SEEDS_SLOW = 75, 2_500
 
 
 def runs(seeds: Iterable[int], control_plane: Factory, states: bool = False) -> Iterator[Stats]:
@@ -29,7 +29,7 @@ def test_seeded(control_plane: Factory) -> None:
         retracted += stats.num_retracted_total
         loaded += stats.num_loaded_pages_total
     assert retracted, "the pools of these scenarios are too large to test retraction"
-    assert loaded > 100, "these runs load too little"
+    assert loaded > 50, "these runs load too little"
 
 
 def test_states(control_plane: Factory) -> None:
@@ -39,7 +39,7 @@ def test_states(control_plane: Factory) -> None:
         found += stats.num_cached_tokens_total
         again += stats.num_computed_again_total
         saved += stats.num_saved_total
-    assert found > 1000 and again > 100 and saved > 1000, "these runs save, find or lose too little"
+    assert found > 500 and again > 50 and saved > 500, "these runs save, find or lose too little"
 
 
 def test_a_pin_whose_last_page_made_room_for_a_state(control_plane: Factory) -> None:
@@ -51,7 +51,7 @@ def test_a_pin_whose_last_page_made_room_for_a_state(control_plane: Factory) -> 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("states", [False, True], ids=["", "states"])
 def test_seeded_long(control_plane: Factory, times: int, states: bool) -> None:
-    """What 150 scenarios do not show: a state that was saved on a node that had gone came after more than 300."""
+    """What some scenarios do not show: a state that was saved on a node that had gone came after more than 300."""
     for _ in runs(range(NUM_SEEDS, NUM_SEEDS + times * NUM_SEEDS_SLOW), control_plane, states):
         pass
 
