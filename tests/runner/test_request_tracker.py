@@ -213,7 +213,7 @@ def test_no_stream_notices(primary: str, overlap: bool) -> None:
 def test_drafts_in_flight_are_taken_as_the_scheduler_would_have(primary: str, overlap: bool) -> None:
     """Whatever step it breaks at, texts are those without drafts."""
     accepted = 0
-    for seed in range(5):
+    for seed in range(8):
         rng = random.Random(f"{primary} {overlap} {seed}")
         order = f"commit:{rng.randrange(80, 150)}:before"
         clients, loop = drive(order, primary, seed, overlap=overlap, config=DRAFTING)
