@@ -121,6 +121,7 @@ def test_no_circle_between_the_files_of_the_package() -> None:
         "minisgl-core",
         "minisgl-cpu",
         "minisgl-gateway",
+        "minisgl-kernels",
         "minisgl-loadgen",
         "minisgl-py",
         "minisgl-router",

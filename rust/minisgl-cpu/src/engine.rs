@@ -10,12 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use minisgl_kernels::attention::Rows;
+use minisgl_kernels::kv::KvPool;
 use minisgl_store::{Keeper, Store};
 
 use crate::adapters::Adapters;
-use crate::attention::Rows;
 use crate::error::{Error, Result};
-use crate::kv::KvPool;
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::pooling::{Heads, Pools};
 use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};

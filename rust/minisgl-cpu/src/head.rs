@@ -4,13 +4,13 @@
 
 #![allow(unsafe_code)]
 
+use minisgl_kernels::panels::{Matrix, PANEL, Part};
+use minisgl_kernels::{Acts, Isa, Kernels, Kind, Mode, TensorView};
+
 use crate::error::{Error, Result};
-use crate::files::{Kind, TensorView};
-use crate::kernels::{Acts, Isa, Kernels, Mode};
 use crate::model::Groups;
 use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
-use crate::weights::{Matrix, PANEL, Part};
 
 /// Rows that are prepared in less time than threads are called.
 const FEW: usize = 64;
@@ -139,7 +139,7 @@ unsafe impl Sync for Out {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::blocks::{bf16_to_f32, f32_to_bf16};
+    use minisgl_kernels::blocks::{bf16_to_f32, f32_to_bf16};
 
     fn team(threads: usize) -> Team {
         Team::Own(Pool::new(threads).unwrap())

@@ -1,9 +1,9 @@
 //! The CPU engine as pure Rust: it runs step plans of the scheduler on models from GGUF and safetensors files.
 //!
-//! `files` reads them, `weights` repacks them once into panels, `kernels` multiplies by panels on whatever instruction
-//! set there is, `kv` holds keys and values in pages, `attention` reads them, `model` is the one decoder of all
-//! architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
-//! whole behind one call a step; `head` is one product for the torch engine.
+//! `files` reads them, `weights` has them packed into panels once, or takes them from the cache, `model` is the one decoder of
+//! all architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
+//! whole behind one call a step; `head` is one product for the torch engine. What is computed on numbers, and how they lie in
+//! memory, is the crate `minisgl-kernels`.
 //!
 //! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
 //! an order of sums of their own), the number of threads and the other rows of the step; no input file and no request can crash the process.
@@ -12,15 +12,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod adapters;
-#[allow(unsafe_code)]
-pub mod attention;
 pub mod engine;
 pub mod error;
 pub mod files;
 mod head;
-#[allow(unsafe_code)]
-pub mod kernels;
-pub mod kv;
 #[allow(unsafe_code)]
 pub mod limits;
 pub mod load;
@@ -36,6 +31,7 @@ pub mod weights;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use head::{Head, Team};
+pub use minisgl_kernels::Isa;
 pub use model::{Adapter, Pair};
 pub use openmp::OpenMp;
 pub use pooling::{HeadStep, Heads};

@@ -4,13 +4,13 @@
 
 use std::path::PathBuf;
 
+use minisgl_kernels::kv::{KvDtype, KvHeads, KvPool, KvShape};
+use minisgl_kernels::{Isa, Kernels, Kind, Mode};
 use serde::Deserialize;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::files::{self, Kind};
-use crate::kernels::{Isa, Kernels, Mode};
-use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
+use crate::files;
 use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
 use crate::states::States;
 use crate::step::{Choices, Sizes};

@@ -4,8 +4,9 @@
 //! Invariants: what comes out does not depend on how a prompt was cut into steps, nor on the instruction set; a slot that is
 //! bound again begins anew.
 
+use minisgl_kernels::{Isa, plain};
+
 use crate::error::{Error, Result};
-use crate::kernels::{Isa, plain};
 use crate::sampling::{Binding, Pooling};
 use crate::step::Embedding;
 

@@ -12,8 +12,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use minisgl_kernels::memory::Reserved;
+
 use crate::error::{Error, Result};
-use crate::kv::Zeroed;
 use crate::step::Step;
 
 /// In the place of a checkpoint with which a slot begins: what is at hand for it, which `load` puts there.
@@ -28,7 +29,7 @@ pub struct States {
     size: usize,
     slots: usize,
     checkpoints: usize,
-    memory: Zeroed,
+    memory: Reserved,
 }
 
 /// A copy that a step makes: behind so many tokens of a row.
@@ -55,12 +56,15 @@ impl States {
             at + size.next_multiple_of(LINE)
         });
         let bytes = (slots.checked_add(checkpoints)).and_then(|count| count.checked_mul(4 * size));
-        let memory = bytes.filter(|bytes| *bytes > 0).and_then(Zeroed::new).ok_or_else(|| {
-            Error::setting(format!(
-                "{slots} states and {checkpoints} checkpoints of {} bytes do not fit into memory",
-                4 * size
-            ))
-        })?;
+        let memory = bytes
+            .filter(|bytes| *bytes > 0)
+            .and_then(Reserved::new)
+            .ok_or_else(|| {
+                Error::setting(format!(
+                    "{slots} states and {checkpoints} checkpoints of {} bytes do not fit into memory",
+                    4 * size
+                ))
+            })?;
         Ok(Self {
             sizes: sizes.to_vec(),
             offsets,

@@ -2,7 +2,8 @@
 //!
 //! Invariants: plain data, in the units of `python/minisgl/step.py` and `engine/api.py`.
 
-use crate::kv::KvShape;
+use minisgl_kernels::kv::KvShape;
+
 use crate::sampling::TokenLogprobs;
 
 /// Sizes that the scheduler and the engine agree on.

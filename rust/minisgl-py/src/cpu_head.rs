@@ -5,9 +5,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use minisgl_cpu::files::Kind;
-use minisgl_cpu::kernels::Isa;
 use minisgl_cpu::threads::Pool;
-use minisgl_cpu::{Head, OpenMp, Team};
+use minisgl_cpu::{Head, Isa, OpenMp, Team};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a number beyond what the engine counts with is taken for the nearest that is not.
 
-use minisgl_cpu::kernels::Isa;
+use minisgl_cpu::Isa;
 use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;

@@ -10,10 +10,12 @@ use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::thread;
 
+use minisgl_kernels::{Kind, TensorView};
+
+use super::Source;
 use super::gguf::{ARCHITECTURE, File, Header, Value};
 use super::kept::{Checksum, Partial, at, checksum};
 use super::quantize::{Quantization, encode};
-use super::{Kind, Source, TensorView};
 use crate::{Error, Result};
 
 const VERSION: u32 = 2;

@@ -11,7 +11,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::{Entry, Kind, Mapping, Source, TensorView};
+use minisgl_kernels::{Kind, TensorView};
+
+use super::{Entry, Mapping, Source};
 use crate::{Error, Result};
 
 pub(super) const ARCHITECTURE: &str = "general.architecture";

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::TensorView;
+use minisgl_kernels::TensorView;
+
 use crate::{Error, Result};
 
 /// How the names of files end that are not whole.

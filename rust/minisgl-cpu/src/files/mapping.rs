@@ -83,6 +83,12 @@ impl Mapping {
     }
 }
 
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 #[cfg(unix)]
 #[allow(clippy::unnecessary_wraps)]
 fn changed(metadata: &fs::Metadata) -> std::io::Result<i128> {

@@ -6,7 +6,6 @@
 //!
 //! A mapped file that somebody shortens while it is mapped ends the process (SIGBUS), as in every program that maps.
 
-pub mod blocks;
 pub mod cache;
 pub mod gguf;
 pub(crate) mod kept;
@@ -14,17 +13,17 @@ pub(crate) mod kept;
 mod mapping;
 pub mod quantize;
 pub mod safetensors;
-mod tensor;
+mod source;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::Result;
 
-pub use blocks::Kind;
 pub use mapping::Mapping;
-pub(crate) use tensor::Entry;
-pub use tensor::{Source, TensorView};
+pub use minisgl_kernels::{Kind, TensorView, blocks};
+pub(crate) use source::Entry;
+pub use source::Source;
 
 /// A GGUF file, or a folder of safetensors; of models with two halves the text half.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {

@@ -6,8 +6,9 @@
 //! What is lost: with q8 a number is off by at most 1/254 of the largest in its block, with q4 by 1/30 of the distance
 //! between the smallest and the largest, and what half precision rounds off scale and minimum.
 
-use super::blocks::f32_to_f16;
-use super::{Kind, TensorView};
+use minisgl_kernels::blocks::f32_to_f16;
+use minisgl_kernels::{Kind, TensorView};
+
 use crate::{Error, Result};
 
 const BLOCK: usize = 32;

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
+use minisgl_kernels::{Kind, TensorView};
 use safetensors::{Dtype, SafeTensors};
 
-use super::{Entry, Kind, Mapping, Source, TensorView};
+use super::{Entry, Mapping, Source};
 use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";

@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
+use minisgl_kernels::panels::{Matrix, Part};
+use minisgl_kernels::{Acts, Kind, Mode, TensorView};
+
 use crate::error::{Error, Result};
-use crate::files::{Kind, TensorView};
-use crate::kernels::{Acts, Mode};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
-use crate::weights::{Matrix, Part};
 
 /// Tokens of a run.
 pub const RUN: usize = 32;

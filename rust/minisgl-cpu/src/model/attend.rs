@@ -6,8 +6,10 @@
 
 use std::ops::Range;
 
-use crate::attention::Call;
-use crate::kernels::{Kernels, plain};
+use minisgl_kernels::attention::Call;
+use minisgl_kernels::panels::Matrix;
+use minisgl_kernels::{Kernels, plain};
+
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::{HeadNorms, Norms};
@@ -15,7 +17,6 @@ use crate::model::grid::Grid;
 use crate::model::products::To;
 use crate::model::weights::{Attending, Latent, Layer, Norm};
 use crate::model::worker::{FEW, Worker, each};
-use crate::weights::Matrix;
 
 impl Worker<'_, '_> {
     pub(super) fn attend(&mut self, index: usize, layer: &Layer, attending: &Attending) {

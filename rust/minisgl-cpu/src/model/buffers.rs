@@ -6,7 +6,8 @@
 
 use std::cell::UnsafeCell;
 
-use crate::kernels::{Acts, Mode};
+use minisgl_kernels::{Acts, Mode};
+
 use crate::model::adapter::{Between, OwnBetween};
 use crate::model::config::{ModelConfig, MoeConfig, StateKind};
 use crate::model::grid::Grid;

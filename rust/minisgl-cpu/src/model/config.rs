@@ -2,13 +2,13 @@
 //!
 //! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later.
 
+use minisgl_kernels::convolution::CHANNELS;
+use minisgl_kernels::delta_rule::BLOCK;
+use minisgl_kernels::mamba::Gating;
+use minisgl_kernels::panels::PANEL;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::kernels::mamba::Gating;
-use crate::model::convolution::CHANNELS;
-use crate::model::recurrence::BLOCK;
-use crate::weights::PANEL;
 
 /// Sizes beyond these are no model of today, but a damaged file.
 const MAX_SIZE: usize = 1 << 24;
@@ -16,7 +16,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_STATE: usize = 1 << 28;
 /// Streams of hidden numbers.
 pub(super) const MAX_STREAMS: usize = 8;
-const MAX_HEAD_DIM: usize = crate::kv::MAX_HEAD_DIM;
+const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here.
 #[derive(Clone, Debug, Deserialize)]
@@ -261,11 +261,21 @@ pub struct Mamba2 {
     /// And no larger.
     pub most_step: Option<f32>,
     /// How gate and norm go together.
+    #[serde(with = "GatingName")]
     pub gating: Gating,
     /// What z, x, B, C and the steps are multiplied by as they come in.
     pub factors: [f32; 5],
     /// And what goes out.
     pub out_scale: f32,
+}
+
+/// The names of [`Gating`].
+#[derive(Deserialize)]
+#[serde(remote = "Gating", rename_all = "snake_case")]
+enum GatingName {
+    Alone,
+    BeforeNorm,
+    BehindNorm,
 }
 
 /// Sizes of one layer's attention.

@@ -6,10 +6,12 @@
 
 use std::sync::Mutex;
 
-use crate::attention::{Rows, Scratch};
+use minisgl_kernels::attention::{Rows, Scratch};
+use minisgl_kernels::kv::KvPool;
+use minisgl_kernels::panels::PANEL;
+use minisgl_kernels::{Acts, Kernels, Mode, plain};
+
 use crate::error::Result;
-use crate::kernels::{Acts, Kernels, Mode, plain};
-use crate::kv::KvPool;
 use crate::model::buffers::{Buffers, Own, held};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
@@ -17,7 +19,6 @@ use crate::model::products::Groups;
 use crate::model::weights::Weights;
 use crate::model::worker::{Attentions, Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
-use crate::weights::PANEL;
 
 /// A model with its weights.
 pub struct Decoder {

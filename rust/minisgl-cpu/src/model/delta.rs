@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use minisgl_kernels::convolution::Convolution;
+
 use crate::model::config::DeltaNet;
-use crate::model::convolution::Convolution;
 
 /// What is between the products.
 pub struct Delta {

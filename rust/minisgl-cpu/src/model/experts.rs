@@ -8,14 +8,15 @@
 
 use std::cell::UnsafeCell;
 
-use crate::kernels::Kernels;
-use crate::kernels::scalar::exp;
+use minisgl_kernels::Kernels;
+use minisgl_kernels::exp;
+use minisgl_kernels::panels::PANEL;
+
 use crate::model::buffers::{ExpertBuffers, Order, Phase, TOKENS, Used};
 use crate::model::config::{MoeConfig, Norms, Score};
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Experts, Layer};
 use crate::model::worker::{FEW, Forward, Worker, each};
-use crate::weights::PANEL;
 
 impl Worker<'_, '_> {
     pub(super) fn experts(&mut self, index: usize, layer: &Layer, experts: &Experts) {

@@ -10,7 +10,8 @@
 
 use std::time::Instant;
 
-use crate::attention::Scratch;
+use minisgl_kernels::attention::Scratch;
+
 use crate::model::buffers::{Own, Phase};
 use crate::model::config::PerLayer;
 use crate::model::weights::{FeedForward, PerLayerTables};

@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use crate::attention::on_lanes;
-use crate::kernels::plain;
+use minisgl_kernels::convolution::CHANNELS;
+use minisgl_kernels::delta_rule::{BLOCK, Recurrence, decay};
+use minisgl_kernels::plain;
+
 use crate::model::buffers::Phase;
-use crate::model::convolution::CHANNELS;
 use crate::model::delta::Delta;
-use crate::model::recurrence::{BLOCK, Recurrence, decay};
 use crate::model::worker::{FEW, Worker, each};
 
 /// Added to the sum of squares of queries and keys, whatever other norms have.
@@ -62,7 +62,7 @@ impl Worker<'_, '_> {
                     let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
                     states.runs(index, of, tokens, &[own], |state, tokens| {
                         let job = self.recurrence(delta, state.add(first), tokens, piece);
-                        on_lanes(shared.kernels.isa(), job);
+                        job.run(shared.kernels.isa());
                     });
                 }
             },

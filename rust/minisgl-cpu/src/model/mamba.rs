@@ -4,7 +4,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::kernels::mamba::{By, advance, leave, silu_all, step};
+use minisgl_kernels::mamba::{By, advance, leave, silu_all, step};
+
 use crate::model::buffers::Phase;
 use crate::model::weights::Mamba;
 use crate::model::worker::{FEW, Worker, each};

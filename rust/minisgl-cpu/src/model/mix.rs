@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use crate::kernels::Mode;
+use minisgl_kernels::Mode;
+
 use crate::model::buffers::Phase;
 use crate::model::weights::{Layer, Mixer, Mixing};
 use crate::model::worker::Worker;

@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use crate::kernels::{ActsPtr, Kernels, plain};
+use minisgl_kernels::panels::PANEL;
+use minisgl_kernels::{ActsPtr, Kernels, plain};
+
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::config::{Activation, Norms};
@@ -14,7 +16,6 @@ use crate::model::grid::Grid;
 use crate::model::products::{Groups, To};
 use crate::model::weights::{Layer, Mlp, Norm, PerLayerPart};
 use crate::model::worker::{FEW, Worker, each};
-use crate::weights::PANEL;
 
 /// What an activation without a gate beside it is multiplied with.
 static ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];

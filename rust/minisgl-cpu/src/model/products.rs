@@ -6,13 +6,14 @@
 
 use std::ops::Range;
 
-use crate::kernels::{ActsPtr, Mode};
+use minisgl_kernels::panels::{Matrix, PANEL};
+use minisgl_kernels::{ActsPtr, Mode};
+
 use crate::model::adapter::Site;
 use crate::model::buffers::Phase;
 use crate::model::grid::Grid;
 use crate::model::weights::{Linear, Norm};
 use crate::model::worker::{FEW, Forward, LINE, Worker, each};
-use crate::weights::{Matrix, PANEL};
 
 /// Most panels of a piece of a product.
 const PANELS: usize = 32;

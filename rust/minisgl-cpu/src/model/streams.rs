@@ -9,7 +9,8 @@
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::slice::{from_raw_parts, from_raw_parts_mut, from_ref};
 
-use crate::kernels::plain;
+use minisgl_kernels::plain;
+
 use crate::model::buffers::{Buffers, Phase};
 use crate::model::config::MAX_STREAMS;
 use crate::model::weights::{Layer, Norm, StreamPart, StreamTables};

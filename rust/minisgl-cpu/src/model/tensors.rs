@@ -6,8 +6,10 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
+use minisgl_kernels::{Kind, TensorView};
+
 use crate::error::{Error, Result};
-use crate::files::{Kind, Source, TensorView};
+use crate::files::Source;
 use crate::model::names::{At, Files, Part};
 
 /// Rows that are transposed together: what is read of them stays in the cache.

@@ -5,22 +5,22 @@
 
 use std::sync::Mutex;
 
-use crate::attention::Distances;
+use minisgl_kernels::attention::Distances;
+use minisgl_kernels::convolution::Convolution;
+use minisgl_kernels::mamba::{Gating, Way};
+use minisgl_kernels::panels::{Matrix, PANEL, Part as Piece};
+use minisgl_kernels::{Kernels, Kind, Mode, TensorView, plain};
+
 use crate::error::{Error, Result};
-use crate::files::Kind;
-use crate::files::TensorView;
-use crate::kernels::mamba::{Gating, Way};
-use crate::kernels::{Kernels, Mode, plain};
 use crate::model::config::{
     ByDistance, DeltaNet, HeadNorms, Heads, LatentConfig, Mamba2, ModelConfig, MoeConfig, Norms, ShortConv, Slopes,
     StateKind, Streams,
 };
-use crate::model::convolution::Convolution;
 use crate::model::delta::{Delta, by_head};
 use crate::model::names::{At, Part};
 use crate::model::tensors::{Found, Tensors};
 use crate::threads::{Counter, Pool};
-use crate::weights::{Matrix, PANEL, Packer, Packing, Part as Piece};
+use crate::weights::{Packer, Packing};
 
 /// A matrix, perhaps with a bias. Both are padded to whole panels.
 pub struct Linear {

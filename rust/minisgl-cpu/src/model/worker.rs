@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use crate::attention::{Attention, Plan, Rows, Scratch};
+use minisgl_kernels::attention::{Attention, Plan, Rows, Scratch};
+use minisgl_kernels::kv::KvPool;
+use minisgl_kernels::{Isa, Kernels, Mode};
+
 use crate::error::{Error, Result};
-use crate::kernels::{Isa, Kernels, Mode};
-use crate::kv::KvPool;
 use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own, PHASES, Phase, TOKENS};
 use crate::model::config::ModelConfig;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: natural logarithms; the most likely first, the lower id on ties.
 
-use crate::kernels::{Isa, softmax};
+use minisgl_kernels::{Isa, softmax};
 
 /// Looked at together for any that belongs to the top.
 const CHUNK: usize = 64;

@@ -3,8 +3,9 @@
 //! Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the logits, the
 //! parameters, the seed and the position only; what top-k and top-p leave is what a stable sort of the whole row would.
 
+use minisgl_kernels::{Isa, softmax};
+
 use super::params::Params;
-use crate::kernels::{Isa, softmax};
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Probabilities are told apart by so many of their high bits at first; 0x3F80 of these is 1.

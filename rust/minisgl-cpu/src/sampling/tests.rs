@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use minisgl_kernels::{Isa, softmax};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::{Isa, softmax};
 
 fn bound(params: Params, prompt: &[i32], output: &[i32], vocab: usize) -> Slots {
     let mut slots = Slots::new(1, vocab, &[1]);

@@ -2,7 +2,4 @@
 //! would have all kernels compiled once more, which takes longer than all of these tests.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod amx_refused;
-mod attention;
-mod attention_case;
 mod hostile_files;

@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
+use minisgl_kernels::Kind;
+use minisgl_kernels::memory::ALIGN;
+use minisgl_kernels::panels::{Matrix, Panels, Part, Shape, packed, shape_of};
 use serde::Deserialize;
 
-use super::matrix::{Matrix, Panels, Shape};
-use super::memory::ALIGN;
-use super::pack::{Part, packed, shape_of};
 use crate::files::kept::{Checksum, PARTIAL, Partial, at, checksum};
-use crate::files::{Kind, Mapping, Source};
+use crate::files::{Mapping, Source};
 use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mspanels");
@@ -146,7 +146,7 @@ impl Found {
             && row.shape == shape
             && row.offset.is_multiple_of(ALIGN)
             && checksum(self.mapping.bytes().get(bytes.clone())?) == row.checksum;
-        is_right.then(|| Panels::Mapped(Arc::clone(&self.mapping), bytes))
+        is_right.then(|| Panels::Mapped(self.mapping.clone(), bytes))
     }
 }
 

@@ -6,10 +6,16 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use super::kept::Out;
-use super::tests::stored;
-use super::{Cache, Keeping, Matrix, Packer, Part};
+use super::{Cache, Keeping, Packer};
+use crate::files::Source;
 use crate::files::kept::{Checksum, Partial};
-use crate::files::{Kind, Source, TensorView};
+
+#[path = "../../../minisgl-kernels/src/panels/tests/stored.rs"]
+mod stored;
+
+use minisgl_kernels::panels::{Matrix, Part};
+use minisgl_kernels::{Kind, TensorView};
+use stored::stored;
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);

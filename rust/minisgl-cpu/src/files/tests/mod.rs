@@ -9,7 +9,6 @@ use crate::error::{Error, Fault};
 mod cache;
 mod folder;
 mod gguf;
-mod halves;
 
 /// A file or folder that goes when the test ends.
 struct Temporary(PathBuf);

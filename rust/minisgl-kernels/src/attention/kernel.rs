@@ -1,0 +1,418 @@
+//! The kernels of attention over chunks of keys, written once over [`Lanes`].
+//!
+//! Invariants: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
+//! over its inner index in order, one fused multiply-add each; a row of scores is reduced lane by lane, then by a tree.
+
+use crate::lanes::{LANES, Lanes, OnLanes, exp2, exp2_one};
+
+/// Positions of a chunk. A row's softmax goes chunk by chunk, so this is part of the numbers.
+pub(super) const CHUNK: usize = 128;
+
+/// A matrix in memory: its first number and the numbers from one row to the next.
+#[derive(Clone, Copy)]
+pub(super) struct At<T> {
+    pub at: T,
+    pub ld: usize,
+}
+
+/// The right side of a product: vectors of sixteen numbers, a row of them for each step of the inner index.
+pub(super) trait Right: Copy {
+    /// What a number lies in memory as.
+    type Number: Copy;
+
+    /// Vectors from the `n`th on.
+    ///
+    /// # Safety
+    /// There are so many.
+    unsafe fn skip(self, n: usize) -> Self;
+    /// Where the first row has each of N vectors, and what is asked for with it, if anything.
+    ///
+    /// # Safety
+    /// There are so many.
+    unsafe fn first<const N: usize>(self) -> ([*const Self::Number; N], Option<[*const Self::Number; N]>);
+    /// Numbers from one row to the next.
+    fn step(self) -> usize;
+    /// Sixteen of them.
+    ///
+    /// # Safety
+    /// They are there, and the processor has the instructions of `V`.
+    unsafe fn load<V: Lanes>(at: *const Self::Number) -> V;
+}
+
+impl Right for At<*const f32> {
+    type Number = f32;
+
+    #[inline(always)]
+    unsafe fn skip(self, n: usize) -> Self {
+        // SAFETY: the caller's word.
+        let at = unsafe { self.at.add(n * LANES) };
+        Self { at, ..self }
+    }
+    #[inline(always)]
+    unsafe fn first<const N: usize>(self) -> ([*const f32; N], Option<[*const f32; N]>) {
+        // SAFETY: the caller's word.
+        (std::array::from_fn(|n| unsafe { self.at.add(n * LANES) }), None)
+    }
+    #[inline(always)]
+    fn step(self) -> usize {
+        self.ld
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(at: *const f32) -> V {
+        // SAFETY: the caller's word.
+        unsafe { V::load(at) }
+    }
+}
+
+/// Vectors of f16 as they lie in the pool: for few rows converting them first costs more than it saves. Number 0 of row i
+/// of vector n is at `from[n] + i * step`. With each row the product prefetches the same row of `ahead`, which is read
+/// later.
+#[derive(Clone, Copy)]
+pub(super) struct Halves<'a> {
+    pub from: &'a [*const u16],
+    pub ahead: &'a [*const u16],
+    pub step: usize,
+}
+
+impl Right for Halves<'_> {
+    type Number = u16;
+
+    #[inline(always)]
+    unsafe fn skip(self, n: usize) -> Self {
+        let (from, ahead) = (&self.from[n..], &self.ahead[n..]);
+        Self { from, ahead, ..self }
+    }
+    #[inline(always)]
+    unsafe fn first<const N: usize>(self) -> ([*const u16; N], Option<[*const u16; N]>) {
+        let (from, ahead) = (&self.from[..N], &self.ahead[..N]);
+        (
+            std::array::from_fn(|n| from[n]),
+            Some(std::array::from_fn(|n| ahead[n])),
+        )
+    }
+    #[inline(always)]
+    fn step(self) -> usize {
+        self.step
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(at: *const u16) -> V {
+        // SAFETY: the caller's word.
+        unsafe { V::load_f16(at) }
+    }
+}
+
+/// `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for `rows` rows and
+/// `vectors` vectors.
+pub(super) struct Product<B> {
+    pub a: At<*const f32>,
+    pub b: B,
+    pub k: usize,
+    pub c: At<*mut f32>,
+    pub rows: usize,
+    pub vectors: usize,
+    pub more: bool,
+}
+
+impl<B: Right> Product<B> {
+    /// The `rows` rows from `r` and the vectors from `n`.
+    #[inline(always)]
+    unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
+        // SAFETY: the caller's word: they are within this one.
+        let (a, b, c) = unsafe {
+            (
+                self.a.at.add(r * self.a.ld),
+                self.b.skip(n),
+                self.c.at.add(r * self.c.ld + n * LANES),
+            )
+        };
+        Self {
+            a: At { at: a, ..self.a },
+            b,
+            c: At { at: c, ..self.c },
+            rows,
+            ..*self
+        }
+    }
+
+    /// It for R rows and N vectors.
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, const R: usize, const N: usize>(self) {
+        let Self { a, b, k, c, more, .. } = self;
+        // SAFETY: the caller's word.
+        unsafe {
+            let mut sums = [[V::splat(0.0); N]; R];
+            if more {
+                for (r, row) in sums.iter_mut().enumerate() {
+                    for (n, sum) in row.iter_mut().enumerate() {
+                        *sum = V::load(c.at.add(r * c.ld + n * LANES));
+                    }
+                }
+            }
+            let (from, ahead) = b.first::<N>();
+            for i in 0..k {
+                let mut right = [V::splat(0.0); N];
+                for (n, right) in right.iter_mut().enumerate() {
+                    *right = B::load(from[n].add(i * b.step()));
+                    if let Some(ahead) = ahead {
+                        V::prefetch(ahead[n].wrapping_add(i * b.step()).cast());
+                    }
+                }
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let left = V::splat(*a.at.add(r * a.ld + i));
+                    for (n, sum) in row.iter_mut().enumerate() {
+                        *sum = right[n].fma(left, *sum);
+                    }
+                }
+            }
+            for (r, row) in sums.iter().enumerate() {
+                for (n, sum) in row.iter().enumerate() {
+                    sum.store(c.at.add(r * c.ld + n * LANES));
+                }
+            }
+        }
+    }
+
+    /// It for up to [`TALLEST`] rows of N vectors.
+    #[inline(always)]
+    unsafe fn rows_of<V: Lanes, const N: usize>(self) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.rows {
+                1 => self.tile::<V, 1, N>(),
+                2 => self.tile::<V, 2, N>(),
+                3 => self.tile::<V, 3, N>(),
+                4 => self.tile::<V, 4, N>(),
+                5 => self.tile::<V, 5, N>(),
+                6 => self.tile::<V, 6, N>(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Rows of the tallest tile.
+pub(super) const TALLEST: usize = 6;
+
+impl<B: Right> OnLanes for Product<B> {
+    /// # Safety
+    /// The three matrices have these sizes; the processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn on<V: Lanes>(self) {
+        let mut n = 0;
+        while n < self.vectors {
+            let wide = match self.vectors - n {
+                4.. if V::ACCUMULATORS >= 24 || self.rows == 1 => 4,
+                2.. if V::ACCUMULATORS >= 24 || self.rows < 4 => 2,
+                _ => 1,
+            };
+            let most = (V::ACCUMULATORS / wide).clamp(1, TALLEST);
+            let mut r = 0;
+            while r < self.rows {
+                let tall = most.min(self.rows - r);
+                // SAFETY: rows r..r + tall and vectors n..n + wide are within what the caller gave.
+                unsafe {
+                    let part = self.part((r, tall), n);
+                    match wide {
+                        4 => part.rows_of::<V, 4>(),
+                        2 => part.rows_of::<V, 2>(),
+                        _ => part.rows_of::<V, 1>(),
+                    }
+                }
+                r += tall;
+            }
+            n += wide;
+        }
+    }
+}
+
+/// Turn the scores `from..to` of a chunk (logarithms to base 2) into weights 2^(score - largest), in place; the other
+/// places of their vectors become 0. Gives the largest and the sum.
+///
+/// # Safety
+/// `scores` has [`CHUNK`] numbers, `from < to <= CHUNK`; the processor has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
+    let vectors = from / LANES..to.div_ceil(LANES);
+    // SAFETY: the vectors are within the chunk.
+    unsafe {
+        let nothing = V::splat(f32::NEG_INFINITY);
+        let mut most = nothing;
+        for i in vectors.clone() {
+            let at = scores.add(i * LANES);
+            let mut x = V::load(at);
+            let (first, end) = (i * LANES, (i + 1) * LANES);
+            if from > first || to < end {
+                x = x.keep(from.max(first) - first, to.min(end) - first, nothing);
+                x.store(at);
+            }
+            most = x.max(most);
+        }
+        let most = most.largest();
+        let shift = V::splat(most);
+        let mut sum = V::splat(0.0);
+        for i in vectors {
+            let at = scores.add(i * LANES);
+            let weight = exp2(V::load(at).sub(shift));
+            weight.store(at);
+            sum = sum.add(weight);
+        }
+        (most, sum.total())
+    }
+}
+
+/// What is known of a row after some chunks: the largest score and the sum of weights; the weighted sum of values lies
+/// elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    pub most: f32,
+    pub sum: f32,
+}
+
+/// Join the next chunk to what came before: `values = values * 2^(most - m) + chunk * 2^(chunk's most - m)`.
+///
+/// # Safety
+/// `values` and `chunk` have `vectors` vectors; the processor has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn fold<V: Lanes>(
+    before: Sums,
+    values: *mut f32,
+    next: Sums,
+    chunk: *const f32,
+    vectors: usize,
+) -> Sums {
+    let most = if before.most > next.most {
+        before.most
+    } else {
+        next.most
+    };
+    let (old, new) = (exp2_one(before.most - most), exp2_one(next.most - most));
+    // SAFETY: the caller's word.
+    unsafe {
+        let (a, b) = (V::splat(old), V::splat(new));
+        for i in 0..vectors {
+            let at = values.add(i * LANES);
+            let x = V::load(at).mul(a);
+            V::load(chunk.add(i * LANES)).fma(b, x).store(at);
+        }
+    }
+    Sums {
+        most,
+        sum: next.sum.mul_add(new, before.sum * old),
+    }
+}
+
+/// Divide by the sum of weights and write `count` numbers.
+///
+/// # Safety
+/// `values` has whole vectors for `count` numbers, `out` has `count`; the processor has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut f32, count: usize) {
+    let inverse = 1.0 / sums.sum;
+    // SAFETY: the caller's word.
+    unsafe {
+        let by = V::splat(inverse);
+        for i in 0..count / LANES {
+            V::load(values.add(i * LANES)).mul(by).store(out.add(i * LANES));
+        }
+        for i in count / LANES * LANES..count {
+            *out.add(i) = *values.add(i) * inverse;
+        }
+    }
+}
+
+/// Weights `from..to` of each row times those values.
+///
+/// # Safety
+/// As [`Product`], for a chunk.
+#[inline(always)]
+pub(super) unsafe fn span<V: Lanes>(
+    a: At<*const f32>,
+    b: At<*const f32>,
+    (from, to): (usize, usize),
+    c: At<*mut f32>,
+    (rows, vectors): (usize, usize),
+    more: bool,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let a = At {
+            at: a.at.add(from),
+            ld: a.ld,
+        };
+        let b = At {
+            at: b.at.add(from * b.ld),
+            ld: b.ld,
+        };
+        let k = to - from;
+        V::run(Product {
+            a,
+            b,
+            k,
+            c,
+            rows,
+            vectors,
+            more,
+        });
+    }
+}
+
+/// [`span`] for rows of which each has limits of its own: few rows at once have most positions in common; what comes before
+/// and after is added row by row, so that each row still goes through its positions in order and through no others.
+///
+/// # Safety
+/// As [`span`].
+#[inline(always)]
+pub(super) unsafe fn ragged<V: Lanes>(
+    a: At<*const f32>,
+    b: At<*const f32>,
+    c: At<*mut f32>,
+    (rows, vectors): (usize, usize),
+    limits: impl Fn(usize) -> (usize, usize),
+) {
+    let mut start = 0;
+    while start < rows {
+        let tall = TALLEST.min(rows - start);
+        let from = (start..start + tall).map(|r| limits(r).0).max().unwrap_or(0);
+        let to = (start..start + tall).map(|r| limits(r).1).min().unwrap_or(0);
+        // SAFETY: rows start..start + tall are the caller's.
+        unsafe {
+            let row = |r: usize| {
+                let a = At {
+                    at: a.at.add(r * a.ld),
+                    ld: a.ld,
+                };
+                (
+                    a,
+                    At {
+                        at: c.at.add(r * c.ld),
+                        ld: c.ld,
+                    },
+                )
+            };
+            if from >= to {
+                for r in start..start + tall {
+                    let (a, c) = row(r);
+                    span::<V>(a, b, limits(r), c, (1, vectors), false);
+                }
+            } else {
+                let mut more = false;
+                for r in start..start + tall {
+                    let ((a, c), lo) = (row(r), limits(r).0);
+                    if from > lo || tall > 1 {
+                        span::<V>(a, b, (lo, from), c, (1, vectors), false);
+                        more = true;
+                    }
+                }
+                let (first, sums) = row(start);
+                span::<V>(first, b, (from, to), sums, (tall, vectors), more);
+                for r in start..start + tall {
+                    let ((a, c), hi) = (row(r), limits(r).1);
+                    if hi > to {
+                        span::<V>(a, b, (to, hi), c, (1, vectors), true);
+                    }
+                }
+            }
+        }
+        start += tall;
+    }
+}

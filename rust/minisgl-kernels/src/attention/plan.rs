@@ -1,0 +1,595 @@
+//! What a step's attention is cut into: segments of chunks by rows that share them.
+//!
+//! A segment is a run of chunks and the queries (tokens) that look at it through one page table: a tile of a prompt's
+//! tokens, one decoding row, or many decoding rows over the prefix that they share. With each key/value head it is a unit.
+//! The segment that holds a query's first chunk joins chunks as it goes; if it holds the last one, too, it writes the
+//! result. Otherwise its state goes to a record, every later chunk to one of its own, and a merge joins them from the left:
+//! the same operations in the same order.
+//!
+//! Invariants: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
+
+use std::ops::Range;
+
+use super::kernel::CHUNK;
+use crate::error::{Error, Result};
+use crate::lanes::Lines;
+
+/// A token with the positions it sees and the place of what it leaves for the merge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Query {
+    pub token: u32,
+    pub position: u32,
+    pub lo: u32,
+    pub hi: u32,
+    /// The record of its state, or of the segment's first chunk.
+    pub record: u32,
+}
+
+impl Query {
+    pub fn first_chunk(self) -> u32 {
+        self.lo / CHUNK as u32
+    }
+
+    /// Whether it begins in a segment that begins at this chunk (or began before).
+    pub fn folds(self, first: u32) -> bool {
+        self.first_chunk() >= first
+    }
+
+    /// Whether it ends before this chunk.
+    pub fn ends(self, end: u32) -> bool {
+        self.hi <= end * CHUNK as u32
+    }
+}
+
+/// Queries that look at the same chunks through the same pages.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    /// Ascending in `lo` and in `hi`.
+    pub queries: Range<u32>,
+    /// The row whose page table is used.
+    pub row: u32,
+    pub chunks: Range<u32>,
+}
+
+/// Records that one token's merge joins: its state, then one for each later chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Merge {
+    pub token: u32,
+    pub first: u32,
+    pub count: u32,
+}
+
+/// What a plan must know of model and machine.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    pub page_size: usize,
+    pub pages: usize,
+    pub kv_heads: usize,
+    pub group: usize,
+    /// Queries of a segment at most.
+    pub tile: usize,
+    pub threads: usize,
+    /// Numbers of a record.
+    pub record: usize,
+    /// Window of each layer.
+    pub windows: Vec<Option<usize>>,
+}
+
+/// The plan for all layers that have the same window.
+#[derive(Debug, Default)]
+pub(super) struct Variant {
+    pub window: Option<usize>,
+    /// The window is a chunk.
+    pub chunked: bool,
+    /// Tokens see those behind them, too.
+    pub both_ways: bool,
+    pub segments: Vec<Segment>,
+    pub queries: Vec<Query>,
+    pub merges: Vec<Merge>,
+    records: u32,
+}
+
+/// The units of a step. Made once, built anew for each step, keeping what it allocated.
+#[derive(Debug)]
+pub struct Plan {
+    sizes: Sizes,
+    variants: Vec<Variant>,
+    /// The variant of each layer.
+    of_layer: Vec<u8>,
+    finder: Finder,
+    spans: Vec<(u32, u32)>,
+    pub(super) records: Lines,
+    sharing: bool,
+}
+
+impl Plan {
+    pub(super) fn new(sizes: Sizes) -> Self {
+        let mut variants: Vec<Variant> = Vec::new();
+        let mut of_layer = Vec::new();
+        for window in &sizes.windows {
+            let known = variants.iter().position(|v| v.window == *window);
+            of_layer.push(known.unwrap_or(variants.len()) as u8);
+            if known.is_none() {
+                variants.push(Variant {
+                    window: *window,
+                    ..Variant::default()
+                });
+            }
+        }
+        Self {
+            sizes,
+            variants,
+            of_layer,
+            finder: Finder::default(),
+            spans: Vec::new(),
+            records: Lines::default(),
+            sharing: true,
+        }
+    }
+
+    /// Windows are chunks of the text: a token sees its own chunk's tokens before it, and not the last so many.
+    #[must_use]
+    pub fn in_chunks(mut self) -> Self {
+        self.variants.iter_mut().for_each(|variant| variant.chunked = true);
+        self
+    }
+
+    /// Tokens see those behind them, too: all of their row, or as many as before them, of which a window counts the token
+    /// itself. The step has all tokens of each row.
+    #[must_use]
+    pub fn both_ways(mut self) -> Self {
+        self.variants.iter_mut().for_each(|variant| variant.both_ways = true);
+        self
+    }
+
+    /// Whether rows that share pages are looked for: for measurements. The results are the same.
+    pub fn share(&mut self, sharing: bool) {
+        self.sharing = sharing;
+    }
+
+    /// Plan a step.
+    pub fn build(&mut self, rows: &Rows<'_>) -> Result<()> {
+        rows.check(self.sizes.page_size, self.sizes.pages)?;
+        let mut records = 0;
+        for variant in &mut self.variants {
+            variant.clear();
+            self.finder.clear();
+            for row in 0..rows.seq_lens.len() {
+                match rows.qo_indptr[row + 1] - rows.qo_indptr[row] {
+                    0 => {}
+                    1 => self.finder.add(row as u32),
+                    _ => variant.prompt(rows, row, self.sizes.tile),
+                }
+            }
+            variant.decodes(rows, &self.sizes, &mut self.finder, self.sharing);
+            variant.place(rows, &self.sizes, &mut self.spans);
+            records = records.max(variant.records as usize * self.sizes.record);
+        }
+        self.records.grow(records);
+        Ok(())
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.sizes.threads
+    }
+
+    pub(super) fn variant(&self, layer: usize) -> &Variant {
+        &self.variants[usize::from(self.of_layer[layer])]
+    }
+
+    /// Units of the first phase of a layer, the longest first.
+    pub fn units(&self, layer: usize) -> usize {
+        self.variant(layer).segments.len() * self.sizes.kv_heads
+    }
+
+    /// Units of the second phase of a layer.
+    pub fn merges(&self, layer: usize) -> usize {
+        self.variant(layer).merges.len() * self.sizes.kv_heads
+    }
+}
+
+impl Variant {
+    fn clear(&mut self) {
+        self.segments.clear();
+        self.queries.clear();
+        self.merges.clear();
+        self.records = 0;
+    }
+
+    /// Of a token of a row of `len`.
+    fn query(&self, token: u32, position: u32, len: u32) -> Query {
+        let hi = position + 1;
+        let lo = self.window.map_or(0, |window| {
+            let window = window.clamp(1, u32::MAX as usize) as u32;
+            if self.chunked {
+                position / window * window
+            } else {
+                hi.saturating_sub(window)
+            }
+        });
+        let hi = match self.window {
+            _ if !self.both_ways => hi,
+            Some(window) => position.saturating_add(window.min(u32::MAX as usize) as u32).min(len),
+            None => len,
+        };
+        Query {
+            token,
+            position,
+            lo,
+            hi,
+            record: 0,
+        }
+    }
+
+    /// Tiles of a row of several tokens.
+    fn prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
+        let (from, to) = (rows.qo_indptr[row], rows.qo_indptr[row + 1]);
+        let start = rows.seq_lens[row] - (to - from);
+        for first in (from..to).step_by(tile) {
+            let begin = self.queries.len();
+            for token in first..to.min(first + tile as u32) {
+                let position = start + token - from;
+                self.queries.push(self.query(token, position, rows.seq_lens[row]));
+            }
+            let chunks = self.sight(begin);
+            self.close(begin, row as u32, chunks);
+        }
+    }
+
+    /// The chunks that the queries from `begin` on see.
+    fn sight(&self, begin: usize) -> Range<u32> {
+        let seen = &self.queries[begin..];
+        let hi = seen.last().map_or(0, |q| q.hi);
+        seen.first().map_or(0, |q| q.first_chunk())..hi.div_ceil(CHUNK as u32)
+    }
+
+    /// Make a segment of the queries from `begin` on.
+    fn close(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
+        if !chunks.is_empty() && begin < self.queries.len() {
+            self.segments.push(Segment {
+                queries: begin as u32..self.queries.len() as u32,
+                row,
+                chunks,
+            });
+        }
+    }
+
+    /// Rows of one token: what they share together, what they do not alone.
+    fn decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut Finder, sharing: bool) {
+        finder.find(rows, sizes.page_size, self.window, sharing);
+        for shared in &finder.shared {
+            let members = &finder.members[shared.members.start..shared.members.end];
+            let parts = members.len().div_ceil(sizes.tile);
+            for part in members.chunks(members.len().div_ceil(parts)) {
+                let begin = self.queries.len();
+                for row in part {
+                    let row = *row as usize;
+                    let len = rows.seq_lens[row];
+                    let query = self.query(rows.qo_indptr[row], len - 1, len);
+                    if query.first_chunk() < shared.chunks.end {
+                        self.queries.push(query);
+                    }
+                }
+                self.queries[begin..].sort_unstable_by_key(|q| q.hi);
+                let first = self.sight(begin).start.max(shared.chunks.start);
+                self.close(begin, part[0], first..shared.chunks.end);
+            }
+        }
+        for own in &finder.own {
+            let row = own.row as usize;
+            let begin = self.queries.len();
+            let len = rows.seq_lens[row];
+            self.queries.push(self.query(rows.qo_indptr[row], len - 1, len));
+            let sight = self.sight(begin);
+            self.close(begin, own.row, sight.start.max(own.from)..sight.end);
+        }
+    }
+
+    /// Give every query its records, make the merges, and put the longest segments first.
+    fn place(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
+        self.split(sizes);
+        let tokens = rows.qo_indptr.last().map_or(0, |n| *n as usize);
+        spans.clear();
+        spans.resize(tokens, (0, 0));
+        for segment in &self.segments {
+            let end = segment.chunks.end;
+            for query in &self.queries[segment.queries.start as usize..segment.queries.end as usize] {
+                if query.folds(segment.chunks.start) && query.first_chunk() < end && !query.ends(end) {
+                    let count = 1 + query.hi.div_ceil(CHUNK as u32) - end;
+                    spans[query.token as usize] = (self.records, end);
+                    self.merges.push(Merge {
+                        token: query.token,
+                        first: self.records,
+                        count,
+                    });
+                    self.records += count;
+                }
+            }
+        }
+        for segment in &self.segments {
+            let first = segment.chunks.start;
+            let range = segment.queries.start as usize..segment.queries.end as usize;
+            for query in &mut self.queries[range] {
+                let (record, end) = spans[query.token as usize];
+                query.record = if query.folds(first) {
+                    record
+                } else {
+                    record + 1 + first - end
+                };
+            }
+        }
+        let group = sizes.group as u32;
+        self.segments.sort_by_cached_key(|s| std::cmp::Reverse(cost(s, group)));
+    }
+}
+
+/// Chunks that several rows see through the same pages.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    /// Which of [`Finder::members`].
+    pub members: Range<usize>,
+    pub chunks: Range<u32>,
+}
+
+/// A row's chunks from `from` on, which it sees alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    pub row: u32,
+    pub from: u32,
+}
+
+/// Rows that agree in their first pages.
+#[derive(Debug)]
+struct Branch {
+    members: Range<usize>,
+    /// Pages that all of them share for sure.
+    depth: usize,
+    /// The first chunk that is in no segment yet.
+    from: u32,
+}
+
+/// Finds what rows share; keeps its allocations.
+#[derive(Debug, Default)]
+pub(super) struct Finder {
+    pub members: Vec<u32>,
+    pub shared: Vec<Shared>,
+    pub own: Vec<Own>,
+    branches: Vec<Branch>,
+}
+
+impl Finder {
+    pub fn clear(&mut self) {
+        self.members.clear();
+        self.shared.clear();
+        self.own.clear();
+        self.branches.clear();
+    }
+
+    /// A row of one token.
+    pub fn add(&mut self, row: u32) {
+        self.members.push(row);
+    }
+
+    /// Divide the rows added since `clear` into shared and own chunks.
+    pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
+        if !sharing || self.members.len() < 2 {
+            let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
+            self.own.extend(own);
+            return;
+        }
+        self.branches.push(Branch {
+            members: 0..self.members.len(),
+            depth: 0,
+            from: 0,
+        });
+        while let Some(branch) = self.branches.pop() {
+            self.follow(branch, rows, page_size, window);
+        }
+    }
+
+    fn follow(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
+        let Branch {
+            members,
+            depth,
+            mut from,
+        } = branch;
+        let full = |row: u32| {
+            let row = row as usize;
+            &rows.pages(row)[..rows.seq_lens[row] as usize / page_size]
+        };
+        let group = &mut self.members[members.clone()];
+        if let [row] = *group {
+            self.own.push(Own { row, from });
+            return;
+        }
+        let model = full(group[0]);
+        let mut common = model.len();
+        for row in &group[1..] {
+            common = depth + agreement(&model[depth..common], &full(*row)[depth..]);
+        }
+        let end = (common * page_size / CHUNK) as u32;
+        if worth(group, from..end, rows, window) {
+            self.shared.push(Shared {
+                members: members.clone(),
+                chunks: from..end,
+            });
+            from = end;
+        }
+        // Rows that end here are branches of their own: no page has their key.
+        let key = |row: u32| {
+            full(row)
+                .get(common)
+                .map_or(u64::MAX - u64::from(row), |p| u64::from(*p))
+        };
+        group.sort_unstable_by_key(|row| (key(*row), *row));
+        let mut start = members.start;
+        for part in group.chunk_by(|a, b| key(*a) == key(*b)) {
+            self.branches.push(Branch {
+                members: start..start + part.len(),
+                depth: common,
+                from,
+            });
+            start += part.len();
+        }
+    }
+}
+
+/// How many pages two tables have in common from the start.
+fn agreement(a: &[u32], b: &[u32]) -> usize {
+    const STEP: usize = 32;
+    let n = a.len().min(b.len());
+    let mut same = 0;
+    while same + STEP <= n && a[same..same + STEP] == b[same..same + STEP] {
+        same += STEP;
+    }
+    let rest = a[same..n].iter().zip(&b[same..n]);
+    same + rest.take_while(|(x, y)| x == y).count()
+}
+
+/// Whether reading these chunks once for all these rows saves more than merging costs.
+fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
+    let (mut seeing, mut longest, mut alone) = (0u64, 0u64, 0u64);
+    for row in group {
+        let len = rows.seq_lens[*row as usize];
+        let lo = window.map_or(0, |w| (len as usize).saturating_sub(w.max(1)) / CHUNK) as u32;
+        let seen = u64::from(chunks.end.saturating_sub(chunks.start.max(lo)));
+        seeing += seen;
+        longest = longest.max(seen);
+        alone += u64::from(len.div_ceil(CHUNK as u32) - chunks.end);
+    }
+    (seeing - longest) * 8 > alone + 16
+}
+
+/// The rows of a step: row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`,
+/// and the pages `table[slots[i] * columns ..]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Length of each row, the step's tokens included.
+    pub seq_lens: &'a [u32],
+    /// Prefix sums of the rows' tokens of this step: one more than rows.
+    pub qo_indptr: &'a [u32],
+    /// All page tables, `columns` entries each.
+    pub table: &'a [u32],
+    /// Entries of one page table.
+    pub columns: usize,
+    /// The page table of each row.
+    pub slots: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// Pages of a row; entries past its length mean nothing.
+    pub fn pages(&self, row: usize) -> &'a [u32] {
+        let from = self.slots[row] as usize * self.columns;
+        &self.table[from..from + self.columns]
+    }
+
+    pub(super) fn check(&self, page_size: usize, pages: usize) -> Result<()> {
+        let n = self.seq_lens.len();
+        if self.qo_indptr.len() != n + 1 || self.slots.len() != n {
+            return Err(Error::step(format!(
+                "{n} rows have {} prefix sums and {} slots",
+                self.qo_indptr.len(),
+                self.slots.len()
+            )));
+        }
+        for row in 0..n {
+            let (from, to) = (self.qo_indptr[row], self.qo_indptr[row + 1]);
+            let len = self.seq_lens[row] as usize;
+            let end = (self.slots[row] as usize + 1).saturating_mul(self.columns);
+            let needs = len.div_ceil(page_size);
+            if to < from || (to - from) as usize > len || needs > self.columns || end > self.table.len() {
+                return Err(Error::step(format!(
+                    "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
+                    self.columns
+                )));
+            }
+            if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
+                return Err(Error::step(format!("row {row}: page {page} of {pages}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Records that splitting may take at most, in numbers: 32 MiB.
+const MOST_RECORDS: usize = 8 << 20;
+
+/// Chunks of a piece at least: less is not worth a merge.
+const LEAST_CHUNKS: usize = 4;
+
+impl Variant {
+    /// Cut long segments if the threads would end far apart.
+    pub(super) fn split(&mut self, sizes: &Sizes) {
+        let group = sizes.group as u32;
+        let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
+        let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
+        if self.even(sizes, share) {
+            return;
+        }
+        let mut room = MOST_RECORDS / sizes.record;
+        for i in 0..self.segments.len() {
+            let segment = self.segments[i].clone();
+            let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
+            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
+            let needs = segment.queries.len() * (segment.chunks.len() + 1);
+            if pieces > 1 && needs <= room {
+                room -= needs;
+                self.cut(i, pieces as u32);
+            }
+        }
+    }
+
+    /// Whether the units, the longest first, end about together on all threads.
+    fn even(&self, sizes: &Sizes, share: u64) -> bool {
+        const MANY: usize = 16;
+        let group = sizes.group as u32;
+        let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
+        if sizes.threads < 2 || self.segments.is_empty() {
+            return true;
+        }
+        if self.segments.len() * sizes.kv_heads > MANY * sizes.threads {
+            return costs.max().unwrap_or(0) * 4 <= share;
+        }
+        let mut costs: Vec<_> = costs.flat_map(|c| std::iter::repeat_n(c, sizes.kv_heads)).collect();
+        costs.sort_unstable_by(|a, b| b.cmp(a));
+        let mut ends = vec![0; sizes.threads];
+        for cost in costs {
+            if let Some(first) = ends.iter_mut().min() {
+                *first += cost;
+            }
+        }
+        ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
+    }
+
+    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
+    fn cut(&mut self, at: usize, pieces: u32) {
+        let whole = self.segments[at].clone();
+        let count = whole.chunks.len() as u32;
+        for piece in 0..pieces {
+            let start = whole.chunks.start + count * piece / pieces;
+            let end = whole.chunks.start + count * (piece + 1) / pieces;
+            let begin = self.queries.len();
+            for i in whole.queries.start as usize..whole.queries.end as usize {
+                let query = self.queries[i];
+                if query.first_chunk() < end && !query.ends(start) {
+                    self.queries.push(query);
+                }
+            }
+            let segment = Segment {
+                queries: begin as u32..self.queries.len() as u32,
+                row: whole.row,
+                chunks: start..end,
+            };
+            if piece == 0 {
+                self.segments[at] = segment;
+            } else if !segment.queries.is_empty() {
+                self.segments.push(segment);
+            }
+        }
+    }
+}
+
+/// Time of a segment in some unit: rows of queries and what loading takes, by chunks.
+pub(super) fn cost(segment: &Segment, group: u32) -> u32 {
+    (segment.queries.len() as u32 * group + 4) * segment.chunks.len() as u32
+}

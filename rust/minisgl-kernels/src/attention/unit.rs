@@ -1,0 +1,619 @@
+//! A unit of work: one segment of queries, one key/value head, all query heads of its group.
+//!
+//! Invariants: a thread's scratch is as large as a unit's tile, whatever the step; only the unit's own places of the output
+//! and of the plan's records are written, so units of a layer may run at once in any order.
+
+use super::kernel::{At, CHUNK, Halves, Product, Sums, TALLEST, finish, fold, ragged, span, weights};
+use super::load::{self, Ahead, Source};
+use super::plan::{Plan, Query, Rows, Segment, Sizes};
+use crate::error::{Error, Result};
+use crate::kernels::{Isa, plain};
+use crate::kv::{KvDtype, KvPool, MAX_HEAD_DIM};
+use crate::lanes::{LANES, Lanes, Lines, exp2_one};
+
+/// The most query heads that are computed at once over a key/value head; of more, some are computed after the others.
+pub const MAX_GROUP: usize = 16;
+
+/// Rows of queries (tokens by heads of a group) that a unit computes at once.
+pub(super) const ROWS: usize = 64;
+
+/// Attention of one model: its heads and the kernels of an instruction set.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    pub(super) isa: Isa,
+    /// Groups of query heads, which each read one key/value head.
+    pub(super) kv_heads: usize,
+    /// Groups that read the same.
+    pub(super) split: usize,
+    pub(super) group: usize,
+    pub(super) head_dim: usize,
+    /// Numbers of a value: the first ones of the key if `shared`.
+    pub(super) value_dim: usize,
+    pub(super) shared: bool,
+    /// What queries are multiplied by: scores are logarithms to base 2.
+    pub(super) scale: f32,
+    /// Scores, as logarithms to base 2, are kept within it softly; 0: they are as they are.
+    pub(super) cap: f32,
+}
+
+/// One layer of a step.
+///
+/// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` numbers, the heads of a
+/// group together. Its result goes to `out.add(t * out_stride)`, in the same order, `value_dim` numbers a head.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The rows that the plan was built for.
+    pub rows: Rows<'a>,
+    /// Where keys and values are.
+    pub kv: &'a KvPool,
+    /// The layer, for its window.
+    pub layer: usize,
+    /// Where `kv` has what the layer attends to.
+    pub kv_layer: usize,
+    /// Queries, rotated, not scaled.
+    pub queries: *const f32,
+    /// Numbers from one token's queries to the next.
+    pub query_stride: usize,
+    /// Results.
+    pub out: *mut f32,
+    /// Numbers from one token's result to the next.
+    pub out_stride: usize,
+    /// By query head: a score, as a logarithm to base 2, that takes its part of the weights and gives no value.
+    pub sinks: Option<&'a [f32]>,
+    /// What is added to scores by distance.
+    pub distances: Option<&'a Distances>,
+}
+
+/// By query head and how far behind its query a key stands: added to scores, as logarithms to base 2.
+#[derive(Clone, Debug, Default)]
+pub struct Distances {
+    /// Heads one after the other, of each 2 `most` - 1 numbers: those of keys most before their query come first.
+    pub numbers: Vec<f32>,
+    /// Positions of a sequence at most.
+    pub most: usize,
+}
+
+impl Distances {
+    /// Those of a head for keys from `first` on of the query at `position`.
+    #[inline(always)]
+    fn of(&self, head: usize, position: usize, first: usize) -> &[f32] {
+        let whole = 2 * self.most - 1;
+        &self.numbers[head * whole..(head + 1) * whole][self.most - 1 + first - position..]
+    }
+}
+
+// SAFETY: only addresses; they are followed by unsafe functions, whose callers answer for them.
+unsafe impl Send for Call<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Call<'_> {}
+
+/// A thread's room for one unit.
+#[derive(Debug)]
+pub struct Scratch {
+    pub(super) queries: Lines,
+    pub(super) scores: Lines,
+    pub(super) keys: Lines,
+    pub(super) values: Lines,
+    /// Weighted values of a chunk.
+    pub(super) chunk: Lines,
+    /// The same of all chunks so far, and a vector for their sums.
+    pub(super) whole: Lines,
+    pub(super) sums: [Sums; ROWS],
+}
+
+impl Attention {
+    /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
+    /// (1 / sqrt(head_dim) in most models), and kept within `cap` softly if it is not 0.
+    pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(Error::unsupported(format!(
+                "{heads} heads over {kv_heads} key/value heads: not as many for each"
+            )));
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(Error::unsupported(format!(
+                "head_dim {head_dim} is not from 1 to {MAX_HEAD_DIM}"
+            )));
+        }
+        let all = heads / kv_heads;
+        let fits = |split: &usize| all.is_multiple_of(*split) && all / split <= MAX_GROUP;
+        let split = (1..=all).find(fits).unwrap_or(all);
+        Ok(Self {
+            isa,
+            kv_heads: kv_heads * split,
+            split,
+            group: all / split,
+            head_dim,
+            value_dim: head_dim,
+            shared: false,
+            scale: scale * std::f32::consts::LOG2_E,
+            cap: cap * std::f32::consts::LOG2_E,
+        })
+    }
+
+    /// The same where values are the first `value_dim` numbers of the keys: whole vectors of sixteen.
+    pub fn with_values_of_keys(self, value_dim: usize) -> Self {
+        assert!(
+            value_dim.is_multiple_of(LANES) && value_dim <= self.head_dim,
+            "values within keys"
+        );
+        Self {
+            value_dim,
+            shared: true,
+            ..self
+        }
+    }
+
+    /// The scores `from..to` of a row of a chunk that begins at `first`, by distance, and within the cap.
+    ///
+    /// # Safety
+    /// `scores` has a chunk of numbers.
+    #[inline(always)]
+    unsafe fn finished(
+        &self,
+        scores: *mut f32,
+        (from, to): (usize, usize),
+        (call, head): (&Call<'_>, usize),
+        (position, first): (u32, usize),
+    ) {
+        if let Some(distances) = call.distances {
+            // SAFETY: the caller's.
+            let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
+            let added = distances.of(head, position as usize, first + from);
+            scores.iter_mut().zip(added).for_each(|(score, added)| *score += added);
+        }
+        if self.cap != 0.0 {
+            // SAFETY: the caller's.
+            let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
+            plain::soft_cap(scores, self.cap);
+        }
+    }
+
+    /// A plan for steps over `kv` on some threads. `windows`: for each layer, how many positions a token sees, itself
+    /// included.
+    pub fn plan(&self, kv: &KvPool, threads: usize, windows: &[Option<usize>]) -> Plan {
+        Plan::new(Sizes {
+            page_size: kv.shape().page_size,
+            pages: kv.shape().pages,
+            kv_heads: self.kv_heads,
+            group: self.group,
+            tile: ROWS / self.group,
+            threads,
+            record: self.record(),
+            windows: windows.to_vec(),
+        })
+    }
+
+    /// Numbers of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Room for one thread, which serves smaller heads, too.
+    pub fn scratch(&self) -> Scratch {
+        let (dim, width) = (self.head_dim, self.width());
+        Scratch {
+            queries: Lines::new(ROWS * dim),
+            scores: Lines::new(ROWS * CHUNK),
+            keys: Lines::new(dim * CHUNK),
+            values: Lines::new(CHUNK * width),
+            chunk: Lines::new(ROWS * width),
+            whole: Lines::new(ROWS * (width + LANES)),
+            sums: [Sums { most: 0.0, sum: 0.0 }; ROWS],
+        }
+    }
+
+    /// `value_dim` up to whole vectors.
+    pub(super) fn width(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES)
+    }
+
+    /// Numbers of a head's part of a record: a vector for the sums, then the values.
+    pub(super) fn part(&self) -> usize {
+        LANES + self.width()
+    }
+
+    pub(super) fn record(&self) -> usize {
+        self.kv_heads * self.group * self.part()
+    }
+}
+
+impl Attention {
+    #[inline(always)]
+    pub(super) unsafe fn unit<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
+        let variant = plan.variant(call.layer);
+        let segment = &variant.segments[unit / self.kv_heads];
+        let queries = &variant.queries[segment.queries.start as usize..segment.queries.end as usize];
+        assert!(queries.len() * self.group <= ROWS, "a tile too large");
+        let head = unit % self.kv_heads;
+        let source = Source {
+            kv: call.kv,
+            layer: call.kv_layer,
+            head: head / self.split,
+            pages: call.rows.pages(segment.row as usize),
+        };
+        let layout = call.kv.layout(call.kv_layer);
+        assert!(layout.shared == self.shared, "a pool of another kind");
+        let direct = !self.shared
+            && queries.len() == 1
+            && self.group <= TALLEST
+            && layout.dtype == KvDtype::F16
+            && layout.group == LANES;
+        // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
+        unsafe {
+            self.gather(queries, head, call, scratch);
+            for chunk in segment.chunks.clone() {
+                let first = chunk as usize * CHUNK;
+                let active = active(queries, first);
+                if active.is_empty() {
+                    continue;
+                }
+                let (_, to) = range(queries[active.end - 1], first);
+                let (from, _) = range(queries[active.start], first);
+                let ahead = self.ahead(plan, (unit, chunk), segment, call);
+                if direct {
+                    let which = (call, head, queries[0].position);
+                    self.row::<V>(source, first, (from, to), which, ahead, scratch);
+                    self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+                    continue;
+                }
+                load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
+                let values = scratch.values.as_mut_ptr();
+                if self.shared {
+                    load::values_of_keys(scratch.keys.as_ptr(), (from, to), self.width(), values);
+                } else {
+                    load::values::<V>(source, first, (from, to), ahead, values);
+                }
+                self.chunk::<V>(&queries[active.clone()], active.start, first, (call, head), scratch);
+                self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+            }
+            for (i, query) in queries.iter().enumerate() {
+                self.leave::<V>(plan, segment, (i, *query), head, call, scratch);
+            }
+        }
+    }
+
+    /// What this thread reads after this chunk, most likely: the next chunk, or the first one of the unit it claims next.
+    #[inline(always)]
+    fn ahead<'a>(
+        &self,
+        plan: &Plan,
+        (unit, chunk): (usize, u32),
+        segment: &Segment,
+        call: &Call<'a>,
+    ) -> Option<Ahead<'a>> {
+        let variant = plan.variant(call.layer);
+        let (segment, chunk) = if chunk + 1 < segment.chunks.end {
+            (segment, chunk + 1)
+        } else {
+            let next = unit + plan.threads() * self.kv_heads;
+            let next = variant.segments.get(next / self.kv_heads)?;
+            (next, next.chunks.start)
+        };
+        let last = variant.queries[segment.queries.end as usize - 1];
+        Some(Ahead {
+            pages: call.rows.pages(segment.row as usize),
+            first: chunk as usize * CHUNK,
+            end: last.hi as usize,
+        })
+    }
+
+    /// Copy the queries, scaled, to where products read them, turned as the keys are.
+    #[inline(always)]
+    unsafe fn gather(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
+        let count = self.group * self.head_dim;
+        let turned = call.kv.layout(call.kv_layer).turned;
+        for (i, query) in queries.iter().enumerate() {
+            let from = query.token as usize * call.query_stride + head * count;
+            // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
+            unsafe {
+                let (from, to) = (call.queries.add(from), scratch.queries.as_mut_ptr().add(i * count));
+                for d in 0..count {
+                    *to.add(d) = *from.add(d) * self.scale;
+                }
+                plain::turn(std::slice::from_raw_parts_mut(to, count), turned);
+            }
+        }
+    }
+
+    /// [`Self::chunk`] for one query of few heads, from halves as they lie in the pool.
+    #[inline(always)]
+    unsafe fn row<V: Lanes>(
+        &self,
+        source: Source<'_>,
+        first: usize,
+        (from, to): (usize, usize),
+        (call, head, position): (&Call<'_>, usize, u32),
+        ahead: Option<Ahead<'_>>,
+        scratch: &mut Scratch,
+    ) {
+        let (dim, width, rows) = (self.head_dim, self.width(), self.group);
+        // SAFETY: rows and columns are within the scratch's sizes.
+        unsafe {
+            let scores = scratch.scores.as_mut_ptr();
+            let groups = load::Groups::of(source, first, (from, to), ahead);
+            let a = At {
+                at: scratch.queries.as_ptr(),
+                ld: dim,
+            };
+            let c = At {
+                at: scores.add(from / LANES * LANES),
+                ld: CHUNK,
+            };
+            let (from_keys, after) = groups.keys();
+            let keys = Halves {
+                from: from_keys,
+                ahead: after,
+                step: LANES,
+            };
+            V::run(Product {
+                a,
+                b: keys,
+                k: dim,
+                c,
+                rows,
+                vectors: from_keys.len(),
+                more: false,
+            });
+            for r in 0..rows {
+                let which = (call, head * self.group + r);
+                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
+                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[r] = Sums { most, sum };
+            }
+            let c = At {
+                at: scratch.chunk.as_mut_ptr(),
+                ld: width,
+            };
+            for group in from / LANES..to.div_ceil(LANES) {
+                let (begin, end) = ((group * LANES).max(from), ((group + 1) * LANES).min(to));
+                let (values, after) = groups.values(group - from / LANES);
+                let vectors = |first: *const u16| -> [*const u16; MAX_HEAD_DIM / LANES] {
+                    let first = first.wrapping_add(begin % LANES * dim);
+                    std::array::from_fn(|n| first.wrapping_add(n * LANES))
+                };
+                let values = Halves {
+                    from: &vectors(values)[..width / LANES],
+                    ahead: &vectors(after)[..width / LANES],
+                    step: dim,
+                };
+                let a = At {
+                    at: scores.add(begin).cast_const(),
+                    ld: CHUNK,
+                };
+                V::run(Product {
+                    a,
+                    b: values,
+                    k: end - begin,
+                    c,
+                    rows,
+                    vectors: width / LANES,
+                    more: begin > from,
+                });
+            }
+        }
+    }
+
+    /// Scores, weights and weighted values of one chunk for the queries that see it; `at` is the first one's place.
+    #[inline(always)]
+    unsafe fn chunk<V: Lanes>(
+        &self,
+        queries: &[Query],
+        at: usize,
+        first: usize,
+        (call, head): (&Call<'_>, usize),
+        scratch: &mut Scratch,
+    ) {
+        let (dim, width, group) = (self.head_dim, self.width(), self.group);
+        let (from, to) = (range(queries[0], first).0, range(queries[queries.len() - 1], first).1);
+        let (left, right) = (from / LANES * LANES, to.next_multiple_of(LANES));
+        let row = at * group;
+        let rows = queries.len() * group;
+        // SAFETY: rows and columns are within the scratch's sizes.
+        unsafe {
+            let scores = scratch.scores.as_mut_ptr().add(row * CHUNK);
+            V::run(Product {
+                a: At {
+                    at: scratch.queries.as_ptr().add(row * dim),
+                    ld: dim,
+                },
+                b: At {
+                    at: scratch.keys.as_ptr().add(left),
+                    ld: CHUNK,
+                },
+                k: dim,
+                c: At {
+                    at: scores.add(left),
+                    ld: CHUNK,
+                },
+                rows,
+                vectors: (right - left) / LANES,
+                more: false,
+            });
+            for r in 0..rows {
+                let (from, to) = range(queries[r / group], first);
+                let which = (call, head * group + r % group);
+                let position = queries[r / group].position;
+                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
+                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[row + r] = Sums { most, sum };
+            }
+            let a = At {
+                at: scores.cast_const(),
+                ld: CHUNK,
+            };
+            let b = At {
+                at: scratch.values.as_ptr(),
+                ld: width,
+            };
+            let c = At {
+                at: scratch.chunk.as_mut_ptr().add(row * width),
+                ld: width,
+            };
+            if queries.iter().all(|q| range(*q, first) == (from, to)) {
+                span::<V>(a, b, (from, to), c, (rows, width / LANES), false);
+            } else {
+                let limits = |r: usize| range(queries[r / group], first);
+                ragged::<V>(a, b, c, (rows, width / LANES), limits);
+            }
+        }
+    }
+
+    /// Join a chunk to what the queries have, or put it into its record.
+    #[inline(always)]
+    unsafe fn keep<V: Lanes>(
+        &self,
+        plan: &Plan,
+        segment: &Segment,
+        queries: &[Query],
+        (active, chunk): (std::ops::Range<usize>, u32),
+        head: usize,
+        scratch: &mut Scratch,
+    ) {
+        let width = self.width();
+        for (i, query) in queries.iter().enumerate().take(active.end).skip(active.start) {
+            let folds = query.folds(segment.chunks.start);
+            let begins = query.lo as usize / CHUNK == chunk as usize;
+            for g in 0..self.group {
+                let row = i * self.group + g;
+                let sums = &mut scratch.sums[row];
+                // SAFETY: a row of each; records of this query and head are this unit's own.
+                unsafe {
+                    let values = scratch.chunk.as_ptr().add(row * width);
+                    if folds {
+                        let whole = scratch.whole.as_mut_ptr().add(row * (width + LANES));
+                        let before = whole.add(width);
+                        if begins {
+                            copy::<V>(values, whole, width / LANES);
+                        } else {
+                            let so_far = Sums {
+                                most: *before,
+                                sum: *before.add(1),
+                            };
+                            *sums = fold::<V>(so_far, whole, *sums, values, width / LANES);
+                        }
+                        *before = sums.most;
+                        *before.add(1) = sums.sum;
+                    } else {
+                        let record = query.record + chunk - segment.chunks.start;
+                        let to = self.place(plan, record, head * self.group + g);
+                        *to = sums.most;
+                        *to.add(1) = sums.sum;
+                        copy::<V>(values, to.add(LANES), width / LANES);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Write a query's result, or its state if chunks are to come.
+    #[inline(always)]
+    unsafe fn leave<V: Lanes>(
+        &self,
+        plan: &Plan,
+        segment: &Segment,
+        (i, query): (usize, Query),
+        head: usize,
+        call: &Call<'_>,
+        scratch: &mut Scratch,
+    ) {
+        if !query.folds(segment.chunks.start) {
+            return;
+        }
+        let width = self.width();
+        for g in 0..self.group {
+            // SAFETY: as in `keep`; the output of this token and head is this unit's own.
+            unsafe {
+                let values = scratch.whole.as_ptr().add((i * self.group + g) * (width + LANES));
+                let sums = Sums {
+                    most: *values.add(width),
+                    sum: *values.add(width + 1),
+                };
+                if query.ends(segment.chunks.end) {
+                    self.write::<V>(call, query.token, head * self.group + g, sums, values);
+                } else {
+                    let to = self.place(plan, query.record, head * self.group + g);
+                    *to = sums.most;
+                    *to.add(1) = sums.sum;
+                    copy::<V>(values, to.add(LANES), width / LANES);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn join<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
+        let merge = plan.variant(call.layer).merges[unit / self.kv_heads];
+        let first = unit % self.kv_heads * self.group;
+        let width = self.width();
+        for head in first..first + self.group {
+            // SAFETY: all units are done, and the records and the output of this token and head are this merge's own.
+            unsafe {
+                let state = self.place(plan, merge.first, head);
+                let mut sums = Sums {
+                    most: *state,
+                    sum: *state.add(1),
+                };
+                for record in merge.first + 1..merge.first + merge.count {
+                    let next = self.place(plan, record, head);
+                    let to_come = Sums {
+                        most: *next,
+                        sum: *next.add(1),
+                    };
+                    sums = fold::<V>(sums, state.add(LANES), to_come, next.add(LANES), width / LANES);
+                }
+                self.write::<V>(call, merge.token, head, sums, state.add(LANES));
+            }
+        }
+    }
+
+    /// A head's part of a record.
+    #[inline(always)]
+    unsafe fn place(&self, plan: &Plan, record: u32, head: usize) -> *mut f32 {
+        let at = record as usize * self.record() + head * self.part();
+        debug_assert!(at + self.part() <= plan.records.len());
+        // SAFETY: the plan has room for all records it gave out.
+        unsafe { plan.records.shared().add(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, mut sums: Sums, values: *const f32) {
+        if let Some(sinks) = call.sinks {
+            let above = sinks[head] - sums.most;
+            // so much above all scores, it takes all
+            sums.sum += exp2_one(if above > 126.0 { 126.0 } else { above });
+        }
+        // SAFETY: the caller's word for the output of each token.
+        unsafe {
+            let out = call.out.add(token as usize * call.out_stride + head * self.value_dim);
+            finish::<V>(sums, values, out, self.value_dim);
+            let turned = call.kv.layout(call.kv_layer).turned;
+            plain::turn(std::slice::from_raw_parts_mut(out, self.value_dim), turned);
+        }
+    }
+}
+
+/// The queries that see anything of the chunk at `first`.
+#[inline(always)]
+fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
+    let start = queries.partition_point(|q| q.hi as usize <= first);
+    let end = queries.partition_point(|q| (q.lo as usize) < first + CHUNK);
+    start..end.max(start)
+}
+
+/// What a query sees of the chunk at `first`.
+#[inline(always)]
+fn range(query: Query, first: usize) -> (usize, usize) {
+    let from = (query.lo as usize).saturating_sub(first);
+    (from, (query.hi as usize - first).min(CHUNK))
+}
+
+/// # Safety
+/// Both have this many vectors.
+#[inline(always)]
+unsafe fn copy<V: Lanes>(from: *const f32, to: *mut f32, vectors: usize) {
+    for i in 0..vectors {
+        // SAFETY: the caller's word.
+        unsafe { V::load(from.add(i * LANES)).store(to.add(i * LANES)) };
+    }
+}

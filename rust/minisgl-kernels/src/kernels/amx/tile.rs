@@ -1,0 +1,169 @@
+//! Tile registers: leave to use them, their shapes, and the instructions (which stable Rust knows only as text).
+//!
+//! Invariants: no instruction runs in a process that the system has not given leave; a thread's tiles are released
+//! by whoever configured them.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::cell::RefCell;
+use std::sync::OnceLock;
+
+use crate::memory::Zeroed;
+
+/// Rows of a tile, and bytes of a row.
+pub(super) const ROWS: usize = 16;
+pub(super) const ROW_BYTES: usize = 64;
+
+/// Panels whose sums are kept at once.
+pub(super) const GROUP: usize = 8;
+/// Bytes of expanded weights at once: they stay in the second level of the cache.
+pub(super) const EXPANDED: usize = 768 << 10;
+/// Bytes of activations that many panels use one after the other: they stay in the first level.
+pub(super) const NEAR: usize = 24 << 10;
+
+thread_local! {
+    /// Sums of a group, what waits to be added to them, weights as tiles.
+    pub(super) static SCRATCH: RefCell<Zeroed> = RefCell::new(Zeroed::new(0));
+}
+
+/// What is missing for tiles: they, or the system's leave, which is asked for once for all threads of the process.
+pub(crate) fn missing() -> Option<&'static str> {
+    static PERMITTED: OnceLock<bool> = OnceLock::new();
+    if !present() {
+        return Some("amx-tile with amx-int8 and amx-bf16");
+    }
+    (!*PERMITTED.get_or_init(ask)).then_some("leave of the system to use amx tiles")
+}
+
+/// Whether the CPU has tiles with products of bytes and of bf16.
+fn present() -> bool {
+    if __cpuid(0).eax < 7 {
+        return false;
+    }
+    let features = __cpuid_count(7, 0).edx;
+    let (bf16, tile, int8) = (features >> 22 & 1, features >> 24 & 1, features >> 25 & 1);
+    bf16 & tile & int8 == 1
+}
+
+/// Asks the system for the state that tiles need: it is large, so threads get it only on demand.
+#[cfg(target_os = "linux")]
+fn ask() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    let answer: i64;
+    // SAFETY: the call takes two integers and changes nothing but this process's leave; the system overwrites rcx and r11.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    answer == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask() -> bool {
+    false
+}
+
+/// Shapes of all eight tiles, as the instruction reads them.
+#[repr(C, align(64))]
+pub(super) struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Config {
+    /// Tiles of these shapes: rows, and bytes of a row.
+    pub(super) fn new(shapes: [(usize, usize); 8]) -> Self {
+        let mut config = Self {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [0; 16],
+        };
+        for (i, (rows, bytes)) in shapes.into_iter().enumerate() {
+            debug_assert!((1..=ROWS).contains(&rows) && (4..=ROW_BYTES).contains(&bytes));
+            config.rows[i] = rows as u8;
+            config.row_bytes[i] = bytes as u16;
+        }
+        config
+    }
+}
+
+/// This thread's tiles, in use until it is dropped.
+pub(super) struct Tiles(());
+
+impl Tiles {
+    /// Takes the tiles in these shapes.
+    ///
+    /// # Safety
+    /// `missing()` is none, and the thread has no other `Tiles`.
+    pub(super) unsafe fn take(config: &Config) -> Self {
+        let tiles = Self(());
+        // SAFETY: the caller's.
+        unsafe { tiles.shape(config) };
+        tiles
+    }
+
+    /// Gives them other shapes; what is in them is lost.
+    ///
+    /// # Safety
+    /// The shapes are valid.
+    pub(super) unsafe fn shape(&self, config: &Config) {
+        // SAFETY: the thread may use tiles, and the configuration is one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: they were taken, so the instruction is there.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) }
+    }
+}
+
+/// `tile = memory`, rows `stride` bytes apart.
+macro_rules! load {
+    ($tile:literal, $from:expr, $stride:expr) => {
+        std::arch::asm!(concat!("tileloadd tmm", $tile, ", [{from} + {stride}]"),
+            from = in(reg) $from, stride = in(reg) $stride, options(nostack, readonly))
+    };
+}
+
+/// `memory = tile`, rows `stride` bytes apart.
+macro_rules! store {
+    ($tile:literal, $to:expr, $stride:expr) => {
+        std::arch::asm!(concat!("tilestored [{to} + {stride}], tmm", $tile),
+            to = in(reg) $to, stride = in(reg) $stride, options(nostack))
+    };
+}
+
+/// `tile = 0`.
+macro_rules! zero {
+    ($tile:literal) => {
+        std::arch::asm!(concat!("tilezero tmm", $tile), options(nostack, nomem))
+    };
+}
+
+/// `c += a b`, of bytes (`$bytes`) or of bf16.
+macro_rules! multiply {
+    ($c:literal, $a:literal, $b:literal, $bytes:expr) => {
+        if $bytes {
+            std::arch::asm!(
+                concat!("tdpbssd tmm", $c, ", tmm", $a, ", tmm", $b),
+                options(nostack, nomem)
+            )
+        } else {
+            std::arch::asm!(
+                concat!("tdpbf16ps tmm", $c, ", tmm", $a, ", tmm", $b),
+                options(nostack, nomem)
+            )
+        }
+    };
+}
+
+pub(super) use {load, multiply, store, zero};

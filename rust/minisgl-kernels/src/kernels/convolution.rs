@@ -1,0 +1,197 @@
+//! Convolutions over the last tokens, token by token.
+//!
+//! Invariants: sums go from the oldest token to the newest, then the bias, without fused operations.
+
+use std::ops::Range;
+
+use super::Isa;
+use crate::lanes::{LANES, Lanes, OnLanes, on_lanes};
+
+/// A convolution over the last tokens, channel by channel: what keeps their inputs is the tail, [length - 1, channels].
+pub struct Convolution {
+    weights: Vec<f32>, // [length, channels], the oldest first
+    bias: Option<Vec<f32>>,
+    length: usize,
+    channels: usize,
+}
+
+/// Channels of a piece of work.
+pub const CHANNELS: usize = 128;
+
+impl Convolution {
+    /// `by_channel`: [channels, length], as files have it.
+    pub fn new(by_channel: &[f32], bias: Option<Vec<f32>>, (length, channels): (usize, usize)) -> Self {
+        let at = |i: usize| by_channel[i % channels * length + i / channels];
+        Self {
+            weights: (0..length * channels).map(at).collect(),
+            bias,
+            length,
+            channels,
+        }
+    }
+
+    /// What some channels give is multiplied by it, their bias aside.
+    pub fn scale(&mut self, channels: Range<usize>, by: f32) {
+        for taps in self.weights.chunks_exact_mut(self.channels) {
+            taps[channels.clone()].iter_mut().for_each(|weight| *weight *= by);
+        }
+    }
+
+    /// Pieces of channels.
+    pub fn pieces(&self) -> usize {
+        self.channels.div_ceil(CHANNELS)
+    }
+
+    /// The channels of a piece.
+    pub fn channels(&self, piece: usize) -> Range<usize> {
+        piece * CHANNELS..((piece + 1) * CHANNELS).min(self.channels)
+    }
+
+    /// Where the tail has some channels.
+    pub fn of_tail(&self, channels: &Range<usize>) -> Vec<Range<usize>> {
+        let of = |tap: usize| tap * self.channels + channels.start..tap * self.channels + channels.end;
+        (0..self.length - 1).map(of).collect()
+    }
+
+    /// The next token of some channels: `numbers` go in and out.
+    ///
+    /// # Safety
+    /// These channels of the tail are the caller's.
+    pub unsafe fn pass(&self, isa: Isa, channels: Range<usize>, tail: *mut f32, numbers: &mut [f32]) {
+        assert_eq!(numbers.len(), channels.len());
+        let bias = self.bias.as_ref().map(|bias| bias[channels.clone()].as_ptr());
+        let job = Pass {
+            weights: self.weights[channels.start..].as_ptr(),
+            bias,
+            tail: tail.wrapping_add(channels.start),
+            numbers: numbers.as_mut_ptr(),
+            count: channels.len(),
+            taps: (self.length, self.channels),
+        };
+        // SAFETY: the caller's; the weights are as long as `new` makes them.
+        unsafe { on_lanes(isa, job) };
+    }
+}
+
+/// One token of some channels that lie side by side.
+struct Pass {
+    weights: *const f32,
+    bias: Option<*const f32>,
+    tail: *mut f32,
+    numbers: *mut f32,
+    count: usize,
+    taps: (usize, usize), // how many, and from one to the next
+}
+
+impl OnLanes for Pass {
+    /// # Safety
+    /// The pointers have these sizes, and nobody else uses tail and numbers.
+    #[inline(always)]
+    unsafe fn on<V: Lanes>(self) {
+        let whole = self.count / LANES * LANES;
+        // SAFETY: the caller's.
+        unsafe {
+            for at in (0..whole).step_by(LANES) {
+                self.some::<V>(at);
+            }
+            (whole..self.count).for_each(|at| self.one(at));
+        }
+    }
+}
+
+impl Pass {
+    /// A vector of channels from `at` on.
+    ///
+    /// # Safety
+    /// As of `on`.
+    #[inline(always)]
+    unsafe fn some<V: Lanes>(&self, at: usize) {
+        let (length, stride) = self.taps;
+        // SAFETY: the caller's.
+        unsafe {
+            let (number, mut sum) = (V::load(self.numbers.add(at)), V::splat(0.0));
+            for tap in 0..length {
+                let place = tap * stride + at;
+                let kept = if tap + 1 < length {
+                    V::load(self.tail.add(place))
+                } else {
+                    number
+                };
+                sum = sum.add(V::load(self.weights.add(place)).mul(kept));
+                if tap > 0 {
+                    kept.store(self.tail.add(place - stride));
+                }
+            }
+            if let Some(bias) = self.bias {
+                sum = sum.add(V::load(bias.add(at)));
+            }
+            sum.store(self.numbers.add(at));
+        }
+    }
+
+    /// A channel that no whole vector has.
+    ///
+    /// # Safety
+    /// As of `on`.
+    unsafe fn one(&self, at: usize) {
+        let (length, stride) = self.taps;
+        // SAFETY: the caller's.
+        unsafe {
+            let (number, mut sum) = (*self.numbers.add(at), 0.0_f32);
+            for tap in 0..length {
+                let place = tap * stride + at;
+                let kept = if tap + 1 < length {
+                    *self.tail.add(place)
+                } else {
+                    number
+                };
+                sum += *self.weights.add(place) * kept;
+                if tap > 0 {
+                    *self.tail.add(place - stride) = kept;
+                }
+            }
+            if let Some(bias) = self.bias {
+                sum += *bias.add(at);
+            }
+            *self.numbers.add(at) = sum;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a list of its own
+
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_gives_the_sums_of_the_last_tokens() {
+        let (length, channels, tokens) = (4, 52, 7);
+        let number = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 64.0;
+        let by_channel: Vec<f32> = (0..channels * length).map(number).collect();
+        let bias: Vec<f32> = (0..channels).map(|i| number(i + 9)).collect();
+        let convolution = Convolution::new(&by_channel, Some(bias.clone()), (length, channels));
+        let inputs: Vec<Vec<f32>> = (0..tokens)
+            .map(|t| (0..channels).map(|c| number(t * 53 + c)).collect())
+            .collect();
+        for isa in Isa::here() {
+            let mut tail = vec![0.0_f32; (length - 1) * channels];
+            for (token, input) in inputs.iter().enumerate() {
+                let mut found = input.clone();
+                for part in [0..33, 33..channels] {
+                    unsafe { convolution.pass(isa, part.clone(), tail.as_mut_ptr(), &mut found[part]) };
+                }
+                for channel in 0..channels {
+                    let taps = (0..length).filter(|tap| token + tap + 1 >= length);
+                    let products =
+                        taps.map(|tap| by_channel[channel * length + tap] * inputs[token + tap + 1 - length][channel]);
+                    assert_eq!(
+                        found[channel],
+                        products.fold(0.0, |sum, one| sum + one) + bias[channel],
+                        "{isa:?}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages where the system
+//! has them.
+//!
+//! Invariants: every piece is zero when it is handed out, has one owner, and its mapping is given back when the last
+//! piece of it is dropped. Pages are touched by whoever writes to them first, not here.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Alignment of every piece: a cache line, which is also the widest vector.
+pub const ALIGN: usize = 64;
+
+/// Small pieces are cut from mappings of this size, so that they share huge pages.
+const SHARED: usize = if cfg!(miri) { 4 << 20 } else { 64 << 20 };
+
+/// The mapping that pieces are cut from now (which the pieces keep alive, not this), and how much of it is given out.
+static CURRENT: Mutex<(Weak<Mapping>, usize)> = Mutex::new((Weak::new(), 0));
+
+/// Owned zeroed bytes, 64-byte aligned.
+pub struct Zeroed {
+    start: *mut u8,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: a `Zeroed` is the only way to its bytes, as a `Vec<u8>` is, and keeps their mapping alive.
+unsafe impl Send for Zeroed {}
+// SAFETY: through `&Zeroed` bytes are only read; who writes through `as_ptr` answers for it.
+unsafe impl Sync for Zeroed {}
+
+impl Zeroed {
+    /// `len` zero bytes. Memory that the system refuses is a panic, as with `Vec`.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        let need = len.max(1).next_multiple_of(ALIGN);
+        if need > SHARED / 4 {
+            return Self::cut(Arc::new(Mapping::held(need)), 0, len);
+        }
+        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapping) = current.0.upgrade()
+            && mapping.len - current.1 >= need
+        {
+            let at = current.1;
+            current.1 += need;
+            return Self::cut(mapping, at, len);
+        }
+        let mapping = Arc::new(Mapping::held(SHARED));
+        *current = (Arc::downgrade(&mapping), need);
+        Self::cut(mapping, 0, len)
+    }
+
+    fn cut(mapping: Arc<Mapping>, at: usize, len: usize) -> Self {
+        Self {
+            // SAFETY: `at + len` lies in the mapping: checked by the caller.
+            start: unsafe { mapping.start.add(at) },
+            len,
+            _mapping: mapping,
+        }
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` initialized bytes that this value owns.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    /// The bytes, to write.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialized bytes that this value owns and has lent to nobody else.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+/// Zero bytes that take no memory until they are written, of which there may be more than the machine has.
+pub struct Reserved(Mapping);
+
+impl Reserved {
+    /// So many of them; none if the system refuses.
+    #[must_use]
+    pub fn new(len: usize) -> Option<Self> {
+        Mapping::new(len, true).map(Self)
+    }
+
+    /// The first byte, aligned to cache lines. Who writes where is the caller's business.
+    #[must_use]
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.start
+    }
+}
+
+/// Zero bytes from the system, with what it was asked for.
+struct Mapping {
+    start: *mut u8,
+    len: usize,
+    whole: (*mut u8, usize),
+}
+
+// SAFETY: it is only an address and its owner; who uses the bytes is the business of the pieces.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn held(len: usize) -> Self {
+        Self::new(len, false).expect("memory from the system")
+    }
+
+    /// `beyond`: the system need not have room for all of it.
+    fn new(len: usize, beyond: bool) -> Option<Self> {
+        let size = len.checked_add(system::ALIGN)?;
+        let at = system::take(size, beyond)?;
+        Some(Self {
+            // SAFETY: the mapping is larger than asked for by what the alignment can take.
+            start: unsafe { at.add(at.align_offset(system::ALIGN).min(system::ALIGN)) },
+            len,
+            whole: (at, size),
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it came from `take`, and whoever had a piece of it is gone.
+        unsafe { system::give_back(self.whole.0, self.whole.1) };
+    }
+}
+
+/// Mappings of Linux. Every Rust program there is linked with these functions: for the three of them no crate has to be built
+/// before this one.
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+mod system {
+    use std::ffi::{c_int, c_void};
+
+    /// A large page.
+    pub const ALIGN: usize = 2 << 20;
+
+    const READ_AND_WRITE: c_int = 1 | 2;
+    const PRIVATE_AND_ANONYMOUS: c_int = 2 | 0x20;
+    const NO_RESERVE: c_int = 0x4000;
+    const HUGE_PAGES: c_int = 14;
+    const FAILED: *mut c_void = usize::MAX as *mut c_void;
+
+    unsafe extern "C" {
+        fn mmap(at: *mut c_void, len: usize, access: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void;
+        fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int;
+        fn munmap(at: *mut c_void, len: usize) -> c_int;
+    }
+
+    pub fn take(len: usize, beyond: bool) -> Option<*mut u8> {
+        let flags = PRIVATE_AND_ANONYMOUS | if beyond { NO_RESERVE } else { 0 };
+        // SAFETY: a mapping of its own, where the system wants it; the advice is about that.
+        unsafe {
+            let at = mmap(std::ptr::null_mut(), len, READ_AND_WRITE, flags, -1, 0);
+            if at == FAILED {
+                return None;
+            }
+            // Without huge pages it is slower, nothing else.
+            let _ = madvise(at, len, HUGE_PAGES);
+            Some(at.cast())
+        }
+    }
+
+    /// # Safety
+    /// It came from `take` with that length, and nobody uses it any more.
+    pub unsafe fn give_back(at: *mut u8, len: usize) {
+        // SAFETY: the caller's.
+        let _ = unsafe { munmap(at.cast(), len) };
+    }
+}
+
+/// The allocator's memory, elsewhere.
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+mod system {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    pub use crate::memory::ALIGN;
+
+    // Without alignment: what is aligned the allocator would fill with zeros, and so touch, itself.
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::from_size_align(len, 1).ok()
+    }
+
+    pub fn take(len: usize, _beyond: bool) -> Option<*mut u8> {
+        // SAFETY: it is not empty: it has room for the alignment.
+        let at = unsafe { alloc_zeroed(layout(len)?) };
+        (!at.is_null()).then_some(at)
+    }
+
+    /// # Safety
+    /// It came from `take` with that length, and nobody uses it any more.
+    pub unsafe fn give_back(at: *mut u8, len: usize) {
+        if let Some(layout) = layout(len) {
+            // SAFETY: the caller's.
+            unsafe { dealloc(at, layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_zero_aligned_and_apart() {
+        let mut pieces: Vec<Zeroed> = [1, 63, 64, 65, 0, 1000].into_iter().map(Zeroed::new).collect();
+        for (i, piece) in pieces.iter_mut().enumerate() {
+            assert_eq!(piece.as_ptr() as usize % ALIGN, 0);
+            assert!(piece.as_slice().iter().all(|&byte| byte == 0));
+            piece.as_mut_slice().fill(i as u8 + 1);
+        }
+        for (i, piece) in pieces.iter().enumerate() {
+            assert!(piece.as_slice().iter().all(|&byte| byte == i as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn a_large_piece_has_a_mapping_of_its_own() {
+        let piece = Zeroed::new(SHARED / 2);
+        assert!(piece.as_slice()[..100].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn more_can_be_reserved_than_there_is_and_not_more_than_can_be_named() {
+        assert!(Reserved::new(usize::MAX).is_none() && Reserved::new(isize::MAX as usize).is_none());
+        let size = if cfg!(all(target_os = "linux", not(miri))) {
+            1 << 40
+        } else {
+            1 << 20
+        };
+        let reserved = Reserved::new(size).unwrap();
+        // SAFETY: the last byte of it.
+        unsafe {
+            let last = reserved.as_ptr().add(size - 1);
+            assert_eq!((*last, reserved.as_ptr() as usize % ALIGN), (0, 0));
+            *last = 1;
+        }
+    }
+}
