@@ -1,28 +1,19 @@
 //! One request and its answer, over a connection that may be used again.
 //!
-//! An exchange that ended badly leaves no connection behind; only a request that was never written is sent
-//! a second time.
+//! An exchange that ended badly leaves no connection behind, and no request is sent a second time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::frame::{Frame, classify, usage};
-use crate::plan::{Plan, Target};
+use crate::http::{Connection, Exchange};
+use crate::plan::Plan;
 use crate::record::Shared;
 use crate::record::{Failure, Record};
 use crate::sse::Splitter;
-
-/// The sending half of an open connection.
-pub(crate) type Connection = http1::SendRequest<Full<Bytes>>;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ERROR_TEXT_BYTES: usize = 300;
@@ -49,7 +40,7 @@ pub(crate) async fn exchange(
     shared.in_flight.fetch_sub(1, Relaxed);
     shared.finished.fetch_add(1, Relaxed);
     match result {
-        Ok(connection) => *idle = connection.filter(|one| plan.keep_alive && !one.is_closed()),
+        Ok(connection) => *idle = connection.filter(|_| plan.keep_alive),
         Err((failure, error)) => {
             shared.failed.fetch_add(1, Relaxed);
             (record.failure, record.error) = (Some(failure), error);
@@ -64,37 +55,27 @@ async fn attempt(
     idle: Option<Connection>,
     record: &mut Record,
 ) -> Result<Option<Connection>, Failed> {
-    let mut connection = match reusable(idle).await {
+    let connection = match idle.filter(Connection::is_idle) {
         Some(one) => one,
         None => connect(plan, start, record).await?,
     };
     let body = &plan.bodies[record.index % plan.bodies.len()];
     record.sent = Some(start.elapsed().as_secs_f64());
-    let answer = match connection.try_send_request(request(&plan.target, body)).await {
-        Ok(answer) => answer,
-        Err(mut error) => {
-            let Some(unsent) = error.take_message() else {
-                return Err((Failure::Broken, said(&error.into_error())));
-            };
-            connection = connect(plan, start, record).await?;
-            record.sent = Some(start.elapsed().as_secs_f64());
-            connection
-                .send_request(unsent)
-                .await
-                .map_err(|error| (Failure::Broken, said(&error)))?
-        }
-    };
+    let mut answer = connection.request(plan.target.head(body), body);
+    let head = answer.head().await.map_err(broken)?;
     record.headers = Some(start.elapsed().as_secs_f64());
-    record.status = Some(answer.status().as_u16());
-    read(answer, shared, start, record).await?;
-    Ok(Some(connection))
+    record.status = Some(head.status);
+    let is_ok = (200..300).contains(&head.status);
+    if is_ok && head.events {
+        read_events(&mut answer, shared, start, record).await?;
+    } else {
+        read(&mut answer, is_ok, shared, start, record).await?;
+    }
+    Ok(answer.finish())
 }
 
-/// What the server closed while it was idle is known here.
-async fn reusable(idle: Option<Connection>) -> Option<Connection> {
-    let mut one = idle?;
-    one.ready().await.ok()?;
-    Some(one)
+const fn broken(error: String) -> Failed {
+    (Failure::Broken, error)
 }
 
 async fn connect(plan: &Plan, start: Instant, record: &mut Record) -> Result<Connection, Failed> {
@@ -106,41 +87,23 @@ async fn connect(plan: &Plan, start: Instant, record: &mut Record) -> Result<Con
     record.connected = Some(start.elapsed().as_secs_f64());
     // a request is one write; without this a delayed acknowledgement could hold back the end of a long one
     stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| failed(said(&error)))?;
-    tokio::spawn(connection); // its errors reach the request too
-    Ok(sender)
+    Ok(Connection::new(stream))
 }
 
-fn request(target: &Target, body: &Bytes) -> Request<Full<Bytes>> {
-    let mut request = Request::new(Full::new(body.clone()));
-    *request.method_mut() = target.method.clone();
-    *request.uri_mut() = target.uri.clone();
-    *request.headers_mut() = target.headers.clone();
-    request
-}
-
-async fn read(answer: Response<Incoming>, shared: &Shared, start: Instant, record: &mut Record) -> Result<(), Failed> {
-    let ok = answer.status().is_success();
-    let streamed = answer
-        .headers()
-        .get(hyper::header::CONTENT_TYPE)
-        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    let mut body = answer.into_body();
-    if ok && streamed {
-        return read_events(body, shared, start, record).await;
-    }
+async fn read(
+    answer: &mut Exchange<'_>,
+    is_ok: bool,
+    shared: &Shared,
+    start: Instant,
+    record: &mut Record,
+) -> Result<(), Failed> {
     let mut text = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| (Failure::Broken, said(&error)))?;
-        if let Some(data) = frame.data_ref() {
-            record.bytes += data.len();
-            let room = JSON_BYTES.saturating_sub(text.len()).min(data.len());
-            text.extend_from_slice(&data[..room]);
-        }
+    while let Some(data) = answer.piece().await.map_err(broken)? {
+        record.bytes += data.len();
+        let room = JSON_BYTES.saturating_sub(text.len()).min(data.len());
+        text.extend_from_slice(&data[..room]);
     }
-    if !ok {
+    if !is_ok {
         text.truncate(ERROR_TEXT_BYTES);
         return Err((Failure::Status, String::from_utf8_lossy(&text).into_owned()));
     }
@@ -156,14 +119,15 @@ async fn read(answer: Response<Incoming>, shared: &Shared, start: Instant, recor
     Ok(())
 }
 
-async fn read_events(mut body: Incoming, shared: &Shared, start: Instant, record: &mut Record) -> Result<(), Failed> {
+async fn read_events(
+    answer: &mut Exchange<'_>,
+    shared: &Shared,
+    start: Instant,
+    record: &mut Record,
+) -> Result<(), Failed> {
     let mut splitter = Splitter::default();
     let (mut done, mut error) = (false, None);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| (Failure::Broken, said(&error)))?;
-        let Some(data) = frame.data_ref() else {
-            continue;
-        };
+    while let Some(data) = answer.piece().await.map_err(broken)? {
         let now = start.elapsed().as_secs_f64();
         let before = record.text_events;
         record.bytes += data.len();
@@ -189,15 +153,4 @@ async fn read_events(mut body: Incoming, shared: &Shared, start: Instant, record
         None if !done => Err((Failure::Cut, "ended without [DONE]".to_owned())),
         None => Ok(()),
     }
-}
-
-/// An error with its causes.
-fn said(error: &hyper::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

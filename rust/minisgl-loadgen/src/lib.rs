@@ -8,9 +8,11 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod exchange;
 mod frame;
+mod http;
 mod plan;
 mod record;
 mod run;

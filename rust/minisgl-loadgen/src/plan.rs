@@ -3,10 +3,6 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use bytes::Bytes;
-use hyper::header::{HeaderName, HeaderValue};
-use hyper::{HeaderMap, Method};
-
 /// When requests are sent.
 #[derive(Clone, Debug)]
 pub enum Arrivals {
@@ -28,12 +24,8 @@ pub enum Arrivals {
 pub struct Target {
     /// The addresses of the host, tried in order.
     pub addresses: Vec<SocketAddr>,
-    /// Path and query.
-    pub uri: hyper::Uri,
-    /// `Host` and everything else; the length is added.
-    pub headers: HeaderMap,
-    /// POST, or GET for requests without a body.
-    pub method: Method,
+    /// The request's head without the length of its body and the empty line.
+    head: String,
 }
 
 /// A whole run.
@@ -42,7 +34,7 @@ pub struct Plan {
     /// Where to.
     pub target: Target,
     /// Request `i` has body `i % bodies.len()`.
-    pub bodies: Vec<Bytes>,
+    pub bodies: Vec<Vec<u8>>,
     /// Number of requests by chain: those of a chain are sent one after the other, like the turns of a chat.
     pub chains: Vec<usize>,
     /// When.
@@ -56,40 +48,68 @@ pub struct Plan {
 }
 
 impl Target {
-    /// `url`: `http://host[:port]/path`. Looks up the host.
+    /// Parses `http://host[:port]/path` and looks up the host. Errors say what of the target is not allowed.
     pub fn parse(url: &str, method: &str, headers: &[(String, String)]) -> Result<Self, String> {
         let wrong = |what: &str| format!("url: {url}: {what}");
-        let uri: hyper::Uri = url.parse().map_err(|_| wrong("not a URL"))?;
-        if uri.scheme_str() != Some("http") {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("not a URL"))?;
+        if !scheme.eq_ignore_ascii_case("http") {
             return Err(wrong("must begin with http:// (TLS is not supported)"));
         }
-        let host = uri.host().ok_or_else(|| wrong("without a host"))?;
-        let port = uri.port_u16().unwrap_or(80);
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let addresses: Vec<_> = (bare, port)
-            .to_socket_addrs()
-            .map_err(|error| wrong(&error.to_string()))?
-            .collect();
-        let mut map = HeaderMap::new();
+        let rest = rest.split_once('#').map_or(rest, |(before, _)| before);
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, after)| after);
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
+            _ => (authority, ""),
+        };
+        if host.is_empty() {
+            return Err(wrong("without a host"));
+        }
+        let port: u16 = if port.is_empty() { "80" } else { port }
+            .parse()
+            .map_err(|_| wrong("not a URL"))?;
+        if url.bytes().any(|byte| byte.is_ascii_control() || byte == b' ') {
+            return Err(wrong("not a URL"));
+        }
+        let addresses = (host.trim_start_matches('[').trim_end_matches(']'), port).to_socket_addrs();
+        let addresses: Vec<_> = addresses.map_err(|error| wrong(&error.to_string()))?.collect();
+        if !matches!(method, "GET" | "POST") {
+            return Err(format!("method: {method}: unknown"));
+        }
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        let mut head = format!("{method} {slash}{path} HTTP/1.1\r\nhost: {host}:{port}\r\n");
         for (name, value) in headers {
             let bad = || format!("header {name}: not allowed");
-            let name: HeaderName = name.parse().map_err(|_| bad())?;
-            map.append(name, HeaderValue::from_str(value).map_err(|_| bad())?);
+            let lower = name.to_ascii_lowercase();
+            let is_allowed = !name.is_empty() && name.bytes().all(is_token) && value.bytes().all(is_text);
+            match lower.as_str() {
+                "host" => {}
+                "content-length" | "transfer-encoding" => return Err(bad()),
+                _ if is_allowed => head += &format!("{lower}: {value}\r\n"),
+                _ => return Err(bad()),
+            }
         }
-        let authority = format!("{host}:{port}");
-        map.insert(
-            hyper::header::HOST,
-            HeaderValue::from_str(&authority).map_err(|_| wrong("bad host"))?,
-        );
-        Ok(Self {
-            addresses,
-            uri: uri
-                .path_and_query()
-                .map_or_else(hyper::Uri::default, |path| path.clone().into()),
-            headers: map,
-            method: method.parse().map_err(|_| format!("method: {method}: unknown"))?,
-        })
+        Ok(Self { addresses, head })
     }
+
+    /// Returns the head of a request with this body.
+    pub(crate) fn head(&self, body: &[u8]) -> Vec<u8> {
+        if body.is_empty() && self.head.starts_with("GET ") {
+            return format!("{}\r\n", self.head).into_bytes();
+        }
+        format!("{}content-length: {}\r\n\r\n", self.head, body.len()).into_bytes()
+    }
+}
+
+/// Whether a header's name may have this byte.
+const fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
+}
+
+/// Whether a header's value may have this byte.
+const fn is_text(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~' | b'\t')
 }
 
 impl Plan {
@@ -132,5 +152,64 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Target;
+
+    fn parse(url: &str, method: &str, headers: &[(&str, &str)]) -> Result<Target, String> {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Target::parse(url, method, &headers.iter().map(owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn request_head_has_path_host_headers_and_length() {
+        let headers = [
+            ("Authorization", "Bearer a b"),
+            ("HOST", "other"),
+            ("x-a", "1"),
+            ("x-a", ""),
+        ];
+        let target = parse("http://127.0.0.1:8000/v1/x?y=1#z", "POST", &headers).unwrap();
+        assert_eq!(target.addresses, ["127.0.0.1:8000".parse().unwrap()]);
+        let head =
+            "POST /v1/x?y=1 HTTP/1.1\r\nhost: 127.0.0.1:8000\r\nauthorization: Bearer a b\r\nx-a: 1\r\nx-a: \r\n";
+        for (body, length) in [("{}", "content-length: 2"), ("", "content-length: 0")] {
+            assert_eq!(
+                target.head(body.as_bytes()),
+                format!("{head}{length}\r\n\r\n").as_bytes()
+            );
+        }
+        let target = parse("HTTP://u:p@[::1]?q", "GET", &[]).unwrap();
+        assert_eq!(target.addresses, ["[::1]:80".parse().unwrap()]);
+        assert_eq!(target.head(b""), b"GET /?q HTTP/1.1\r\nhost: [::1]:80\r\n\r\n");
+        assert!(target.head(b"a").ends_with(b"content-length: 1\r\n\r\n"));
+    }
+
+    #[test]
+    fn target_that_is_not_allowed_is_an_error_with_its_name() {
+        for (url, method, header, error) in [
+            ("127.0.0.1", "POST", ("a", ""), "url: 127.0.0.1: not a URL"),
+            ("https://127.0.0.1", "POST", ("a", ""), "must begin with http://"),
+            ("http:///path", "POST", ("a", ""), "without a host"),
+            ("http://127.0.0.1:99999/", "POST", ("a", ""), "not a URL"),
+            ("http://127.0.0.1/a b", "POST", ("a", ""), "not a URL"),
+            ("http://127.0.0.1/\r\nx", "POST", ("a", ""), "not a URL"),
+            ("http://127.0.0.1/", "HEAD", ("a", ""), "method: HEAD: unknown"),
+            ("http://127.0.0.1/", "POST", ("", ""), "header : not allowed"),
+            ("http://127.0.0.1/", "POST", ("a:", ""), "header a:: not allowed"),
+            ("http://127.0.0.1/", "POST", ("a", "b\r\nc"), "header a: not allowed"),
+            (
+                "http://127.0.0.1/",
+                "POST",
+                ("Content-Length", "1"),
+                "header Content-Length: not allowed",
+            ),
+        ] {
+            let found = parse(url, method, &[header]).err().unwrap();
+            assert!(found.contains(error), "{found}");
+        }
     }
 }

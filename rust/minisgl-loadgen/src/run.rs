@@ -15,7 +15,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::exchange::{Connection, exchange};
+use crate::exchange::exchange;
+use crate::http::Connection;
 use crate::plan::{Arrivals, Plan};
 use crate::record::Shared;
 use crate::record::{Failure, Record};

@@ -46,7 +46,7 @@ pub(crate) fn run_load<'py>(
     };
     let plan = Plan {
         target: Target::parse(url, method, &headers).map_err(PyValueError::new_err)?,
-        bodies: bodies.iter().map(|body| body.as_bytes().to_vec().into()).collect(),
+        bodies: bodies.iter().map(|body| body.as_bytes().to_vec()).collect(),
         chains,
         arrivals: match arrivals {
             Some(times) => Arrivals::At(times),

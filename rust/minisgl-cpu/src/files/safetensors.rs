@@ -3,11 +3,13 @@
 //! Invariants: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
 //! all; every tensor is there once and of a type that can be computed with, lists of ids aside, which are left out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Formatter;
 use std::path::{Component, Path, PathBuf};
 
 use minisgl_kernels::{Kind, TensorView};
-use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use super::{Entry, Mapping, Source};
 use crate::{Error, Result};
@@ -18,6 +20,9 @@ const SINGLE: &str = "model.safetensors";
 const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 const SUFFIX: &str = "safetensors";
+const METADATA: &str = "__metadata__";
+/// The limit that the format's makers set for a header.
+const HEADER_BYTES: u64 = 100_000_000;
 
 /// The folder's files, mapped.
 #[derive(Debug)]
@@ -150,39 +155,27 @@ fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
 
 /// The tensors of one file, in the order of its data.
 fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
-    let read = SafeTensors::read_metadata(bytes);
-    let (header, metadata) =
-        read.map_err(|error| Error::file(diagnosis(bytes).unwrap_or_else(|| error.to_string())))?;
-    let start = header + size_of::<u64>();
+    let (start, tensors) = described(bytes)?;
     let mut entries = Vec::new();
-    for (name, info) in metadata.tensors() {
-        let kind = match info.dtype {
-            Dtype::F32 => Kind::F32,
-            Dtype::F16 => Kind::F16,
-            Dtype::BF16 => Kind::BF16,
-            Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
-            Dtype::I64 if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
+    for (name, info) in tensors {
+        let kind = match info.dtype.as_str() {
+            "F32" => Kind::F32,
+            "F16" => Kind::F16,
+            "BF16" => Kind::BF16,
+            "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
+            "I64" if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
             other => {
                 return Err(Error::unsupported(format!(
-                    "tensor {name}: {other:?}: only F32, F16 and BF16 can be computed with"
+                    "tensor {name}: {other}: only F32, F16 and BF16 can be computed with"
                 )));
             }
         };
-        let shape = if info.shape.is_empty() {
-            vec![1] // a single number
-        } else {
-            info.shape.clone()
-        };
         let (begin, end) = info.data_offsets;
-        let range = begin.checked_add(start).zip(end.checked_add(start));
-        let bytes_of = |(begin, end): (usize, usize)| (begin <= end).then_some(begin..end);
         let entry = Entry {
-            bytes: range
-                .and_then(bytes_of)
-                .ok_or_else(|| Error::file(format!("tensor {name}: beyond the file")))?,
+            bytes: start + begin..start + end, // `described` has checked that they are in the file
             name,
             kind,
-            shape,
+            shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a single number
             file,
         };
         if kind != Kind::MXFP4 {
@@ -190,45 +183,128 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
         }
         entries.push(entry);
     }
-    entries.sort_by(|a, b| (a.bytes.start, &a.name).cmp(&(b.bytes.start, &b.name)));
     Ok(entries)
 }
 
-/// Which tensor it is that a file was refused for, if its head can be read that far.
-fn diagnosis(bytes: &[u8]) -> Option<String> {
-    let (size, rest) = bytes.split_first_chunk::<8>()?;
-    let size = usize::try_from(u64::from_le_bytes(*size)).ok()?;
-    let (head, data) = rest.split_at_checked(size)?;
-    let head: serde_json::Value = serde_json::from_slice(head).ok()?;
-    let tensors = head.as_object()?.iter();
-    let mut tensors = tensors.filter(|(name, _)| *name != "__metadata__");
-    tensors.find_map(|(name, info)| wrong(info, data.len()).map(|what| format!("tensor {name}: {what}")))
+/// A tensor as a header describes it.
+#[derive(Deserialize)]
+struct Info {
+    dtype: String,
+    shape: Vec<usize>,
+    /// Where its bytes begin and end in the data.
+    data_offsets: (usize, usize),
 }
 
-/// What is wrong with one tensor's entry; `len` bytes of data are there.
-fn wrong(info: &serde_json::Value, len: usize) -> Option<String> {
-    let dtype = info.get("dtype").and_then(serde_json::Value::as_str);
-    let numbers = |value: &serde_json::Value| -> Option<Vec<u64>> {
-        let list = value.as_array()?.iter();
-        list.map(serde_json::Value::as_u64).collect()
-    };
-    let shape = info.get("shape").and_then(numbers);
-    let offsets = info.get("data_offsets").and_then(numbers);
-    let (Some(dtype), Some(shape), Some([start, end])) = (dtype, shape, offsets.as_deref()) else {
-        return Some("its entry has no dtype, shape and data_offsets".into());
-    };
-    if *end > len as u64 {
-        return Some(format!(
-            "its bytes {start} to {end} of the data are not all there: the file has {len}"
-        ));
+/// A header: the tensors by name.
+struct Header(BTreeMap<String, Info>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        from.deserialize_map(HeaderVisitor)
     }
-    let Ok(known) = serde_json::from_value::<Dtype>(dtype.into()) else {
-        return Some(format!("dtype {dtype} is not known"));
-    };
-    let count = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let bits = count.and_then(|n| n.checked_mul(known.bitsize() as u64));
-    let fits = bits.is_some() && bits == end.checked_sub(*start).and_then(|n| n.checked_mul(8));
-    (!fits).then(|| format!("its bytes {start} to {end} do not fit its shape {shape:?} in {dtype}"))
+}
+
+/// Refuses names that are there twice, which a map that is derived would not.
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, to: &mut Formatter<'_>) -> std::fmt::Result {
+        to.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+        let (mut tensors, mut has_metadata) = (BTreeMap::new(), false);
+        while let Some(name) = map.next_key::<String>()? {
+            let is_second = if name == METADATA {
+                map.next_value::<Option<HashMap<String, String>>>()?;
+                std::mem::replace(&mut has_metadata, true)
+            } else {
+                let info = map.next_value::<Info>().map_err(|error| {
+                    A::Error::custom(format!(
+                        "tensor {name}: its entry has no dtype, shape and data_offsets: {error}"
+                    ))
+                })?;
+                tensors.insert(name.clone(), info).is_some()
+            };
+            if is_second {
+                return Err(A::Error::custom(format!("{name} is there twice")));
+            }
+        }
+        Ok(Header(tensors))
+    }
+}
+
+/// Returns where the data of a file begins, and its tensors in the data's order. Their bytes are checked to cover the
+/// data without gaps and to fit their shapes.
+fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
+    let (size, rest) = bytes
+        .split_first_chunk()
+        .ok_or_else(|| Error::file("header too small: a safetensors file begins with 8 bytes"))?;
+    let size = u64::from_le_bytes(*size);
+    if size > HEADER_BYTES {
+        return Err(Error::file(format!("header too large: {size} bytes")));
+    }
+    let (head, data) = usize::try_from(size)
+        .ok()
+        .and_then(|size| rest.split_at_checked(size))
+        .ok_or_else(|| Error::file(format!("header of {size} bytes: the file has only {}", rest.len())))?;
+    let header: Header =
+        serde_json::from_slice(head).map_err(|error| Error::file(format!("invalid JSON in header: {error}")))?;
+    let mut tensors: Vec<_> = header.0.into_iter().collect();
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let mut covered = 0;
+    for (name, info) in &tensors {
+        if let Some(what) = info.wrong(covered, data.len()) {
+            return Err(Error::file(format!("tensor {name}: {what}")));
+        }
+        covered = info.data_offsets.1;
+    }
+    if covered < data.len() {
+        let len = data.len();
+        return Err(Error::file(format!(
+            "bytes {covered} to {len} of the data belong to no tensor"
+        )));
+    }
+    Ok((bytes.len() - data.len(), tensors))
+}
+
+impl Info {
+    /// What is wrong with it, if anything: the tensors before it cover the data up to `covered`; `len` bytes are there.
+    fn wrong(&self, covered: usize, len: usize) -> Option<String> {
+        let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
+        if end > len {
+            return Some(format!(
+                "its bytes {start} to {end} of the data are not all there: the file has {len}"
+            ));
+        }
+        let Some(bits) = bits(dtype) else {
+            return Some(format!("dtype {dtype} is not known"));
+        };
+        let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
+        let wanted = count.and_then(|n| n.checked_mul(bits));
+        if wanted.is_none() || wanted != end.checked_sub(start).and_then(|n| n.checked_mul(8)) {
+            return Some(format!(
+                "its bytes {start} to {end} do not fit its shape {shape:?} in {dtype}"
+            ));
+        }
+        (start != covered)
+            .then(|| format!("its bytes {start} to {end} do not begin where those before end, at {covered}"))
+    }
+}
+
+/// The bits of a number in each type of the format.
+fn bits(dtype: &str) -> Option<usize> {
+    Some(match dtype {
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "I16" | "U16" | "F16" | "BF16" => 16,
+        "I32" | "U32" | "F32" => 32,
+        "I64" | "U64" | "F64" | "C64" => 64,
+        _ => return None,
+    })
 }
 
 impl Source for Folder {

@@ -122,6 +122,118 @@ fn what_is_wrong_with_a_folder_is_named() {
 }
 
 #[test]
+fn header_that_does_not_describe_its_data_is_an_error() {
+    let folder = Temporary::new("bad-header");
+    let opened = |bytes: &[u8]| {
+        folder.file("model.safetensors", bytes);
+        let opened = open(&folder.0).map(|source| source.names().len());
+        opened.map_err(|error| error.to_string())
+    };
+    let file = |head: &str, len: usize| [&(head.len() as u64).to_le_bytes(), head.as_bytes(), &vec![0; len]].concat();
+    let a = |rest: &str| format!(r#"{{"a":{{"dtype":"F16",{rest}}}}}"#);
+    let two = |a: &str, b: &str| {
+        let entry =
+            |name: &str, place: &str| format!(r#""{name}":{{"dtype":"F16","shape":[1],"data_offsets":{place}}}"#);
+        format!("{{{},{}}}", entry("a", a), entry("b", b))
+    };
+    let metadata = |value: &str| format!(r#"{{"__metadata__":{value},{}"#, &two("[0,2]", "[2,4]")[1..]);
+    for whole in [
+        two("[0,2]", "[2,4]") + "  ",
+        two("[2,4]", "[0,2]"),
+        metadata("null"),
+        metadata(r#"{"a":"b"}"#),
+    ] {
+        assert_eq!(opened(&file(&whole, 4)), Ok(2), "{whole}");
+    }
+    for (head, expected) in [
+        (
+            two("[0,2]", "[0,2]"),
+            "b: its bytes 0 to 2 do not begin where those before end, at 2",
+        ),
+        (
+            two("[0,2]", "[3,5]"),
+            "b: its bytes 3 to 5 of the data are not all there: the file has 4",
+        ),
+        (
+            two("[0,2]", "[1,3]"),
+            "b: its bytes 1 to 3 do not begin where those before end, at 2",
+        ),
+        (
+            two("[1,3]", "[2,4]"),
+            "a: its bytes 1 to 3 do not begin where those before end, at 0",
+        ),
+        (
+            a(r#""shape":[1],"data_offsets":[0,2]"#),
+            "bytes 2 to 4 of the data belong to no tensor",
+        ),
+        ("{}".to_owned(), "bytes 0 to 4 of the data belong to no tensor"),
+        (a(r#""shape":[2],"data_offsets":[4,0]"#), "do not fit its shape"),
+        (
+            a(r#""shape":[2,9223372036854775808],"data_offsets":[0,4]"#),
+            "do not fit its shape",
+        ),
+        (
+            a(r#""shape":[1152921504606846978],"data_offsets":[0,4]"#),
+            "do not fit its shape",
+        ),
+        (
+            a(r#""shape":[2],"data_offsets":[0,18446744073709551615]"#),
+            "not all there",
+        ),
+        (
+            a(r#""shape":[2],"data_offsets":[0,18446744073709551616]"#),
+            "a: its entry has no dtype",
+        ),
+        (a(r#""shape":[-2],"data_offsets":[0,4]"#), "a: its entry has no dtype"),
+        (a(r#""shape":[2.0],"data_offsets":[0,4]"#), "a: its entry has no dtype"),
+        (a(r#""shape":[2],"data_offsets":[0,4,8]"#), "a: its entry has no dtype"),
+        (a(r#""shape":[2]"#), "missing field `data_offsets`"),
+        (
+            a(r#""dtype":"F16","shape":[2],"data_offsets":[0,4]"#),
+            "duplicate field `dtype`",
+        ),
+        (two("[0,2]", "[2,4]").replace('b', "a"), "a is there twice"),
+        (metadata(r#"{},"__metadata__":{}"#), "__metadata__ is there twice"),
+        (metadata(r#"{"a":1}"#), "invalid JSON in header"),
+        (two("[0,2]", "[2,4]") + "x", "invalid JSON in header"),
+        ("[".repeat(100_000), "invalid JSON in header"),
+        (
+            a(&format!(r#""x":{}"#, "[".repeat(100_000))),
+            "a: its entry has no dtype",
+        ),
+        ("{\"\u{fffd}".to_owned(), "invalid JSON in header"),
+    ] {
+        let error = opened(&file(&head, 4)).unwrap_err();
+        assert!(error.contains(expected), "{error}, not {expected}");
+    }
+    for (size, expected) in [
+        (3, "header of 3 bytes: the file has only 2"),
+        (u64::MAX, "header too large"),
+    ] {
+        let error = opened(&[&size.to_le_bytes(), b"{}".as_slice()].concat()).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    // one dtype is one number of bits: eight numbers of it are as many bytes
+    for (bits, dtypes) in [
+        (4, "F4"),
+        (6, "F6_E2M3 F6_E3M2"),
+        (8, "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"),
+        (16, "I16 U16 F16 BF16"),
+        (32, "I32 U32 F32"),
+        (64, "I64 U64 F64 C64"),
+    ] {
+        for dtype in dtypes.split(' ') {
+            let head = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[8],"data_offsets":[0,{bits}]}}}}"#);
+            let found = opened(&file(&head, bits));
+            let is_understood = |error: &String| error.ends_with("can be computed with");
+            assert!(found.as_ref().err().is_none_or(is_understood), "{dtype}: {found:?}");
+            let error = opened(&file(&head.replace("[8]", "[9]"), bits)).unwrap_err();
+            assert!(error.contains("do not fit its shape"), "{dtype}: {error}");
+        }
+    }
+}
+
+#[test]
 fn names_of_both_versions_become_those_of_a_text_model() {
     for (stored, own) in [
         ("language_model.model.norm.weight", Some("model.norm.weight")),
