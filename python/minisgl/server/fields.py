@@ -196,7 +196,6 @@ MESSAGES: Table = {
     **OF_CONVERSATION,
     "service_tier": ("auto", "standard_only"),
     "container": (),
-    "context_management": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
 }

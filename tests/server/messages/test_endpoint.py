@@ -152,6 +152,33 @@ def test_either_header_has_the_key(front_end: str) -> None:
         assert error.value.type == "authentication_error" and error.value.request_id
 
 
+CLAUDE_CODE = {
+    "max_tokens": 100,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [{"role": "system", "content": "be kind"}, user([{"type": "text", "text": "say:Hello"}])],
+    "tools": [{"name": "Bash", "description": "Run a command.", "input_schema": {"type": "object", "properties": {}}}],
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"keep": "all", "type": "clear_thinking_20251015"}]},
+    "metadata": {"user_id": "user_1"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_claude_code_s_context_management_is_ignored_and_named(http: httpx.Client, stream: bool) -> None:
+    answer = http.post(f"{PATH}?beta=true", json={**CLAUDE_CODE, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-minisgl-ignored"] == "reasoning_effort, context_management"
+    if stream:
+        text = "".join(one["delta"]["text"] for one in events(answer.text) if one["type"] == "content_block_delta")
+    else:
+        [block] = answer.json()["content"]
+        text = block["text"]
+    assert text == "Hello"
+    answer = http.post(PATH, json={**ASK, "stream": stream, "context_management": None})
+    assert answer.status_code == 200 and "x-minisgl-ignored" not in answer.headers
+
+
 def test_errors_have_their_own_form(http: httpx.Client) -> None:
     check_error(http.post(PATH, json={**ASK, "model": "other"}), 404, "not_found_error")
     check_error(http.get(PATH), 405, "invalid_request_error")
@@ -200,6 +227,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
     ({"n": 2}, "n"),
     ({"container": "c"}, "container"),
+    ({"context_management": [CLAUDE_CODE["context_management"]]}, "context_management"),
     ({"thread": {"type": "create"}}, "thread"),
     ({"messages": [user("x" * MAX_SEQ_LEN)]}, "messages"),
 ]

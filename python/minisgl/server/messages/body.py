@@ -136,6 +136,9 @@ class MessagesRequest(Sampling, Receipted, AnthropicConversation):
     stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings)] | None = (
         described(f"Up to {BOUNDS.max_stop_strings} texts that end the answer; `stop_sequence` says which one did.")
     )
+    context_management: dict[str, Any] | None = described(
+        "Accepted, without effect: the prompt has the whole conversation. The header `X-Minisgl-Ignored` names it."
+    )
 
 
 class CountTokensRequest(AnthropicConversation):

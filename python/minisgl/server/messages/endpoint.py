@@ -238,7 +238,11 @@ def _delta(section: Section, text: str) -> dict[str, str]:
 
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    return MessagesFormatter(context.served.check(asked.model), asked, await _turn(context, asked, request))
+    model_name = context.served.check(asked.model)
+    turn = await _turn(context, asked, request)
+    if asked.context_management is not None:
+        turn.ignored += ("context_management",)
+    return MessagesFormatter(model_name, asked, turn)
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
