@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.seconds import WAIT_S
-from tools.mutate import KINDS, Copy, Mutant, Source, changed, draw
+from tools.mutants import KINDS, Mutant, Source, changed, draw, place
+from tools.mutate import Copy, with_probe
 
 TEXT = '''"""Holds 7 things."""
 
@@ -60,7 +61,7 @@ def test_docstrings_annotations_imports_and_log_lines_stay() -> None:
 def test_a_mutant_is_found_again_at_the_nearest_lines_of_its_text() -> None:
     mutant = Mutant(FILE, 2, "constant", "    x = 1", "    x = 2")
     assert changed("a\nb\n    x = 1\nc\n    x = 1\n", mutant) == "a\nb\n    x = 2\nc\n    x = 1\n"
-    assert changed("a\n        x = 1\n    x = 10\n", mutant) is None
+    assert place("a\n        x = 1\n    x = 10\n", mutant) is None
 
 
 @pytest.fixture
@@ -84,15 +85,28 @@ def test_one_seed_draws_the_same_mutants_one_of_a_line(tree: Path) -> None:
     assert len({one.kind for one in draw(tree, "room", 4, 1)}) == 4
 
 
-def test_a_mutant_runs_under_the_tests_of_its_module_then_the_quick_ones_of_its_room(tree: Path) -> None:
-    copy = Copy(tree)
-    assert copy.stages(FILE) == (["tests/room/test_part_edges.py"], ["tests/room/test_more.py"])
+def test_a_mutant_is_tried_under_the_tests_of_its_module_then_the_quick_ones_of_its_room(tree: Path) -> None:
+    assert Copy(tree).tests_of(FILE) == ["tests/room/test_part_edges.py", "tests/room/test_more.py"]
 
 
-def test_what_caught_a_mutant_is_the_first_test_that_fails_or_a_hang(tree: Path) -> None:
-    passes, fails = "tests/room/test_more.py", "tests/room/test_part_edges.py"
-    (tree / passes).write_text("def test_all():\n    assert True\n", "utf-8")
-    (tree / fails).write_text("def test_all():\n    assert False\n", "utf-8")
-    assert Copy(tree).run([passes, fails], WAIT_S) == f"{fails}::test_all"
-    (tree / fails).write_text("import time\ntime.sleep(3600)\n", "utf-8")
-    assert Copy(tree).run([fails], 1.0) == "hangs"
+def test_a_probe_stands_before_the_statement_of_the_mutant() -> None:
+    by_line = {one.line: with_probe(TEXT, one, 7).splitlines() for one in Source(TEXT).mutants(FILE)}
+    assert by_line[10] == TEXT.splitlines()  # a constant of the module: importing it runs that
+    assert by_line[19][18:20] == ["    __import__('reached').by(7)", "    return a - b"]
+
+
+@pytest.mark.slow
+def test_only_tests_that_run_the_lines_are_tried_and_the_first_that_fails_or_hangs_is_told(tree: Path) -> None:
+    more, edges = "tests/room/test_more.py", "tests/room/test_part_edges.py"
+    (tree / FILE).write_text("def f(a):\n    return a - 1\n\n\ndef g(a):\n    return a - 2\n", "utf-8")
+    load = "import runpy\npart = runpy.run_path('python/minisgl/room/part.py')\n"
+    (tree / edges).write_text(f"{load}def test_f():\n    part['f'](3)\n", "utf-8")
+    (tree / more).write_text(f"{load}def test_g():\n    part['f'](3)\n    assert part['g'](3) == 1\n", "utf-8")
+    copy, mutants = Copy(tree), Source((tree / FILE).read_text("utf-8")).mutants(FILE)
+    minus = [one for one in mutants if one.kind == "arithmetic"]
+    reaching = copy.reaching(minus)
+    assert reaching == [[edges, more], [more]]
+    found = [copy.judge(mutant, tests, WAIT_S)["caught"] for mutant, tests in zip(minus, reaching, strict=True)]
+    assert found == [None, f"{more}::test_g"]
+    assert copy.judge(minus[0], [edges], 0.1)["caught"] == "hangs"
+    assert " - 1" in (tree / FILE).read_text("utf-8") and " + " not in (tree / FILE).read_text("utf-8")
