@@ -127,8 +127,10 @@ class LLM:
             self.load_lora(name, folder)
         self.engine_info = info
         self.tokenizer = early.take(info.model_dir, _say)
-        self.default_params = SamplingParams(**read_defaults(info.model_dir, self.config.generation_config))
-        """What a call without `params` samples with: the model's generation_config.json."""
+        self.default_params = SamplingParams(
+            **read_defaults(info.model_dir, self.config.generation_config, self.config.model)
+        )
+        """What a call without `params` samples with: the model's own defaults."""
         self._texts: list[tuple[RequestOutput, str]] = []  # of this step
         for one in self.config.warm_prefixes:
             self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)

@@ -51,6 +51,14 @@ def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
     assert "Paris" in answer
 
 
+def test_what_a_request_leaves_out_is_sampled_as_the_makers_do(server: ServerProcess) -> None:
+    params = httpx.get(f"{server.url}/props").json()["default_generation_settings"]["params"]
+    assert (params["temperature"], params["top_p"]) == (0.2, 0.9)
+    body = {"input": FRANCE, "max_output_tokens": 1}
+    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=ANSWER_S).json()
+    assert (answer["temperature"], answer["top_p"]) == (0.2, 0.9)
+
+
 @pytest.mark.any_cpu
 def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
     """Greedy answers, each alone and then all together. Sums depend on the batch, so words may differ at a
@@ -70,6 +78,7 @@ def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
 
 def test_offline_api() -> None:
     with LLM("smollm2", dtype="float32", max_seq_len=512) as llm:
+        assert llm.default_params == SamplingParams(temperature=0.2, top_p=0.9)
         answer = llm.chat(
             [{"role": "user", "content": FRANCE}], SamplingParams(temperature=0, max_tokens=MAX_TOKENS), progress=False
         )[0]

@@ -14,13 +14,14 @@ from minisgl.sampling_params import SamplingParams
 
 
 def write(folder: Path, content: Any) -> Path:
+    folder.mkdir(exist_ok=True)
     (folder / "generation_config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return folder
 
 
 def test_every_field_by_its_own_name(tmp_path: Path) -> None:
     raw = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
-    found = read_defaults(write(tmp_path, {**raw, "max_new_tokens": 2048, "do_sample": True}), "auto")
+    found = read_defaults(write(tmp_path, {**raw, "max_new_tokens": 2048, "do_sample": True}), "auto", "a/model")
     assert found == {**raw, "max_tokens": 2048}
     assert SamplingParams(**found).check().top_k == 20
 
@@ -37,12 +38,12 @@ def test_every_field_by_its_own_name(tmp_path: Path) -> None:
     ],
 )
 def test_readings(raw: dict[str, Any], found: dict[str, Any], tmp_path: Path) -> None:
-    assert read_defaults(write(tmp_path, raw), "auto") == found
+    assert read_defaults(write(tmp_path, raw), "auto", "a/model") == found
 
 
 def test_nothing_without_the_file_or_when_told_so(tmp_path: Path) -> None:
-    assert read_defaults(tmp_path, "auto") == read_defaults(None, "auto") == {}
-    assert read_defaults(write(tmp_path, {"temperature": "broken"}), "none") == {}
+    assert read_defaults(tmp_path, "auto", "a/model") == read_defaults(None, "auto", "a/model") == {}
+    assert read_defaults(write(tmp_path, {"temperature": "broken"}), "none", "a/model") == {}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,17 @@ def test_nothing_without_the_file_or_when_told_so(tmp_path: Path) -> None:
 )
 def test_what_cannot_be(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_defaults(write(tmp_path, content), "auto")
+        read_defaults(write(tmp_path, content), "auto", "a/model")
     assert message in str(caught.value)
+
+
+def test_the_embedded_model_is_sampled_as_its_makers_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path / "made_of_it", {"eos_token_id": 2})
+    assert read_defaults(folder, "auto", "smollm2") == {"temperature": 0.2, "top_p": 0.9}
+    assert read_defaults(folder, "none", "smollm2") == read_defaults(None, "auto", "smollm2") == {}
+    own = write(tmp_path / "smollm2", {"temperature": 0.7})
+    assert read_defaults(own, "auto", "smollm2") == {"temperature": 0.7}
 
 
 def test_how_they_are_shown() -> None:

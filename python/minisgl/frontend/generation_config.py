@@ -1,6 +1,7 @@
 """A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
 
-Invariants: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes.
+Invariants: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes, but for
+the embedded model.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import ConfigError, GenerationConfig
+from minisgl.config import MODEL_SMOLLM2, ConfigError, GenerationConfig
 from minisgl.sampling_params import ParamError, SamplingParams
 
 FILE = "generation_config.json"
 _HINT = "or use --generation-config none"
+EMBEDDED: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}
+"""What the makers of the embedded model sample it with, on its page; its GGUF file does not say it."""
 _FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
@@ -25,12 +28,15 @@ _FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
 }
 
 
-def read_defaults(model_dir: str | Path | None, choice: GenerationConfig) -> Mapping[str, Any]:
-    """Fields of `SamplingParams` and their values, for requests that leave them out; empty for the choice `none`.
+def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model: str) -> Mapping[str, Any]:
+    """Return the fields of `SamplingParams` for requests that leave them out; none for the choice `none`.
 
-    `do_sample` false means temperature 0, `top_k` 0 means all. Raises `ConfigError` for a value that cannot be."""
+    `model` is what --model names, `model_dir` the folder of its texts. `do_sample` false means temperature 0, `top_k` 0
+    means all. Raises `ConfigError` for a value that cannot be."""
     if model_dir is None or choice == "none":
         return {}
+    if model == MODEL_SMOLLM2 and not Path(model).exists():  # else it is the user's own folder
+        return EMBEDDED
     file = Path(model_dir) / FILE
     if not file.is_file():
         return {}

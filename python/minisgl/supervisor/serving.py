@@ -207,7 +207,7 @@ async def _serve(
     began: float,
 ) -> int:
     """From ready to the end; returns the exit code."""
-    defaults = read_defaults(ready.model_dir, config.engine.generation_config)
+    defaults = read_defaults(ready.model_dir, config.engine.generation_config, config.engine.model)
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
     pool = process.readings if isinstance(process, EngineProcesses) else None
