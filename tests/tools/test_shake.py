@@ -89,6 +89,7 @@ def test_a_slow_round_leaves_a_fifth_of_a_core() -> None:
     """By the weights of nice: one step is a fourth more."""
     _, slow = kinds()
     steps = int(slow.prefix[-1])
+    assert steps <= 19 - os.nice(0), "nobody is nicer than 19"
     weight = 1.25**-steps
     assert weight / (weight + len(slow.neighbours)) == pytest.approx(0.2, abs=0.02)
 
