@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.test_mirror import TOGETHER
-from tools.changes import ROOT, Imports, base_of, changed_files, crates_of, dependants_of, is_test
+from tools.changes import ROOT, TESTED, Imports, base_of, changed_files, crates_of, dependants_of, is_test
 
 BUDGET_S = 40.0  # of CPU, as recorded
 UNRECORDED_S = 1.0  # tests/seconds.json leaves out what takes less than a second
@@ -128,10 +128,10 @@ def rust_parts(root: Path, changed: list[str]) -> list[Part]:
     named = [word for crate in crates for word in ("-p", crate)]
     tested = [word for crate in crates if crate != "minisgl-py" for word in ("-p", crate)]  # which has no tests
     others = [word for crate in dependants_of(root, crates) for word in ("-p", crate)]
-    clippy, strict = ["cargo", "clippy", "--quiet", "--locked"], ["--", "-D", "warnings"]
+    clippy, strict = ["cargo", "clippy", "--quiet", "--locked", "--profile", "serve"], ["--", "-D", "warnings"]
     parts = [Part(f"clippy of {', '.join(crates)}", [*clippy, "--all-targets", *named, *strict])]
     if tested:
-        command = ["cargo", "test", "--quiet", "--locked", "--lib", "--tests", *tested]
+        command = ["cargo", "test", "--quiet", "--lib", "--tests", *TESTED, *tested]
         parts.append(Part(f"tests of {', '.join(tested[1::2])}", command))
     if others:
         parts.append(Part(f"clippy of dependants: {', '.join(others[1::2])}", [*clippy, *others, *strict]))
@@ -151,7 +151,7 @@ def first_parts(changed: list[str]) -> list[Part]:
 def run(root: Path, part: Part) -> bool:
     """Run a part and print its line; what it said only if it failed."""
     begin = time.monotonic()
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CARGO_INCREMENTAL": "1"}
     for name in ("MAKEFLAGS", "MFLAGS"):
         env.pop(name, None)  # cargo takes no part in how make deals out jobs
     done = subprocess.run(

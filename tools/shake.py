@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.changes import ROOT, Imports, changed_files, crates_of, is_test
+from tools.changes import ROOT, TESTED, Imports, changed_files, crates_of, is_test
 
 NEIGHBOUR = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n for _ in range(1000000): pass"
 SLOW_EVERY = 4  # rounds
@@ -110,18 +110,8 @@ def python_target(root: Path, name: str, recorded: dict[str, float]) -> Target:
 def rust_targets(root: Path, name: str) -> list[Target]:
     """Build a crate's tests; return one target for each program that has a test of this name."""
     crate, _, part = name.removeprefix("rust:").partition("::")
-    build = [
-        "cargo",
-        "test",
-        "--quiet",
-        "--no-run",
-        "--message-format=json",
-        "--locked",
-        "--lib",
-        "--tests",
-        "-p",
-        crate,
-    ]
+    flags = TESTED if (root / "rust" / "tests.toml").exists() else ("--locked",)
+    build = ["cargo", "test", "--quiet", "--no-run", "--message-format=json", "--lib", "--tests", *flags, "-p", crate]
     built = subprocess.run(build, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
         raise ValueError(f"{name}: its tests could not be built")
