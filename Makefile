@@ -47,7 +47,9 @@ endef
 # uv installs in a fraction of pip's time, and a second time without fetching.
 UV := $(or $(shell command -v uv),$(BIN)/uv)
 PIP := $(UV) pip install --quiet --python $(BIN)/python
-MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin develop --profile serve --locked --uv
+# More jobs than cores: cargo begins last what few crates wait for, and the kernels take longest.
+JOBS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1))))
+MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX CARGO_BUILD_JOBS=$(JOBS) VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin develop --profile serve --locked --uv
 SERVING := $(VENV)/.serving
 
 # An installed torch of the base interpreter is used as it is; without one pip takes the registry's default build.
