@@ -108,9 +108,10 @@ rust-checks:
 
 # One binary of unit tests and at most one of others a crate; clippy looks at examples and benchmarks, and the extension
 # has no tests of its own: what only it needs is not built.
-RUST_TESTS := CARGO_INCREMENTAL=1 $(CARGO) test --quiet --workspace --exclude minisgl-py --lib --tests $(TESTED)
+RUST_TESTS := $(CARGO) test --quiet --workspace --exclude minisgl-py --exclude minisgl-kernels --lib --tests $(TESTED)
 rust-test: install
 	$(call said,tests in Rust,$(RUST_TESTS))
+	$(call said,tests of the kernels,$(CARGO) test --quiet -p minisgl-kernels --lib $(CHECKED) --config rust/kernel-tests.toml)
 
 # Whatever drives a scheduler runs under both, by the `control_plane` fixture.
 python-test: install

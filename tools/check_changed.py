@@ -131,7 +131,8 @@ def rust_parts(root: Path, changed: list[str]) -> list[Part]:
     clippy, strict = ["cargo", "clippy", "--quiet", "--locked", "--profile", "serve"], ["--", "-D", "warnings"]
     parts = [Part(f"clippy of {', '.join(crates)}", [*clippy, "--all-targets", *named, *strict])]
     if tested:
-        command = ["cargo", "test", "--quiet", "--lib", "--tests", *TESTED, *tested]
+        kernels = ["--config", "rust/kernel-tests.toml"] if "minisgl-kernels" in tested else []
+        command = ["cargo", "test", "--quiet", "--lib", "--tests", *TESTED, *kernels, *tested]
         parts.append(Part(f"tests of {', '.join(tested[1::2])}", command))
     if others:
         parts.append(Part(f"clippy of dependants: {', '.join(others[1::2])}", [*clippy, *others, *strict]))
@@ -151,7 +152,7 @@ def first_parts(changed: list[str]) -> list[Part]:
 def run(root: Path, part: Part) -> bool:
     """Run a part and print its line; what it said only if it failed."""
     begin = time.monotonic()
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CARGO_INCREMENTAL": "1"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     for name in ("MAKEFLAGS", "MFLAGS"):
         env.pop(name, None)  # cargo takes no part in how make deals out jobs
     done = subprocess.run(

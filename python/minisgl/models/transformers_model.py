@@ -173,7 +173,7 @@ def adapt(model: Any) -> None:
     """Replace the attention of `model` where that is needed."""
     for module in model.modules():
         if isinstance(module, FalconAttention):
-            module.forward = partial(_falcon, module, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(_falcon, module, module.forward)
 
 
 def _falcon(
