@@ -110,7 +110,7 @@ def python_target(root: Path, name: str, recorded: dict[str, float]) -> Target:
 def rust_targets(root: Path, name: str) -> list[Target]:
     """Build a crate's tests; return one target for each program that has a test of this name."""
     crate, _, part = name.removeprefix("rust:").partition("::")
-    flags = TESTED if (root / "rust" / "tests.toml").exists() else ("--locked",)
+    flags = TESTED if (root / "rust" / "tests.toml").exists() else ["--locked"]
     build = ["cargo", "test", "--quiet", "--no-run", "--message-format=json", "--lib", "--tests", *flags, "-p", crate]
     built = subprocess.run(build, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
