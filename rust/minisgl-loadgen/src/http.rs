@@ -1,4 +1,4 @@
-//! The client's half of HTTP/1.1: one request over a connection, and the body of its answer piece by piece as it arrives.
+//! The client's half of HTTP/1.1: one request over a connection, and its answer's body piece by piece as it arrives.
 //!
 //! Invariants: a body that ends before its framing says so is an error; heads, chunk lines and trailers are bounded; a
 //! connection is used again only if its answer was read to its end and both sides keep it open.
@@ -188,7 +188,7 @@ impl Received {
         &self.bytes[self.start..self.end]
     }
 
-    /// Returns the free part of the buffer, at least a byte. Errors if the unread bytes have reached the limit of a head.
+    /// Returns the free part of the buffer, at least a byte. Errors if the unread bytes are as long as a head may be.
     fn room(&mut self) -> Result<&mut [u8], Error> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);

@@ -169,12 +169,12 @@ fn header_that_does_not_describe_its_data_is_an_error() {
         ("{}".to_owned(), "bytes 0 to 4 of the data belong to no tensor"),
         (a(r#""shape":[2],"data_offsets":[4,0]"#), "do not fit its shape"),
         (
-            a(r#""shape":[2,9223372036854775808],"data_offsets":[0,4]"#),
-            "do not fit its shape",
+            a(r#""shape":[2,9223372036854775809],"data_offsets":[0,4]"#),
+            "a: its bytes 0 to 4 do not fit",
         ),
         (
             a(r#""shape":[1152921504606846978],"data_offsets":[0,4]"#),
-            "do not fit its shape",
+            "a: its bytes 0 to 4 do not fit",
         ),
         (
             a(r#""shape":[2],"data_offsets":[0,18446744073709551615]"#),
