@@ -182,16 +182,16 @@ def staged(
 ) -> list[dict[str, Any]]:
     """As `measure`, of a small model that agrees with so many tokens."""
     kind = Kind(f"agreement of {share:.0%}, staged", prompts, temperature=1.0)
-    loop = llms[GUESSING]._loop
-    real = loop._guesses
+    loop = llms[GUESSING].loop
+    real = loop.guesses
     assert real is not None
     found = []
     for at in range(0, len(prompts), clients):
         some = prompts[at : at + clients]
         said = answer(llms[PLAIN], some, kind, num_out).tokens
-        loop._guesses = Staged(real, [[*one, *other] for one, other in zip(some, said, strict=True)], share)
+        loop.guesses = Staged(real, [[*one, *other] for one, other in zip(some, said, strict=True)], share)
         found += measure(llms, dataclasses.replace(kind, prompts=some), clients, rounds, num_out, lambda: None)
-    loop._guesses = real
+    loop.guesses = real
     return found
 
 

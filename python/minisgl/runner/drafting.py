@@ -107,7 +107,7 @@ class DraftModel:
     """`vocab_size`: that of the large model; guesses end before ids that it has not."""
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
-        self._engine = engine
+        self.engine = engine
         self._control_plane = control_plane
         self._vocab_size = vocab_size
         self._step = 0
@@ -141,11 +141,11 @@ class DraftModel:
         return [Draft(one.req_id, len(one.tokens), tokens) for one, tokens in found if tokens]
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
 
     def _takes(self, asked: Asked) -> bool:
         fits = len(asked.tokens) + asked.count <= self._control_plane.buffers.limits.max_seq_len
-        return fits and int(asked.tokens.max()) < self._engine.info.vocab_size
+        return fits and int(asked.tokens.max()) < self.engine.info.vocab_size
 
     def _known(self, tokens: Sequence[int]) -> tuple[int, ...]:
         beyond = (i for i, token in enumerate(tokens) if token >= self._vocab_size)
@@ -170,7 +170,7 @@ class DraftModel:
         plane = self._control_plane
         self._step += 1
         plan = plane.schedule(self._step - 1, events)
-        result = self._engine.launch(plan, plane.buffers, self._assignments(plan)).wait()
+        result = self.engine.launch(plan, plane.buffers, self._assignments(plan)).wait()
         output = plane.commit(plan.step, result.tokens)
         columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist()
         for number, token, reason in zip(*columns, strict=True):

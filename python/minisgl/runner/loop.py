@@ -130,7 +130,7 @@ class StepLoop:
         self._ending = self._intake.ending
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
-        self._guesses = beside.guesses
+        self.guesses = beside.guesses
         self._trust = Trust()
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
@@ -242,7 +242,7 @@ class StepLoop:
     def _ask_for_drafts(self) -> list[Event]:
         """What a model guesses of the texts that may be guessed. It computes while no step is in flight: two forwards
         at once would be in each other's way, and all texts are guessed in the same forwards."""
-        if self._guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
+        if self.guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
             return []
         if not self._trust.asks():
             return []
@@ -255,7 +255,7 @@ class StepLoop:
         with self._timing.forward(self._intake.step):
             asked = [Asked(one.req_id, one.tokens, count, one.namespace) for one, count in requests]
             self._trust.judge(asked)
-            found = self._guesses.guess(asked)
+            found = self.guesses.guess(asked)
             self._trust.remember(found)
         self.timers.awake(self.timers.wait)
         return list(found)
