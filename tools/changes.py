@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTED = "--locked --profile serve --config rust/tests.toml".split()  # of `cargo test`, as in the Makefile
+TESTED = ["--locked", "--profile", "serve", "--config", "rust/tests.toml"]  # of `cargo test`, as in the Makefile
 MAIN = ("main", "origin/main")
 IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n(]*))|import[ \t]+([^\n]*))"
