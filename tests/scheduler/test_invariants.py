@@ -7,6 +7,7 @@ import pytest
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.reference.radix.nodes import page_key
+from minisgl.scheduler.reference.retraction import give_up_pages
 from minisgl.step import Events
 from tests.helpers.scheduler import Driver, arrival
 
@@ -98,3 +99,17 @@ def test_check_notices_a_broken_state(breakage: object) -> None:
         driver.plane.check()
     with pytest.raises(ControlPlaneError, match="dead"):
         driver.plane.stats() and driver.plane.schedule(2, Events())
+
+
+@pytest.mark.reference_only
+def test_pages_or_slot_given_up_twice_is_an_error_that_names_the_owner() -> None:
+    driver = Driver()
+    driver.step(arrival(7, [3] * 9))
+    state = driver.plane.state  # type: ignore[attr-defined]
+    request = next(iter(state.started))
+    slot = request.slot
+    driver.run()
+    with pytest.raises(ControlPlaneError, match=r"^request 7 has no pages to give up$"):
+        give_up_pages(request, state.tree)
+    with pytest.raises(ControlPlaneError, match=rf"^slot {slot} was freed, but is not in use$"):
+        state.slots.free(slot, None)

@@ -126,7 +126,7 @@ def test_locked_pages_are_protected_with_all_their_ancestors() -> None:
     assert (tree.num_evictable, tree.num_protected) == (1, 2)
     assert tree.match(tree.root, [1, 2, 5, 6], 0, 2).num_unlocked == 1
     assert evict(tree) == [2]
-    with pytest.raises(ControlPlaneError):
+    with pytest.raises(ControlPlaneError, match="more pages were evicted than the radix tree can give"):
         tree.evict(1)
     tree.release(handle)
     assert (tree.num_evictable, tree.num_protected) == (2, 0)
@@ -138,6 +138,15 @@ def test_releasing_twice_is_noticed() -> None:
     tree.release(handle)
     with pytest.raises(ControlPlaneError):
         tree.release(handle)
+
+
+def test_check_tree_child_with_more_locks_than_its_parent_is_refused() -> None:
+    tree = make_tree()
+    cache(tree, [1, 2, 3, 4])
+    child = hold(tree, [1, 2, 5, 6])
+    child.lock += 1
+    with pytest.raises(ControlPlaneError, match="a node has more locks than its parent"):
+        check_tree(tree)
 
 
 def test_the_tree_refuses_tokens_that_it_has_and_pages_that_are_not_full() -> None:
