@@ -49,7 +49,8 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
     """The model's numbers by the names that GGUF has for them, in its order of rows and experts."""
     config, out = model.config, dict[str, Floats]()
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    # some lists of gguf-py lack what files of the architecture may have: then the names are those of Llama
+    lists = [gguf.get_tensor_name_map(one, config.num_hidden_layers) for one in (kind, gguf.MODEL_ARCH.LLAMA)]
     experts: dict[str, list[Floats]] = {}
     for name, values in model.state_dict().items():
         array: Floats = values.float().numpy()
@@ -70,7 +71,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
         if arch in ("llama", "smollm3") and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             array = _interleave(array, heads)
-        out[names.get_name(name, (".weight", ".bias"))] = array
+        out[next(filter(None, (names.get_name(name, (".weight", ".bias")) for names in lists)))] = array
     return out | {name: np.stack(parts) for name, parts in experts.items()}
 
 
