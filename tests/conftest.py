@@ -30,7 +30,7 @@ import httpx
 import psutil
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from minisgl import envs
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
@@ -47,6 +47,13 @@ FRONT_ENDS = ("rust", "python")
 TIMEOUT_S, SLOW_TIMEOUT_S = 180, 1800  # on a quick, quiet machine; a failure, not a measurement
 WHOLE_SERVERS = {"clients", "e2e"}  # folders
 MAX_EXAMPLES = 40  # of a property, where it is not a long run
+# A slow machine, or what is drawn by chance, is no failure.
+settings.register_profile(
+    "minisgl",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile("minisgl")
 _DESELECTED: Counter[str] = Counter()  # by reason
 MARKED = {
     "slow": "slow (make slow-test)",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl import envs
@@ -331,7 +331,7 @@ def test_odd_templates(source: str) -> None:
         template.render(messages)
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=2000, deadline=None)
 @given(source=programs(), messages=st.lists(MESSAGE, min_size=1, max_size=3), variables=VARIABLES)
 def test_any_template(source: str, messages: list[Any], variables: dict[str, Any]) -> None:
     BothTemplates(source, TOKENS).render(messages, variables)
