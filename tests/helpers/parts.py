@@ -32,7 +32,7 @@ PARTS = {
         "e2e/test_tp_server.py",
         "e2e/test_transformers_server.py",
     ),
-    "bench": ("bench/*", "benchmark/*", "e2e/test_bench_serve.py"),
+    "bench": ("bench/*", "benchmark/*", "e2e/test_bench_serve.py", "tools/test_shake.py", "tools/test_mutate.py"),
     "clients": ("clients/*",),
     "gpu": ("gpu/*",),
     "ray": ("ray/*", "deploy/test_ray.py"),

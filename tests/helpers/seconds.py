@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "seconds.json"  # CPU seconds by file, of those that take any; `--record-seconds` writes it
 EVERY_S = 5.0
 SHOWN = 20
+UNRECORDED_S = 3.0  # of CPU on a quick machine, that a file without a record may take
 _PATIENCE = "TEST_PATIENCE"  # measured once: the other processes of a run find it here
 _QUICK_S = 0.05  # what `_work` takes on a quick, quiet core
 
@@ -135,6 +136,11 @@ class Tally:
             found.append(f"{cpu:8.1f} s of CPU {wall:8.1f} s  {name}")
         total = sum(self.cpu.values()), sum(self.wall.values())
         return [*found, f"{total[0]:8.1f} s of CPU {total[1]:8.1f} s  all of {self.num_tests} tests"]
+
+    def unrecorded(self) -> dict[str, float]:
+        """Return the files that took long and that `RECORD` lacks, with their seconds: they would run last, alone."""
+        known, least = recorded(), patiently(UNRECORDED_S)
+        return {file: round(took, 1) for file, took in self.cpu.items() if took > least and file not in known}
 
     def record(self) -> None:
         """Keep what this run's files took beside what others took before."""
