@@ -33,7 +33,7 @@ from minisgl.bench.report import table  # noqa: E402
 from minisgl.bench.stats import in_turns  # noqa: E402
 from minisgl.kernels import experts, experts_tiles  # noqa: E402
 from minisgl.kernels.experts_tiles import Tile  # noqa: E402
-from minisgl.layers.experts import _grouped  # noqa: E402
+from minisgl.layers.experts import grouped  # noqa: E402
 
 FLOPS_PER_S = 790e12  # of an H200's tensor cores, as reached by a large bfloat16 product
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 8192)
@@ -131,7 +131,7 @@ def timed(run: Callable[[], object], device: str, least_s: float) -> float:
 
 
 def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[str, Any]:
-    forms: dict[str, Callable[[], object]] = {"grouped": through(_grouped, work, tokens)}
+    forms: dict[str, Callable[[], object]] = {"grouped": through(grouped, work, tokens)}
     if experts.serves(work.layers[0][0]):
         forms["fused"] = through(experts.run, work, tokens)
         forms["fused_graph"] = captured(forms["fused"])  # type: ignore[arg-type]
