@@ -165,7 +165,7 @@ def small_model(folder: Path, kind: type[DraftModel]) -> DraftModel:
 
 
 def idle_pages(model: DraftModel) -> int:
-    plane = model.loop.control_plane
+    plane = model.control_plane
     plane.check()
     assert plane.stats().num_live == plane.stats().num_draining == 0
     return plane.stats().num_free_pages + plane.stats().num_evictable_pages

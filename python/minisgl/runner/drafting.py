@@ -108,7 +108,7 @@ class DraftModel:
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
         self.engine = engine
-        self._control_plane = control_plane
+        self.control_plane = control_plane
         self._vocab_size = vocab_size
         self._step = 0
         self._next_id = 0
@@ -144,7 +144,7 @@ class DraftModel:
         self.engine.close()
 
     def _takes(self, asked: Asked) -> bool:
-        fits = len(asked.tokens) + asked.count <= self._control_plane.buffers.limits.max_seq_len
+        fits = len(asked.tokens) + asked.count <= self.control_plane.buffers.limits.max_seq_len
         return fits and int(asked.tokens.max()) < self.engine.info.vocab_size
 
     def _known(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ class DraftModel:
             events = Events([Abort(number) for number, text in self._owners.items() if not text.found])
 
     def _compute(self, events: Events) -> None:
-        plane = self._control_plane
+        plane = self.control_plane
         self._step += 1
         plan = plane.schedule(self._step - 1, events)
         result = self.engine.launch(plan, plane.buffers, self._assignments(plan)).wait()
@@ -179,7 +179,7 @@ class DraftModel:
                 text.found.append(token)
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
-        entry = self._control_plane.buffers.ring[plan.ring_index]
+        entry = self.control_plane.buffers.ring[plan.ring_index]
         slots = entry.assigned[: plan.num_assigned, 0].tolist()
         numbers = entry.assigned_ids[: plan.num_assigned].tolist()
         texts = [self._owners[number].asked.tokens for number in numbers]
