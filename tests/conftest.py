@@ -38,7 +38,7 @@ from minisgl.scheduler.backend import make_control_plane
 from tests.helpers import forking, parts
 from tests.helpers.gateway import has_gateway
 from tests.helpers.processor import without_amx
-from tests.helpers.seconds import WAIT_S, Meter, Tally, longest_first, patiently, recorded
+from tests.helpers.seconds import WAIT_S, Meter, Tally, file_of, longest_first, patiently, recorded
 
 for _limit in ("connect", "read", "write", "pool"):  # 5 s of whoever names no limit: a verdict on a busy machine
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _limit, WAIT_S)
@@ -86,10 +86,11 @@ def slice_of(text: str) -> tuple[int, int]:
 
 
 def in_slice(item: pytest.Item, index: int, count: int) -> bool:
-    """Whether a test is in a share: by the hash of its id, so that the shares are the same everywhere. All tests that
-    want the extension built once more are in one."""
-    name = "panicking" if "panicking" in getattr(item, "fixturenames", ()) else item.nodeid
-    return zlib.crc32(name.encode()) % count == index
+    """Whether a test is in a share: by the hash of its file's name, so that the shares are the same everywhere and a
+    test finds what tests before it in the file left in their server. Tests that want the extension built once more are
+    in one share."""
+    is_built = "panicking" in getattr(item, "fixturenames", ())
+    return zlib.crc32(b"panicking" if is_built else file_of(item.nodeid).encode()) % count == index
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
