@@ -108,12 +108,12 @@ def answer(llm: LLM, prompts: Sequence[Ids], kind: Kind, num_out: int) -> Run:
         SamplingParams(temperature=kind.temperature, seed=i, max_tokens=num_out, ignore_eos=True)
         for i in range(len(prompts))
     ]
-    before, texts = llm.loop.control_plane.stats(), list[float]()
+    before, texts = llm._loop.control_plane.stats(), list[float]()
     began, cpu = time.perf_counter(), time.process_time()
     found = llm.generate(list(prompts), params, progress=False, on_text=lambda *_: texts.append(time.perf_counter()))
     ended = time.perf_counter()
     seconds = {DECODE: ended - texts[0], WHOLE: ended - began, CPU: time.process_time() - cpu}
-    after = llm.loop.control_plane.stats()
+    after = llm._loop.control_plane.stats()
     tokens = [one.token_ids for one in found]
     return Run(
         seconds,
@@ -182,7 +182,7 @@ def staged(
 ) -> list[dict[str, Any]]:
     """As `measure`, of a small model that agrees with so many tokens."""
     kind = Kind(f"agreement of {share:.0%}, staged", prompts, temperature=1.0)
-    loop = llms[GUESSING].loop
+    loop = llms[GUESSING]._loop
     real = loop.guesses
     assert real is not None
     found = []

@@ -64,5 +64,5 @@ def test_a_call_that_is_cut_short_leaves_an_empty_engine(llm: LLM) -> None:
 
     with pytest.raises(CutShort):
         llm.generate(PROMPTS, SamplingParams(max_tokens=30, ignore_eos=True), progress=False, on_text=on_text)
-    assert llm._client.num_live == 0 and llm.loop.idle
+    assert llm._client.num_live == 0 and llm._loop.idle
     assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=3), progress=False)) == 3

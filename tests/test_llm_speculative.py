@@ -31,7 +31,7 @@ def answers(asked: dict[str, Any], speculative: str | None, backend: str) -> tup
     settings: dict[str, Any] = {"num_pages": 400, "page_size": 4, "log_level": "error", "cpu_backend": backend}
     with LLM("none", engine="echo", speculative=speculative, **settings) as llm:
         found = [one for _ in range(2) for one in llm.generate(PROMPTS, params, progress=False)]
-        return found, llm.loop.control_plane.stats()
+        return found, llm._loop.control_plane.stats()
 
 
 @pytest.mark.parametrize("backend", ["python", "rust_hotpath"])

@@ -108,20 +108,20 @@ class LLM:
         say = _say if self._shows("info") else _say_nothing
         early = EarlyTokenizer(self.config)
         terminal = sys.stderr if self._shows("info") and sys.stderr.isatty() else None
-        self.engine, self.guesses = build_engines(self.config, Display(say, terminal))
-        info = self.engine.info
+        self._engine, self._guesses = build_engines(self.config, Display(say, terminal))
+        info = self._engine.info
         self._control_plane = build_control_plane(self.config, info, _say_all)
         self._client = InProcessClient()
         self._compiler = build_compiler(info)
-        self.loop = StepLoop(
+        self._loop = StepLoop(
             self._control_plane,
-            self.engine,
+            self._engine,
             self._client.receive,
             LoopSettings.of(self.config),
             timing=Timing(
                 timers=step_timers(self.config.debug.profile_steps, say), step_time=build_step_time(self.config, info)
             ),
-            beside=Beside(self._compiler, guesses=self.guesses),
+            beside=Beside(self._compiler, guesses=self._guesses),
         )
         for name, folder in self.config.lora:
             self.load_lora(name, folder)
@@ -211,10 +211,10 @@ class LLM:
         cache import` take elsewhere; of how many tokens. Raises `ParamError`, `ConfigError`."""
         ids = self._prefix_ids(prefix)
         self._insert(ids, pin=False)
-        if not isinstance(self.engine, Exports):
-            raise ConfigError(f"{path}: --engine {self.engine.info.name} gives no pages away: only --engine cpu does")
-        self.engine.export_pages(ids, Path(path))
-        return len(ids) // self.engine.info.page_size * self.engine.info.page_size
+        if not isinstance(self._engine, Exports):
+            raise ConfigError(f"{path}: --engine {self._engine.info.name} gives no pages away: only --engine cpu does")
+        self._engine.export_pages(ids, Path(path))
+        return len(ids) // self._engine.info.page_size * self._engine.info.page_size
 
     def _prefix_ids(self, prefix: Prompt | Sequence[Message]) -> Int32Array:
         if isinstance(prefix, str) or not prefix or not isinstance(prefix[0], dict):
@@ -227,10 +227,10 @@ class LLM:
         book = self._client.prefixes
         found = book.insert(ids, pin=pin)
         while not book.is_settled(found):
-            self._client.step(self.loop.step)
+            self._client.step(self._loop.step)
         if (refusal := found.refusal) is not None:
             book.remove(found)
-            self._client.step(self.loop.step)
+            self._client.step(self._loop.step)
             raise ParamError("prefix", len(ids), refusal.reason)
         return found
 
@@ -247,17 +247,17 @@ class LLM:
         return sum(clearing.num_pages.values())
 
     def _settle(self) -> None:
-        self._client.step(self.loop.step)
-        while not self.loop.idle:
-            self.loop.step([])
+        self._client.step(self._loop.step)
+        while not self._loop.idle:
+            self._loop.step([])
 
     def close(self) -> None:
-        self.loop.timers.close()
+        self._loop.timers.close()
         if self._compiler is not None:
             self._compiler.close()
-        if self.guesses is not None:
-            self.guesses.close()
-        self.engine.close()
+        if self._guesses is not None:
+            self._guesses.close()
+        self._engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -277,7 +277,7 @@ class LLM:
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
         """Checked, and as the engine knows it."""
-        return with_bad_words(params.check(), self.tokenizer, self.engine.info.vocab_size)
+        return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
 
     def _adapted(self, params: SamplingParams, name: str | None) -> SamplingParams:
         if name is None:
@@ -288,9 +288,9 @@ class LLM:
 
     def _check_fits(self, ids: Int32Array, params: SamplingParams) -> None:
         limit = self._control_plane.buffers.limits.max_seq_len
-        vocab_size = self.engine.info.vocab_size
-        if self.engine.info.kind != "decoder":
-            raise ParamError("model", self.engine.info.kind, "gives embeddings and no text: serve it")
+        vocab_size = self._engine.info.vocab_size
+        if self._engine.info.kind != "decoder":
+            raise ParamError("model", self._engine.info.kind, "gives embeddings and no text: serve it")
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:
@@ -330,8 +330,8 @@ class LLM:
                 while self._client.num_live:
                     if interrupted():
                         raise KeyboardInterrupt
-                    self.loop.wait_for_grammar()
-                    self._client.step(self.loop.step)
+                    self._loop.wait_for_grammar()
+                    self._client.step(self._loop.step)
                     texts, self._texts = self._texts, []
                     if on_text is not None:
                         for output, text in texts:
@@ -340,9 +340,9 @@ class LLM:
                         bar.update(total - self._client.num_live - bar.n)
             except BaseException:  # Ctrl-C among them: the next call must find an empty engine
                 self._texts.clear()
-                self._client.abort_all(self.loop.step)
-                while not self.loop.idle:
-                    self.loop.step([])
+                self._client.abort_all(self._loop.step)
+                while not self._loop.idle:
+                    self._loop.step([])
                 raise
 
 

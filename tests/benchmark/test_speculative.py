@@ -63,7 +63,7 @@ class Asleep:
 def test_a_staged_agreement_is_the_share_that_was_asked_for() -> None:
     settings = {"engine": "echo", "num_pages": 200, "page_size": 4, "log_level": "error"}
     llms = {PLAIN: LLM("none", **settings), GUESSING: LLM("none", speculative="ngram:4", **settings)}
-    llms[GUESSING].loop.guesses = Asleep()
+    llms[GUESSING]._loop.guesses = Asleep()
     always, never = (staged(llms, share, PROMPTS, 2, 1, 60) for share in (1.0, 0.0))
     for llm in llms.values():
         llm.close()

@@ -276,8 +276,8 @@ def test_after_kills_at_random_moments_every_answer_is_exact(tiny: Path, tmp_pat
         LLM(str(tiny), log_level="error", **small(tiny)) as plain,
         LLM(str(tiny), log_level="error", cache_dir=str(cache), **small(tiny)) as watcher,
     ):
-        assert isinstance(watcher.engine, CpuEngine)
-        store = watcher.engine.store
+        assert isinstance(watcher._engine, CpuEngine)
+        store = watcher._engine.store
         assert store is not None
         for _ in range(kills):
             tails = [[rng.randrange(3, 250) for _ in range(rng.randrange(1, 60))] for _ in range(24)]

@@ -243,9 +243,9 @@ def test_its_memory_is_part_of_what_is_set_aside(spoken: Path, monkeypatch: pyte
     pools, memory = {}, 8 << 20
     for speculative in (None, f"model:{spoken}:4"):
         with LLM(str(spoken), engine="cpu", memory=memory, speculative=speculative, log_level="error") as llm:
-            assert isinstance(llm.engine, CpuEngine)
-            pools[speculative] = llm.engine.pool_bytes
-            small = llm.guesses
+            assert isinstance(llm._engine, CpuEngine)
+            pools[speculative] = llm._engine.pool_bytes
+            small = llm._guesses
             [answer] = llm.generate("a b c", SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
             assert len(answer.token_ids) == 9
     assert isinstance(small, DraftModel) and isinstance(small.engine, CpuEngine)

@@ -57,13 +57,13 @@ def expected(model: Path) -> list[list[int]]:
 
 
 def store_of(llm: LLM) -> PageStore:
-    assert isinstance(llm.engine, CpuEngine) and llm.engine.store is not None
-    return llm.engine.store
+    assert isinstance(llm._engine, CpuEngine) and llm._engine.store is not None
+    return llm._engine.store
 
 
 def counts(llm: LLM) -> StoreCounts:
-    assert isinstance(llm.engine, CpuEngine)
-    found = llm.engine.store_counts()
+    assert isinstance(llm._engine, CpuEngine)
+    found = llm._engine.store_counts()
     assert found is not None
     return found
 

@@ -84,9 +84,9 @@ def test_an_adapter_finds_its_own_pages_by_another_name(world: World, tmp_path: 
     with world.opened(tmp_path, {"z": "b", "y": "a", "x": "a, scaled"}, cpu_backend=cpu_backend) as llm:
         for name, which in (("z", "b"), ("", ""), ("x", "a, scaled"), ("y", "a")):
             assert ask(llm, name) == (world.cold[which], BORDER)
-        before = llm.engine.store_counts()  # type: ignore[attr-defined]
+        before = llm._engine.store_counts()  # type: ignore[attr-defined]
         assert ask(llm, "y") == (world.cold["a"], BORDER)
-        assert llm.engine.store_counts() == before, "the tree has it: nothing is read"  # type: ignore[attr-defined]
+        assert llm._engine.store_counts() == before, "the tree has it: nothing is read"  # type: ignore[attr-defined]
     assert PageStore.verify(str(tmp_path))[3] == 0
 
 
@@ -97,7 +97,7 @@ def test_of_another_adapter_under_its_name_nothing_is_found(world: World, tmp_pa
             llm.load_lora("x", world.adapters[which])
             assert ask(llm, "x") == (world.cold[which], cached)
             llm.unload_lora("x")
-            llm.engine.store.flush(60.0)  # type: ignore[attr-defined]
+            llm._engine.store.flush(60.0)  # type: ignore[attr-defined]
 
 
 def test_who_is_sent_back_to_wait_comes_back_in_its_own_space(world: World, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_who_is_sent_back_to_wait_comes_back_in_its_own_space(world: World, tmp_
         settings = SETTINGS | {"num_pages": num_pages, "max_running_requests": 6, "max_seq_len": 80}
         with LLM(str(world.model), **settings, cache_dir=cache and str(cache), lora=lora) as llm:
             found = [one.token_ids for one in llm.generate(prompts, params, lora=names, progress=False)]
-            stats = llm.loop.control_plane.stats()
+            stats = llm._loop.control_plane.stats()
             return found, stats.num_retracted_total, stats.num_loaded_pages_total
 
     expected = answers(None, 60)[0]

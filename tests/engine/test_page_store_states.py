@@ -56,8 +56,8 @@ def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams
 
 
 def counts(llm: LLM) -> StoreCounts:
-    assert isinstance(llm.engine, CpuEngine)
-    found = llm.engine.store_counts()
+    assert isinstance(llm._engine, CpuEngine)
+    found = llm._engine.store_counts()
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def test_a_new_engine_begins_behind_the_last_page_with_the_bits_of_a_cold_start(
         found, cached = answers(llm)
         assert found == cold and cached == borders(PROMPTS)
         assert counts(llm).num_loaded_states == 3 and counts(llm).num_loaded >= 13
-        stats = llm.loop.control_plane.stats()
+        stats = llm._loop.control_plane.stats()
         assert stats.num_prompt_tokens_total - stats.num_cached_tokens_total == sum(len(one) for one in PROMPTS) - sum(
             cached
         )
@@ -133,7 +133,7 @@ def test_each_damaged_or_missing_file_is_computed(small: Path, tmp_path: Path) -
     with opened(small, tmp_path) as llm:
         cold = answers(llm)[0]
     with opened(small, tmp_path) as llm:
-        store = llm.engine.store  # type: ignore[attr-defined]
+        store = llm._engine.store  # type: ignore[attr-defined]
         for file in files(tmp_path):
             whole = file.read_bytes()
             for wrong in (whole[:-3] + bytes([whole[-3] ^ 8]) + whole[-2:], whole[:90], b"", None):
@@ -169,7 +169,7 @@ def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_pa
     def run(num_pages: int, folder: Path | None) -> tuple[Answers, int, int]:
         with opened(small, folder, num_pages=num_pages, **settings) as llm:
             found = answers(llm, prompts, params)[0]
-            stats = llm.loop.control_plane.stats()
+            stats = llm._loop.control_plane.stats()
             return found, stats.num_retracted_total, stats.num_loaded_pages_total
 
     expected = run(60, None)[0]
@@ -188,7 +188,7 @@ def slow(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def test_a_disk_that_is_slower_than_computing_is_not_waited_for(slow: LLM) -> None:
     cold = answers(slow)[0]
-    slow.engine.store.slow_down(0.5)  # type: ignore[attr-defined]
+    slow._engine.store.slow_down(0.5)  # type: ignore[attr-defined]
     slow.clear_cache()
     found, cached = answers(slow, [PROMPTS[0]])
     assert found == cold[:1] and cached[0] <= 5 * SIZE, cached

@@ -262,7 +262,7 @@ def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[li
 
     ids, length = (
         [np.asarray(prompt, np.int32) for prompt in prompts],
-        llm.loop.control_plane.buffers.limits.max_seq_len,
+        llm._loop.control_plane.buffers.limits.max_seq_len,
     )
     states += llm._client.submit(ids, params, llm.tokenizer, length, Subscriber(take))
     llm._run(False, None)

@@ -46,8 +46,8 @@ def test_each_step_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_told_is_measured_as_well() -> None:
     with LLM("none", engine="echo", log_level="debug") as llm:
         llm.generate("hello", GREEDY, progress=False)
-        assert isinstance(llm.loop.control_plane, NarratingControlPlane)
-        timers = llm.loop.timers
+        assert isinstance(llm._loop.control_plane, NarratingControlPlane)
+        timers = llm._loop.timers
         assert timers.metadata.count == timers.schedule.count > 0
 
 
@@ -55,7 +55,7 @@ def test_what_is_told_is_measured_as_well() -> None:
 def test_below_it_nothing_is_told_of_steps(capsys: pytest.CaptureFixture[str], level: str) -> None:
     assert told(capsys, level, ["hello"]) == []
     with LLM("none", engine="echo", log_level=level) as llm:
-        assert not isinstance(llm.loop.control_plane, NarratingControlPlane)
+        assert not isinstance(llm._loop.control_plane, NarratingControlPlane)
 
 
 @pytest.mark.parametrize(("level", "shown"), [("info", True), ("warning", True), ("error", False)])
