@@ -32,6 +32,7 @@ OF_THE_REPOSITORY = {
     "test_mirror.py",
     "test_namesakes.py",
     "test_pages.py",
+    "test_suite.py",
 }
 # Modules without a test of their name are tested with their callers; by the folder, or the file, where that is.
 TOGETHER = {

@@ -97,8 +97,7 @@ class ServerProcess:
 
         def found() -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
-                forked = FORKED if isinstance(self.process, Minisgl) else ENGINE
-                return [child for child in self.children() if {ENGINE, forked}.intersection(child.cmdline())]
+                return [child for child in self.children() if {ENGINE, FORKED}.intersection(child.cmdline())]
             return []
 
         until(lambda: bool(found()), "it has no engine process")

@@ -4,8 +4,8 @@ A template process, one for each process of tests, has imported what a server an
 nothing, as `minisgl.supervisor.child` does behind one port. `Minisgl` is a `subprocess.Popen` whose program it forks.
 
 Invariants: the forked program has the arguments, environment, folder, standard streams and process group that
-`subprocess.Popen` would give it, ends as an interpreter ends, and is reaped at once; the template process has one
-thread and ends with the process of tests.
+`subprocess.Popen` would give it, ends as an interpreter ends, and is reaped at once; its CPU seconds are counted
+(`forked_cpu_s`); the template process has one thread and ends with the process of tests.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ MINISGL, ENGINE, FORKED = "minisgl", "minisgl.runner.process", "tests.helpers.fo
 NOT_ONE_ENGINE = {"--tp", "--models", "--models-dir"}
 """Flags of servers whose processes are started as ever."""
 STREAMS = 3
+ENDED = struct.Struct("id")
+"""What the template process writes at the end of a process: its exit code and its CPU seconds, with its children's."""
+_forked_cpu_s = 0.0
 _template: tuple[int, socket.socket, int] | None = None  # the process that started it, the socket to it, its id
 
 
@@ -58,6 +61,11 @@ def template_processes() -> list[int]:
     return [] if _template is None or _template[0] != os.getpid() else [_template[2]]
 
 
+def forked_cpu_s() -> float:
+    """Return the CPU seconds of forked processes that have ended, with what they had waited for."""
+    return _forked_cpu_s
+
+
 class Minisgl(subprocess.Popen[Any]):
     """`python -m minisgl ...`, forked. Takes the arguments of `subprocess.Popen`."""
 
@@ -77,7 +85,9 @@ class Minisgl(subprocess.Popen[Any]):
             written.flush()
             ask = _ask()
             socket.send_fds(ask, [b"fork"], [*given_streams, ends, written.fileno()])
-            self.pid = int(ask.recv(32))
+            answer = ask.recv(32)
+            assert answer, "the template process has ended: its error stands above"
+            self.pid = int(answer)
         os.close(ends)
         self._child_created = True
         self._ended = ours
@@ -90,7 +100,9 @@ class Minisgl(subprocess.Popen[Any]):
             return None
         with self._waitpid_lock:  # type: ignore[attr-defined]
             if self.returncode is None:
-                self.returncode = struct.unpack("i", os.read(self._ended, 4))[0]
+                global _forked_cpu_s  # noqa: PLW0603
+                self.returncode, cpu_s = ENDED.unpack(os.read(self._ended, ENDED.size))
+                _forked_cpu_s += cpu_s
                 os.close(self._ended)
             return self.returncode
 
@@ -101,6 +113,10 @@ class Minisgl(subprocess.Popen[Any]):
         if (code := self._read_code(timeout)) is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return code
+
+
+if not hasattr(os, "pidfd_open"):  # of Linux; elsewhere servers are started as ever
+    Minisgl = subprocess.Popen  # type: ignore[misc,assignment]
 
 
 def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -117,7 +133,7 @@ def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]
 
 
 def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]:
-    """Make this process what `request` asks for; returns what it does then."""
+    """Make this process what `request` asks for; returns the function that does its work."""
     for number, one in enumerate(streams):
         os.dup2(one, number)
     for one in streams:
@@ -146,11 +162,12 @@ def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]
 
 
 def _report_ended(children: dict[int, tuple[int, int]], descriptor: int) -> None:
+    """Reap the process of a descriptor, and write how it ended."""
     pid, ends = children.pop(descriptor)
     os.close(descriptor)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _, status, used = os.wait4(pid, 0)
     with contextlib.suppress(BrokenPipeError):
-        os.write(ends, struct.pack("i", code))
+        os.write(ends, ENDED.pack(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
     os.close(ends)
 
 

@@ -15,6 +15,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.forking import forked_cpu_s
+
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "seconds.json"  # CPU seconds by file, of those that take any; `--record-seconds` writes it
 EVERY_S = 5.0
@@ -76,9 +78,9 @@ def longest_first(nodeids: list[str], seconds: dict[str, float]) -> list[int]:
 
 
 def cpu_s() -> float:
-    """Of this process and of all that it has waited for."""
+    """Return the CPU seconds of this process and of all that it has waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime + one.ru_stime for one in used) + forked_cpu_s()
 
 
 class Meter:
