@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = ROOT / "tests" / "lines.json"
 SOURCE = {".py", ".pyi", ".rs", ".js", ".ts", ".css", ".html", ".jinja"}
 FOLDERS = {"python": SOURCE, "rust": SOURCE, "tests": SOURCE, "tools": SOURCE, "benchmark": SOURCE, "docs": {".md"}}
-"""What is counted below each folder, by suffix."""
+"""The suffixes of the files that are counted below each folder."""
 WHOLE = {"tools", "benchmark", "docs"}
 """Folders that are one room each; the rooms of the others are the folders in them."""
 LEFT_OUT = {"__pycache__", "node_modules", "vendor", "runs"}
 SLACK = 0.02
-"""How far a ceiling may stand above its room, as a fraction: a change of some lines needs no change of ceilings."""
+"""The fraction by which a ceiling may stand above its room: a small change needs no change of ceilings."""
 
 
 def room_of(file: Path) -> str:

@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     neighbours: list[int]
     """The core of each neighbour."""
     prefix: list[str]
-    """What holds the test's command to a core."""
+    """The command that holds the test's command to a core."""
     slower: float
 
 

@@ -130,7 +130,7 @@ class LLM:
         self.default_params = SamplingParams(
             **read_defaults(info.model_dir, self.config.generation_config, self.config.model)
         )
-        """What a call without `params` samples with: the model's own defaults."""
+        """The sampling of a call without `params`: the model's own defaults."""
         self._texts: list[tuple[RequestOutput, str]] = []  # of this step
         for one in self.config.warm_prefixes:
             self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)

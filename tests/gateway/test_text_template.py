@@ -33,7 +33,7 @@ TEXTS = ["", " ", "\n", "  \n", "a", "\n  b", "{# c #}", "\n{#- c #}\n", "é", "
 
 
 def _expressions() -> dict[str, Source]:
-    """By kind."""
+    """Return a strategy for each kind of source, by its name."""
     found: dict[str, Source] = {}
 
     def of_rule(rule: str) -> Source:
@@ -143,7 +143,7 @@ class BothTemplates:
     def render(
         self, messages: Sequence[Any], variables: Mapping[str, Any] | None = None, prompt: bool = True
     ) -> str | None:
-        """What both render; `PASSED_ON` if the gateway does not."""
+        """Return what both render; `PASSED_ON` if the gateway does not."""
         if self.rust is None:
             return PASSED_ON
         given = variables or {}

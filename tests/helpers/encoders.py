@@ -75,8 +75,8 @@ def pooled(hidden: Tensor, pooling: str) -> Tensor:
 
 
 def alibi(heads: int, tokens: int) -> Tensor:
-    """What ALiBi (arXiv 2108.12409) adds to the scores of an encoder, [heads, tokens, tokens]: slopes are the powers of
-    one number for a power of two, with those of twice as many heads between them for other counts."""
+    """Return the bias that ALiBi (arXiv 2108.12409) adds to an encoder's scores, [heads, tokens, tokens].
+    Slopes are powers of one number for a power of two, with those of twice as many heads between them for others."""
     whole = 2 ** (heads.bit_length() - 1)
     first = torch.tensor([2.0 ** (-8 / whole)])
     between = first.sqrt() ** torch.arange(1, 2 * whole, 2)
@@ -144,7 +144,7 @@ class _Routed(nn.Module):
         self.experts = _Experts(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Of all experts, with 0 as the weight of those that are not chosen."""
+        """Compute all experts, with 0 as the weight of those that are not chosen."""
         shares = self.router.layer(hidden).softmax(-1)
         chosen = torch.zeros_like(shares).scatter(-1, shares.topk(self.top_k, -1).indices, 1.0)
         up, down = (one.view(self.num, -1, hidden.shape[-1]) for one in (self.experts.mlp.w1, self.experts.mlp.w2))

@@ -18,24 +18,24 @@ class Row(NamedTuple):
     variant: str
     """A name in the table of tests/helpers/variants.py."""
     tokenizer: str = "gpt-2"
-    """What the converter writes as `tokenizer.ggml.pre`, or `SENTENCEPIECE` or `OF_TEXT`."""
+    """The `tokenizer.ggml.pre` that the converter writes, or `SENTENCEPIECE` or `OF_TEXT`."""
     changes: Config = {}  # noqa: RUF012
     norms_less: int = 0
-    """What the model itself adds to the weights of its norms."""
+    """The number that the model adds to the weights of its norms."""
     packed: bool = False
-    """Its experts are in MXFP4."""
+    """Whether the experts are in MXFP4."""
     decoded: bool = False
     """Whether llama.cpp serves what its quantizer decodes: then it does not round to 8 bits, on which it hangs what
     comes out of 64 layers or of a delta net, and which experts are chosen. One step in ten may differ in that, still:
     with two layers less often."""
     without: tuple[str, ...] = ()
-    """Of the usual sizes: its config makes them of others."""
+    """Names of sizes that the config derives from others, and so must not be given."""
     said: Config = {}  # noqa: RUF012
-    """What published files have in their config.json, and transformers writes otherwise. None: they do not have it."""
+    """Fields of published config.json files that transformers writes otherwise; None for a field that they lack."""
     rewrite: str = ""
     """The change of their tensors, by its name in that test."""
     options: tuple[str, ...] = ()
-    """Of the converter."""
+    """Further arguments of the converter."""
 
 
 # fmt: off

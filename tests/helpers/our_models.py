@@ -1,4 +1,4 @@
-"""What was seen of the tiny checkpoints of tests/helpers/variants.py. `our_models.json` keeps the figures of a run;
+"""Measure the tiny checkpoints of tests/helpers/variants.py. `our_models.json` keeps the figures of a run;
 docs/features.md has them in three tables.
 
 `python -m tests.helpers.our_models NAME...` measures names of the table, of `CASES`, and rows of
@@ -122,7 +122,7 @@ def theirs(figures: Figures) -> list[tuple[str, ...]]:
 
 
 TABLES = {"native models": native, "encoders": encoders, "seen through transformers": theirs}
-"""By the mark before each in the page."""
+"""The tables, by the mark before each in the page."""
 
 
 def written(page: str, figures: Figures) -> str:

@@ -306,7 +306,7 @@ def check_error(response: httpx.Response, status: int | None = None) -> dict[str
 
 
 def until_in_time(ask: Callable[[], T], is_in_time: Callable[[T], bool]) -> T:
-    """What `ask` returns, asked again where this machine stood still for longer than the server's limit allows."""
+    """Return what `ask` returns; it is asked again where this machine stood still for longer than the limit allows."""
     deadline = time.monotonic() + WAIT_S
     while not is_in_time(found := ask()) and time.monotonic() < deadline:
         pass

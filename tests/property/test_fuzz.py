@@ -51,7 +51,7 @@ def test_a_pin_whose_last_page_made_room_for_a_state(control_plane: Factory) -> 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("states", [False, True], ids=["", "states"])
 def test_seeded_long(control_plane: Factory, times: int, states: bool) -> None:
-    """What some scenarios do not show: a state that was saved on a node that had gone came after more than 300."""
+    """More scenarios show more: a state that was saved on a node that had gone came after more than 300."""
     for _ in runs(range(NUM_SEEDS, NUM_SEEDS + times * NUM_SEEDS_SLOW), control_plane, states):
         pass
 

@@ -17,7 +17,7 @@ from minisgl.sampling_params import ParamError, SamplingParams
 FILE = "generation_config.json"
 _HINT = "or use --generation-config none"
 EMBEDDED: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}
-"""What the makers of the embedded model sample it with, on its page; its GGUF file does not say it."""
+"""The sampling that the makers of the embedded model advise on its page; its GGUF file does not have it."""
 _FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),

@@ -1,3 +1,3 @@
-//! What can go wrong, of the kernels and of the engine alike.
+//! Errors of the engine, which are those of its kernels.
 
 pub use minisgl_kernels::error::{Error, Fault, Result};

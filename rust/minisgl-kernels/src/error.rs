@@ -1,8 +1,8 @@
-//! What can go wrong, with the text that a user reads.
+//! Errors of kernels and of the engine, with the text that a user reads.
 
 use std::fmt;
 
-/// Whose fault it is decides what the caller does next.
+/// The cause of an error, which decides what the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A file is damaged or does not fit the model; the text names file and tensor.
@@ -18,7 +18,7 @@ pub enum Fault {
 /// An error with its text, which names what is wrong, its value and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Whose fault it is.
+    /// The cause.
     pub fault: Fault,
     text: String,
 }

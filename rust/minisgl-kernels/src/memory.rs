@@ -57,13 +57,13 @@ impl Zeroed {
         }
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
 
-    /// How many bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -94,7 +94,7 @@ impl Zeroed {
 pub struct Reserved(Mapping);
 
 impl Reserved {
-    /// So many of them; none if the system refuses.
+    /// Maps `len` bytes of zeros. `None` if the system refuses.
     #[must_use]
     pub fn new(len: usize) -> Option<Self> {
         Mapping::new(len, true).map(Self)

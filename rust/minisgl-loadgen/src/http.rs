@@ -39,7 +39,7 @@ pub(crate) struct Exchange<'a, S = TcpStream> {
     framing: Framing,
 }
 
-/// What the head of an answer says about it.
+/// The head of an answer: its size in bytes, its status, and how its body ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Head {
     size: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Head {
     framing: Framing,
 }
 
-/// Where the reading of a body stands. Numbers are the bytes that are left.
+/// The way in which a body ends, and the bytes of it that are left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Framing {
     Length(u64),

@@ -191,7 +191,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
 struct Info {
     dtype: String,
     shape: Vec<usize>,
-    /// Where its bytes begin and end in the data.
+    /// The first byte and the end of the tensor, counted from the end of the header.
     data_offsets: (usize, usize),
 }
 
@@ -271,7 +271,8 @@ fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
 }
 
 impl Info {
-    /// What is wrong with it, if anything: the tensors before it cover the data up to `covered`; `len` bytes are there.
+    /// Returns why the entry cannot be read, `None` if it can. The tensors before it cover the first `covered` bytes of
+    /// the data, which has `len` bytes.
     fn wrong(&self, covered: usize, len: usize) -> Option<String> {
         let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
         if end > len {

@@ -17,7 +17,7 @@ use crate::kernels::Isa;
 /// Do a job with the vectors of `isa`, which was found on this processor.
 ///
 /// # Safety
-/// As the job asks.
+/// Runs a job on the vectors of an instruction set. The processor has that set.
 pub(crate) unsafe fn on_lanes<J: OnLanes>(isa: Isa, job: J) {
     // SAFETY: the caller's word.
     unsafe {
