@@ -72,6 +72,7 @@ class Copy:
         self.root = folder
         record = folder / "tests" / "seconds.json"
         self._recorded: dict[str, float] = json.loads(record.read_text("utf-8"))
+        self._left_out: list[str] = []  # tests that fail without a mutant
 
     @classmethod
     def of_this_tree(cls, folder: Path) -> Copy:
@@ -99,11 +100,19 @@ class Copy:
         names = sorted(path.relative_to(self.root).as_posix() for path in files)
         return sorted(names, key=lambda name: self._recorded.get(name, 0.0))
 
-    def run(self, files: list[str], limit_s: float) -> str | None:
-        """Return the first test that fails, `hangs` after `limit_s`, `None` if all pass."""
+    def run(self, files: list[str], limit_s: float, most: int = 1) -> list[str]:
+        """Return the first tests that fail, `most` at most, or `hangs` after `limit_s`."""
         env = os.environ | {"PYTHONPATH": f"{self.root}/python:{self.root}", "CUDA_VISIBLE_DEVICES": ""}
         # Rust's half of a parametrized test of the scheduler runs no line of the reference.
-        options = ["-x", "-p", "no:randomly", "-k", "not rust_hotpath", f"--timeout={HANG_S}"]
+        options = [
+            f"--maxfail={most}",
+            *(f"--deselect={one}" for one in self._left_out),
+            "-p",
+            "no:randomly",
+            "-k",
+            "not rust_hotpath",
+            f"--timeout={HANG_S}",
+        ]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *files],
             cwd=self.root, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -113,11 +122,12 @@ class Copy:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return "hangs"
+            return ["hangs"]
         if process.returncode in (0, 5):  # all pass, or none was chosen
-            return None
-        found = FAILED.search(said)
-        return found[1] if found else f"exit status {process.returncode}"
+            return []
+        if most > 1:
+            print(said)
+        return FAILED.findall(said) or [f"exit status {process.returncode}"]
 
     @contextlib.contextmanager
     def _instead(self, texts: dict[str, str]) -> Iterator[None]:
@@ -129,9 +139,9 @@ class Copy:
             (self.root / name).write_text(text, "utf-8")
 
     def reaching(self, mutants: list[Mutant]) -> list[list[str]]:
-        """Return of each mutant those of its test files that run its lines; the tests run once for that, unchanged.
+        """Return of each mutant those of its test files that run its lines.
 
-        Raises `SystemExit` if one fails.
+        The tests run once for that, without a mutant; those that fail are left out from then on.
         """
         log, module = self.root / "reached.txt", self.root / "python" / "reached.py"
         module.write_text(PROBE.format(log=str(log)), "utf-8")
@@ -143,11 +153,9 @@ class Copy:
             probed[mutant.file] = with_probe(text, mutant, number)
             if probed[mutant.file] == text:
                 unprobed.add(number)
+        tests = list(dict.fromkeys(test for mutant in mutants for test in self.tests_of(mutant.file)))
         with self._instead(probed):
-            if failed := self.run(
-                list(dict.fromkeys(test for one in mutants for test in self.tests_of(one.file))), 7200.0
-            ):
-                raise SystemExit(f"mutate: {failed} fails without a mutant")
+            self._left_out += self.run(tests, 7200.0, most=20)
         reached = {tuple(line.split()) for line in log.read_text("utf-8").splitlines()}
         return [
             [test for test in self.tests_of(mutant.file) if number in unprobed or (str(number), test) in reached]
@@ -159,8 +167,12 @@ class Copy:
         begin = time.monotonic()
         text = changed((self.root / mutant.file).read_text("utf-8"), mutant)
         with self._instead({mutant.file: text}):
-            caught = self.run(tests, limit_s) if tests else None
-        return {"caught": caught, "reaching": len(tests), "seconds": round(time.monotonic() - begin, 1)}
+            caught = self.run(tests, limit_s) if tests else []
+        return {
+            "caught": caught[0] if caught else None,
+            "reaching": len(tests),
+            "seconds": round(time.monotonic() - begin, 1),
+        }
 
 
 def main() -> None:
