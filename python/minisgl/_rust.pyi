@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, final, type_check_only
+from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from minisgl.metrics.keys import KeyReading
 from minisgl.parsers.api import Part
 from minisgl.routing.api import Placed
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
+from minisgl.scheduler.reference.parts import Candidate, PlannedChunk
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
     "GrammarMatcher",
     "GrammarTokenizer",
     "PageStore",
+    "RadixCacheHandle",
+    "RadixCacheManager",
+    "RadixMatch",
     "Router",
     "StagedPages",
     "StepOutput",
@@ -49,6 +53,11 @@ __all__ = [
     "gguf_head_bytes",
     "gguf_header",
     "gguf_parts",
+    "make_input_mapping",
+    "make_metadata_buffers",
+    "make_positions",
+    "make_write_mapping",
+    "prefill_admission_plan",
     "quantize_weights",
     "recode_from_engine",
     "recode_to_engine",
@@ -231,6 +240,152 @@ class ControlPlane:
     def page_table(self, req_id: int) -> list[int]: ...
     def free_pages(self) -> list[int]: ...
     reserve_ratio: int
+
+# -------------------------------------------------------------------------- minisgl.hotpath, see docs/hotpath.md
+
+Numbers: TypeAlias = list[int] | Int32Array
+
+@final
+class RadixCacheHandle:
+    """The end of a matched prefix. Unlocked, it can be used until pages leave the cache."""
+
+    @property
+    def cached_len(self) -> int:
+        """Tokens of the prefix, whole pages."""
+
+@final
+class RadixMatch:
+    """A `minisgl.scheduler.reference.parts.PrefixMatch`."""
+
+    @property
+    def pages(self) -> list[int]: ...
+    @property
+    def num_unlocked(self) -> int: ...
+    @property
+    def end(self) -> int | None: ...
+
+@final
+class RadixCacheManager:
+    """A prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1.
+
+    The first methods are for scripts. The others make it a `minisgl.scheduler.reference.parts.PrefixTree`, whose nodes
+    are numbers; a number that is no node is a broken invariant.
+    """
+
+    def __new__(
+        cls,
+        num_pages: int,
+        page_size: int = 1,
+        policy: Literal["lru", "lfu", "naive"] = "lru",
+        num_checkpoints: int | None = None,
+    ) -> RadixCacheManager: ...
+    def take(self, num_pages: int) -> list[int]:
+        """Get free pages; the cache evicts what lacks."""
+
+    def free(self, pages: Numbers) -> None:
+        """Give pages back that were taken; the last of them is given out first."""
+
+    def insert_prefix(self, tokens: Numbers, pages: Numbers, namespace: int = 0) -> int:
+        """Cache `tokens` [len(pages) * page_size] in `pages` that were taken; returns how many of the first ones the
+        cache had already: those stay with the caller."""
+
+    def match_prefix(self, tokens: Numbers, namespace: int = 0) -> tuple[RadixCacheHandle, list[int]]:
+        """The longest cached prefix of `tokens` and its pages [cached_len // page_size]. It counts as used."""
+
+    def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
+        """Keep the pages of a handle from eviction, or take one such lock back."""
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Evict the prefixes that are due first; returns their pages, which are free then."""
+
+    def size_info(self) -> tuple[int, int]:
+        """Cached pages that may be evicted, and those that are locked."""
+
+    def check_integrity(self) -> None:
+        """Check all that must hold; raises `ControlPlaneError`. O(everything)."""
+
+    @property
+    def root(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def policy(self) -> Literal["lru", "lfu", "naive"]: ...
+    @property
+    def has_states(self) -> bool: ...
+    @property
+    def num_available(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_evictable(self) -> int: ...
+    @property
+    def num_protected(self) -> int: ...
+    @property
+    def num_inserted_total(self) -> int: ...
+    @property
+    def num_evicted_total(self) -> int: ...
+    @property
+    def num_checkpoints(self) -> int: ...
+    def match(self, node: int, tokens: Numbers, first_page: int, max_pages: int, namespace: int = 0) -> RadixMatch: ...
+    def beginning(self, node: int, found: RadixMatch, step: int) -> RadixMatch: ...
+    def has_page(self, node: int, tokens: Numbers, column: int, namespace: int = 0) -> bool: ...
+    def following(self, node: int, tokens: Numbers, first_page: int, count: int, namespace: int) -> list[int]: ...
+    def descend(self, handle: int, found: RadixMatch) -> int: ...
+    def release(self, handle: int) -> None: ...
+    def append(self, handle: int, tokens: Numbers, pages: Numbers, namespace: int = 0) -> int: ...
+    def insert(
+        self, handle: int, tokens: Numbers, pages: Numbers, first_page: int, namespace: int = 0
+    ) -> tuple[int, int]: ...
+    def drop(self, node: int, depth: int, keep: int) -> None: ...
+    def reset(self) -> None: ...
+    def save(self, found: RadixMatch, step: int) -> int | None: ...
+    def take_slot(self) -> int | None: ...
+    def free_slot(self, slot: int) -> None: ...
+    def checkpoint(self, node: int) -> int: ...
+    def put_checkpoint(self, node: int, slot: int, step: int) -> None: ...
+    def use_checkpoint(self, node: int) -> None: ...
+    def settle_checkpoints(self) -> None: ...
+    def hold_deepest(self, handle: int) -> int | None: ...
+    def unhold(self, node: int) -> None: ...
+    def free_pages(self) -> list[int]: ...
+    def free_slots(self) -> list[int]: ...
+    def held_slots(self) -> list[int]: ...
+    def shape(self) -> list[tuple[int, int, int, list[int], int]]: ...
+    def path(self, node: int) -> tuple[list[int], list[int]]: ...
+    def path_nodes(self, node: int) -> list[tuple[int, int]]: ...
+    def view(self, limit: int, pinned: set[int]) -> TreeView: ...
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
+    def tree_states(self) -> list[tuple[tuple[int, ...], int]]: ...
+
+def prefill_admission_plan(
+    candidates: Sequence[Candidate],
+    *,
+    budget: int,
+    available: int,
+    page_size: int = 1,
+    max_page_changes: int = 65_536,
+    reserve_ratio: int = 716,
+    needed: int = 0,
+) -> list[PlannedChunk]:
+    """The chunks of waiting prompts, in order, to the first that gets nothing or lacks pages by the estimate.
+
+    `budget` tokens and `available` pages (free or evictable) are there; `reserve_ratio` / 1024 of the tokens that a
+    request may make are expected, and `needed` pages for those that run.
+    """
+
+def make_positions(starts: Numbers, extend_lens: Numbers) -> Int32Array:
+    """The position of each token of a step [sum(extend_lens)]."""
+
+def make_input_mapping(req_slots: Numbers, extend_lens: Numbers) -> Int32Array:
+    """The request slot of each token of a step [sum(extend_lens)]."""
+
+def make_write_mapping(seq_lens: Numbers, samples: Numbers) -> Int32Array:
+    """The position of the token that each row samples [num_rows], -1 where `samples` is 0."""
+
+def make_metadata_buffers(
+    starts: Numbers, extend_lens: Numbers, pages: Numbers, page_size: int = 1
+) -> dict[str, Int32Array]:
+    """The arrays of `MakeMetadata`, each a view of the array `packed`."""
 
 @final
 class CpuSampler:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
-from minisgl.scheduler.backend import make_rust_hotpath
+from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.reference.request import Request
@@ -57,13 +57,14 @@ class Pair:
 
     config: ControlPlaneConfig
     keep: int | None = None
+    backend: str = "rust_hotpath"
     ours: Any = field(init=False)
     theirs: Any = field(init=False)
     log: deque[tuple[int, object]] = field(init=False)
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def __post_init__(self) -> None:
-        self.ours, self.theirs = ReferenceControlPlane(self.config), make_rust_hotpath(self.config)
+        self.ours, self.theirs = ReferenceControlPlane(self.config), make_control_plane(self.backend, self.config)
         self.log = deque(maxlen=self.keep)
 
     def schedule(self, step: int, events: list[Event]) -> StepPlan:
@@ -121,7 +122,7 @@ class Pair:
 
     def _both(self, call: Callable[[Any], Any]) -> tuple[Any, Any]:
         found = []
-        for i, (name, plane) in enumerate((("python", self.ours), ("rust_hotpath", self.theirs))):
+        for i, (name, plane) in enumerate((("python", self.ours), (self.backend, self.theirs))):
             began = perf_counter()
             try:
                 found.append(_unless_refused(call, plane))
@@ -241,8 +242,8 @@ def draw_budget(draw: Draw) -> TokenBudget:
 class Player:
     """Takes a pair through steps, with or without overlap. `live` are the ids that have not ended."""
 
-    def __init__(self, config: ControlPlaneConfig, overlap: bool) -> None:
-        self.pair = Pair(config)
+    def __init__(self, config: ControlPlaneConfig, overlap: bool, backend: str = "rust_hotpath") -> None:
+        self.pair = Pair(config, backend=backend)
         self.live: list[int] = []
         self.overlap = overlap
         self._step = 0
@@ -286,10 +287,10 @@ class Player:
         self.live = [req_id for req_id in self.live if req_id not in ended]
 
 
-def run(draw: Draw, num_steps: int) -> Pair:
+def run(draw: Draw, num_steps: int, backend: str = "rust_hotpath") -> Pair:
     """`num_steps` steps of one configuration. Raises `Divergence`."""
     config = draw_config(draw)
-    player = Player(config, overlap=draw(0, 1) == 1)
+    player = Player(config, overlap=draw(0, 1) == 1, backend=backend)
     limit = config.limits().max_seq_len
     load = draw(1, 6)
     breaks = draw(0, 2) == 0

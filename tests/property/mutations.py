@@ -119,8 +119,8 @@ def full_hit_computes_nothing(patch: Patch) -> None:
 def out_loc_off_by_one(patch: Patch) -> None:
     original = scheduler.write_step
 
-    def write_step(decided: Any, entry: Any, limits: Any, graph_sizes: Any) -> Any:
-        plan = original(decided, entry, limits, graph_sizes)
+    def write_step(decided: Any, entry: Any, *rest: Any) -> Any:
+        plan = original(decided, entry, *rest)
         if plan.num_tokens:
             entry.out_loc[plan.num_tokens - 1] = max(0, entry.out_loc[plan.num_tokens - 1] - 1)
         return plan
@@ -131,8 +131,8 @@ def out_loc_off_by_one(patch: Patch) -> None:
 def lose_a_page_table_change(patch: Patch) -> None:
     original = scheduler.write_step
 
-    def write_step(decided: Any, entry: Any, limits: Any, graph_sizes: Any) -> Any:
-        plan = original(decided, entry, limits, graph_sizes)
+    def write_step(decided: Any, entry: Any, *rest: Any) -> Any:
+        plan = original(decided, entry, *rest)
         plan.num_page_table_updates = max(0, plan.num_page_table_updates - 1)
         return plan
 
@@ -193,7 +193,7 @@ def admit_on_top_of_the_pool(patch: Patch) -> None:
     """Pages that were matched count as still evictable."""
     original = admission.size_chunk
 
-    def size_chunk(request: Request, tree: RadixTree, budget: int, room: int) -> admission.Chunk:
+    def size_chunk(request: Request, tree: RadixTree, *rest: Any) -> admission.Chunk:
         real = tree.match
 
         def match(*args: Any) -> Match:
@@ -202,7 +202,7 @@ def admit_on_top_of_the_pool(patch: Patch) -> None:
 
         tree.match = match  # type: ignore[method-assign]
         try:
-            return original(request, tree, budget, room)
+            return original(request, tree, *rest)  # type: ignore[arg-type]
         finally:
             del tree.match  # type: ignore[method-assign]
 

@@ -10,10 +10,12 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats
+from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.trace import read_trace, replay
 from tests.replay.record import CORPUS, DIGESTS, DIGITS, SCENARIOS, SUFFIX, Scenario, drive, record, shortened
 
@@ -37,6 +39,11 @@ def difference(name: str, make: Factory) -> str | None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_decisions_are_the_recorded_ones(name: str, control_plane: Factory) -> None:
     assert difference(name, control_plane) is None
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_decisions_with_parts_in_rust(name: str) -> None:
+    assert difference(name, partial(make_control_plane, "rust_parts")) is None
 
 
 def test_the_corpus_is_what_the_recorder_makes() -> None:

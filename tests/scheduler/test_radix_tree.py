@@ -234,4 +234,4 @@ def test_reset_forgets_all() -> None:
     hold(tree, [3, 4])
     tree.reset()
     check_tree(tree)
-    assert (tree.tree_pages(), tree.num_available) == ([], 14)
+    assert (tree.tree_pages(), tree.num_available) == ([], 16)

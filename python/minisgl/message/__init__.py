@@ -218,6 +218,7 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_store_damaged_total: int = 0
     num_store_written_states_total: int = 0
     num_store_loaded_states_total: int = 0
+    failovers: tuple[tuple[str, str, str], ...] = ()  # scheduler, part, kind of error
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

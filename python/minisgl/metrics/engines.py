@@ -107,6 +107,7 @@ def together(stats: Sequence[EngineStats]) -> EngineStats | None:
         stats[0],
         **numbers | {"store_bytes": max(one.store_bytes for one in stats)},  # engines of a server share a folder
         cpu_backend="/".join(dict.fromkeys(one.cpu_backend for one in stats if one.cpu_backend)),
+        failovers=tuple(failover for one in stats for failover in one.failovers),
         failover_reason=next((one.failover_reason for one in stats if one.failover_reason), ""),
         meters=_meters(one.meters for one in stats),
         ranks=(),

@@ -8,6 +8,7 @@ alias has the value, type and buckets of its source at the same scrape.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -110,6 +111,9 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
     )
+    text = "failovers by scheduler, its part that failed (scheduler: not one by itself), kind of error"
+    failovers = [(*labels, number) for labels, number in Tally(stats.failovers).items()]
+    yield family(Counter, "failovers", text, failovers, "backend", "part", "reason")
     for kind, rows in ((Gauge, gauges), (Counter, counters)):
         for name, text, value in rows:
             yield family(kind, name, text, [(value,)])

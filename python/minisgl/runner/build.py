@@ -20,7 +20,8 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.backend import RUST_PARTS, Chosen, choose
+from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
 from minisgl.scheduler.wrapped import Narrate, NarratingControlPlane, make_faulty
@@ -310,5 +311,9 @@ def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) ->
 
 
 def build_fallback(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
-    """What goes on serving when the scheduler breaks: the reference, with an empty cache."""
-    return _narrated(config, choose("python", control_plane_config(config, info)).control_plane, narrate)
+    """The scheduler that goes on serving when another breaks, with an empty cache: the reference. Of one with parts in
+    Rust it has the others, for only the prefix cache leaves nothing to go on with."""
+    backend = "python"
+    if config.cpu_backend.startswith(RUST_PARTS) and (left := set(parse_parts(config.cpu_backend)) - {"radix"}):
+        backend = f"{RUST_PARTS}:{','.join(sorted(left))}"
+    return _narrated(config, choose(backend, control_plane_config(config, info)).control_plane, narrate)

@@ -29,7 +29,7 @@ from minisgl.runner.request_tracker import (
 )
 from minisgl.runner.step_time import StepTime
 from minisgl.runner.watching import Watching
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, metadata_time_ns
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError, backend_of, metadata_time_ns, part_failures
 from minisgl.step import (
     Arrival,
     Event,
@@ -48,6 +48,9 @@ CLEAR_STEPS = 64
 """For the background alone, since others were there, that run without another one scheduled behind them."""
 DEFAULTS = LoopSettings()
 NOBODY = Beside()
+
+Failover = tuple[str, str, str]
+"""The scheduler, its part that failed, the kind of the error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +146,7 @@ class StepLoop:
         self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
         self._last_others = -CLEAR_STEPS  # the last step that had others than those in the background
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
-        self.num_failovers = 0
+        self._failovers: list[Failover] = []
         self.failover_reason = ""
         self.admitted = Admitted()
         self._new_ids: list[int] = []
@@ -381,13 +384,26 @@ class StepLoop:
 
     # ---------------------------------------------------------------------------------------------------- failover
 
+    @property
+    def failovers(self) -> list[Failover]:
+        """The failovers so far. The part is "scheduler" where it was not one by itself."""
+        failures = part_failures(self._control_plane).items()
+        backend = backend_of(self._control_plane)
+        return [*self._failovers, *((backend, part, reason.partition(":")[0]) for part, reason in failures)]
+
+    @property
+    def num_failovers(self) -> int:
+        return len(self.failovers)
+
     def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
         """The scheduler broke: process the steps in flight without it, and go on with another one, whose first call
         gets what lives. (Events of the failed call need not be sent again: its arrivals are tracked, its ends are
         reported here.)"""
         if self._fallback is None:
             raise error
-        self.num_failovers += 1
+        kind = type(error.__cause__ or error).__name__
+        broken = self._control_plane
+        self._failovers = [*self.failovers, (backend_of(broken), getattr(error, "part", "scheduler"), kind)]
         self.failover_reason = str(error)
         steps = list(uncommitted)
         if self._in_flight is not None:

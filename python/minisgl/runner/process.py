@@ -40,7 +40,7 @@ from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.launch import ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
-from minisgl.scheduler.api import Stats
+from minisgl.scheduler.api import Stats, backend_of, part_failures
 from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
@@ -164,7 +164,8 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
-            link.send([LoadProgress(f"scheduler: python serves from now on: {loop.failover_reason}")])
+            backend, why = backend_of(loop.control_plane), failover_reason(loop)
+            link.send([LoadProgress(f"scheduler: {backend} serves from now on: {why}")])
         if delay is not None and loop.timers.last_rows:
             link.rest(_milliseconds(delay) / 1000)
         now = time.monotonic()
@@ -195,6 +196,12 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
     )
 
 
+def failover_reason(loop: StepLoop) -> str:
+    """How the scheduler failed last, or its part."""
+    of_parts = [f"part {part}: {reason}" for part, reason in part_failures(loop.control_plane).items()]
+    return of_parts[-1] if of_parts else loop.failover_reason
+
+
 def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
@@ -211,10 +218,11 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     return EngineStats(
         num_pages=control_plane.buffers.limits.num_pages,
         num_steps_total=loop.num_steps,
-        cpu_backend="python" if loop.num_failovers else chosen.name,
+        cpu_backend=backend_of(loop.control_plane) if loop.num_failovers else chosen.name,
         num_control_plane_calls_total=2 * loop.num_steps,
         num_failovers_total=loop.num_failovers,
-        failover_reason=loop.failover_reason,
+        failover_reason=failover_reason(loop),
+        failovers=tuple(loop.failovers),
         num_rows_total=timers.num_rows,
         num_step_tokens_total=timers.num_tokens,
         batch_rows=timers.last_rows,

@@ -18,6 +18,14 @@ class ControlPlaneError(RuntimeError):
     """A broken invariant. The object that raised it refuses every later call."""
 
 
+class PartFailed(ControlPlaneError):
+    """An error that the part `part` of a scheduler raised, or left behind."""
+
+    def __init__(self, part: str, what: str) -> None:
+        super().__init__(what)
+        self.part = part
+
+
 def need(ok: bool, what: str) -> None:
     """`what` must hold between two calls."""
     if not ok:
@@ -152,3 +160,13 @@ class ControlPlane(Protocol):
 def metadata_time_ns(control_plane: ControlPlane) -> int:
     """What writing the arrays of the last step took, for a meter; 0 from one that does not tell."""
     return int(getattr(control_plane, "metadata_ns", 0))
+
+
+def backend_of(control_plane: ControlPlane) -> str:
+    """The name by which `scheduler.backend` makes it."""
+    return str(getattr(control_plane, "backend", "rust_hotpath"))
+
+
+def part_failures(control_plane: ControlPlane) -> dict[str, str]:
+    """The parts of it that failed and were replaced, and how they failed."""
+    return dict(getattr(control_plane, "part_failures", {}))

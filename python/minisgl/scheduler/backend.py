@@ -7,15 +7,19 @@ does. The extension's own object is what serves: no Python stands between the st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.rust_parts import make_parts, parse_parts
 from minisgl.step import StepBuffers
 
 BACKENDS = ("python", "rust_hotpath")
+RUST_PARTS = "rust_parts"
+"""The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
 AUTO = "auto"
 """rust_hotpath if the extension loads."""
 
@@ -36,10 +40,15 @@ class Chosen:
 def choose(name: str, config: ControlPlaneConfig) -> Chosen:
     """The scheduler called `name`, or auto; the reference where the extension is missing. Raises `ValueError` for a
     name that is unknown and for a configuration that cannot be."""
-    if name not in (*BACKENDS, AUTO):
-        raise ValueError(f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}")
+    is_parts = name.partition(":")[0] == RUST_PARTS
+    if name not in (*BACKENDS, AUTO) and not is_parts:
+        raise ValueError(
+            f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART"
+        )
     if name != "python":
         try:
+            if is_parts:
+                return Chosen(name, make_rust_parts(parse_parts(name), config))
             return Chosen("rust_hotpath", make_rust_hotpath(config))
         except ExtensionMissing as error:
             return Chosen("python", ReferenceControlPlane(config), f"extension missing: {error}")
@@ -48,9 +57,18 @@ def choose(name: str, config: ControlPlaneConfig) -> Chosen:
 
 def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
     """The scheduler called `name` and no other. Raises `ValueError`, `ExtensionMissing`."""
-    if name == "rust_hotpath":
-        return make_rust_hotpath(config)
-    return choose(name, config).control_plane
+    chosen = choose(name, config)
+    if chosen.fallback:
+        raise ExtensionMissing(chosen.fallback.removeprefix("extension missing: "))
+    return chosen.control_plane
+
+
+def make_rust_parts(names: Sequence[str], config: ControlPlaneConfig) -> ControlPlane:
+    """The reference with `names` of its parts in Rust. Raises `ExtensionMissing`."""
+    try:
+        return ReferenceControlPlane(config, parts=make_parts(names))
+    except ImportError as error:
+        raise ExtensionMissing(f"{error}: build it with `maturin develop`") from error
 
 
 def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> ControlPlane:

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from minisgl.scheduler.api import ControlPlane, ControlPlaneError, Stats, TreeView, metadata_time_ns
+from minisgl.scheduler.api import (
+    ControlPlane,
+    ControlPlaneError,
+    Stats,
+    TreeView,
+    backend_of,
+    metadata_time_ns,
+    part_failures,
+)
 from minisgl.step import Arrival, Events, FinishReason, Int32Array, StepBuffers, StepOutput, StepPlan
 
 
@@ -44,6 +52,14 @@ class WrappedControlPlane:
     @property
     def metadata_ns(self) -> int:
         return metadata_time_ns(self._inner)
+
+    @property
+    def backend(self) -> str:
+        return backend_of(self._inner)
+
+    @property
+    def part_failures(self) -> dict[str, str]:
+        return part_failures(self._inner)
 
 
 Narrate = Callable[[Sequence[str]], None]

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use minisgl_core::{Error, TimedTree};
+use minisgl_core::{CachePolicy, Error, RadixCacheManager};
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
@@ -19,16 +19,14 @@ const NUM_EDGES: usize = 8; // of a prompt that is matched
 type Result<T> = std::result::Result<T, Error>;
 
 struct Tree {
-    cache: TimedTree,
+    cache: RadixCacheManager,
     next_token: i32,
 }
 
 impl Tree {
-    fn new(num_pages: usize) -> Self {
-        Self {
-            cache: TimedTree::new(num_pages),
-            next_token: 0,
-        }
+    fn new(num_pages: usize) -> Result<Self> {
+        let cache = RadixCacheManager::new(num_pages, 1, CachePolicy::Lru, None)?;
+        Ok(Self { cache, next_token: 0 })
     }
 
     /// `length` tokens that nobody has, and pages for all of `tokens`, which end with them.
@@ -43,7 +41,8 @@ impl Tree {
     /// Insert such a prompt; returns its tokens.
     fn insert(&mut self, tokens: Vec<i32>, length: usize) -> Result<Vec<i32>> {
         let (tokens, pages) = self.prompt(tokens, length)?;
-        self.cache.insert(&tokens, &pages)?;
+        let had = self.cache.insert_prefix(&tokens, &pages, 0)?;
+        self.cache.free(&pages[..had])?;
         Ok(tokens)
     }
 }
@@ -57,7 +56,7 @@ fn timed<T>(times: &mut Vec<f64>, work: impl FnOnce() -> T) -> T {
 
 /// One page out of leaves of one page.
 fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(NUM_NODES);
+    let mut tree = Tree::new(NUM_NODES)?;
     for _ in 0..NUM_NODES {
         tree.insert(Vec::new(), 1)?;
     }
@@ -70,7 +69,7 @@ fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
 
 /// Prompts of `LENGTH` tokens in `NUM_EDGES` edges each, among leaves of one page.
 fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(2 * NUM_NODES);
+    let mut tree = Tree::new(2 * NUM_NODES)?;
     let mut prompts = Vec::new();
     for _ in 0..NUM_PROMPTS {
         let tokens = tree.insert(Vec::new(), LENGTH)?;
@@ -86,14 +85,17 @@ fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     }
     for at in 0..repeats {
         let tokens = &prompts[at * 37 % NUM_PROMPTS];
-        assert_eq!(timed(times, || tree.cache.match_prefix(tokens))?, LENGTH);
+        assert_eq!(
+            timed(times, || tree.cache.match_prefix(tokens, 0))?.0.cached_len(),
+            LENGTH
+        );
     }
     Ok(())
 }
 
 /// A new prompt of `LENGTH` tokens; the oldest one goes before.
 fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
-    let mut tree = Tree::new(NUM_NODES + repeats * LENGTH);
+    let mut tree = Tree::new(NUM_NODES + repeats * LENGTH)?;
     for _ in 0..repeats {
         tree.insert(Vec::new(), LENGTH)?;
     }
@@ -103,7 +105,7 @@ fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     for _ in 0..repeats {
         tree.cache.evict(LENGTH)?;
         let (tokens, pages) = tree.prompt(Vec::new(), LENGTH)?;
-        let had = timed(times, || tree.cache.insert(&tokens, &pages))?;
+        let had = timed(times, || tree.cache.insert_prefix(&tokens, &pages, 0))?;
         assert_eq!(had, 0);
     }
     Ok(())

@@ -8,9 +8,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::Result;
+use crate::api::{Result, argument};
 use crate::decode_set::Row;
-use crate::numbers::{ToU32, ToUsize};
+use crate::numbers::{MAX_U32, ToI64, ToU32, ToUsize};
 use crate::page_pool::PageSize;
 use crate::radix::{Match, NodeId, ROOT, RadixTree, Slot};
 use crate::request::{Index, Request, Requests};
@@ -78,40 +78,159 @@ pub(crate) fn size_chunk(
         num_loadable,
         has_state,
     } = find(requests, index, length, tree, step);
-    let mut available = tree.num_available() - found.num_unlocked;
-    let at = requests.pages(index).len() + found.pages.len();
-    let budget = usize::try_from(budget).unwrap_or(0);
-    let num_loads = match has_state {
-        true => num_loadable,
-        false => num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size),
+    let row = Candidate {
+        length,
+        num_pages: requests.pages(index).len(),
+        num_matched: found.pages.len(),
+        num_unlocked: found.num_unlocked,
+        num_found,
+        num_loadable,
+        has_state,
+        num_unscheduled: 0,
     };
-    let remaining = length - (at + num_loads) * size;
-    let mut num_tokens = budget.min(if num_loads == num_loadable { remaining } else { size });
+    let chunk = plan_chunk(&row, budget, tree.num_available(), size, max_page_changes);
+    Chunk {
+        found,
+        num_tokens: chunk.num_tokens,
+        num_new_pages: chunk.num_new_pages,
+        lacks_pages: chunk.lacks_pages,
+        num_found,
+        num_covered: chunk.num_covered,
+        num_loads: chunk.num_loads,
+        begins_stored: has_state && chunk.num_tokens > 0,
+        cost: chunk.cost,
+    }
+}
+
+/// A row that wants a chunk of its prompt: its text has `length` tokens and `num_pages` pages; of those behind,
+/// `num_matched` are in the cache and can be used, `num_unlocked` of them not locked, `num_found` are in the cache at
+/// all, and then `num_loadable` can be loaded, with a state if `has_state`. It may make `num_unscheduled` tokens yet.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Candidate {
+    pub length: usize,
+    pub num_pages: usize,
+    pub num_matched: usize,
+    pub num_unlocked: usize,
+    pub num_found: usize,
+    pub num_loadable: usize,
+    pub has_state: bool,
+    pub num_unscheduled: u32,
+}
+
+/// What a row gets: `num_tokens` to compute, in `num_new_pages` and `num_covered` pages that are cached without a state,
+/// behind `num_loads` loaded pages; `cost` in tokens of the budget. `lacks_pages`: with more pages it would get more.
+/// `num_missing`: pages by which the estimate of what it takes is above what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct PlannedChunk {
+    pub num_tokens: usize,
+    pub num_new_pages: usize,
+    pub lacks_pages: bool,
+    pub num_covered: usize,
+    pub num_loads: usize,
+    pub cost: usize,
+    pub num_missing: usize,
+}
+
+fn plan_chunk(row: &Candidate, budget: i64, available: usize, size: usize, max_page_changes: usize) -> PlannedChunk {
+    let mut available = available - row.num_unlocked;
+    let at = row.num_pages + row.num_matched;
+    let budget = usize::try_from(budget).unwrap_or(0);
+    let num_loads = match row.has_state {
+        true => row.num_loadable,
+        false => row.num_loadable.min(budget.saturating_mul(LOADED_TOKENS) / size),
+    };
+    let remaining = row.length - (at + num_loads) * size;
+    let all_loaded = num_loads == row.num_loadable;
+    let mut num_tokens = budget.min(if all_loaded { remaining } else { size });
     if num_tokens < remaining {
         num_tokens -= num_tokens % size;
     }
+    if num_tokens == 0 {
+        return PlannedChunk::default();
+    }
     available -= num_loads;
-    let num_covered = (num_found - found.pages.len()).min(num_tokens / size);
+    let num_covered = (row.num_found - row.num_matched).min(num_tokens / size);
     let mut num_new_pages = num_tokens.div_ceil(size) - num_covered;
     let lacks_pages = num_new_pages > available;
     if lacks_pages {
         (num_new_pages, num_tokens) = (available, (num_covered + available) * size);
     }
-    let mut chunk = Chunk {
-        found,
+    if row.num_matched + num_covered + num_loads + num_new_pages > max_page_changes {
+        return PlannedChunk::default();
+    }
+    PlannedChunk {
         num_tokens,
         num_new_pages,
         lacks_pages,
-        num_found,
         num_covered,
         num_loads,
-        begins_stored: has_state,
         cost: num_tokens + num_loads * size / LOADED_TOKENS,
-    };
-    if chunk.num_page_changes() > max_page_changes {
-        (chunk.num_tokens, chunk.num_new_pages, chunk.lacks_pages) = (0, 0, false);
+        num_missing: 0,
     }
-    chunk
+}
+
+/// What there is for rows that want chunks: tokens of the step, pages that are free or evictable, and page-table
+/// entries. `needed` pages are what started requests will yet take, at the ratio.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Room {
+    pub budget: i64,
+    pub available: usize,
+    pub page_size: usize,
+    pub max_page_changes: usize,
+    pub reserve_ratio: usize,
+    pub needed: usize,
+}
+
+/// The chunks of `candidates`, in order, up to the first that gets nothing or does not fit the estimate, which is the
+/// last of the result. Each is sized as the scheduler would size it if their prompts had nothing in common but what is
+/// matched.
+///
+/// # Errors
+/// `Error::Argument`: a size of 0, a ratio above 1024, a candidate whose counts contradict one another.
+pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Result<Vec<PlannedChunk>> {
+    let size = room.page_size;
+    if size == 0 || room.reserve_ratio > RATIO_MAX {
+        return argument("page_size, reserve_ratio", format!("{size}, {}", room.reserve_ratio));
+    }
+    let ratio = ReserveRatio {
+        value: room.reserve_ratio,
+    };
+    let mut plan = Vec::with_capacity(candidates.len());
+    for (index, row) in candidates.iter().enumerate() {
+        let in_cache = row
+            .num_pages
+            .saturating_add(row.num_found)
+            .saturating_add(row.num_loadable);
+        let is_possible = in_cache.saturating_mul(size) < row.length
+            && row.num_matched <= row.num_found
+            && row.num_unlocked.saturating_add(row.num_loadable) <= room.available
+            && row.length <= MAX_U32;
+        if !is_possible {
+            return argument(
+                "candidates",
+                format!("{index}: {row:?}, {} pages available", room.available),
+            );
+        }
+        let mut chunk = plan_chunk(row, room.budget, room.available, size, room.max_page_changes);
+        let reserve = ratio.reserve_pages(row.num_unscheduled, PageSize::new(size));
+        let rest = row.length.div_ceil(size) - row.num_matched;
+        chunk.num_missing = (rest + reserve + room.needed).saturating_sub(room.available - row.num_unlocked);
+        plan.push(chunk);
+        if chunk.num_tokens == 0 || chunk.num_missing > 0 {
+            break;
+        }
+        let taken = chunk.num_covered + chunk.num_loads + chunk.num_new_pages;
+        let ends = (row.num_pages + row.num_matched + chunk.num_loads) * size + chunk.num_tokens == row.length;
+        let unscheduled = row.num_unscheduled.saturating_sub(u32::from(ends)); // its first token is on the way
+        room.budget -= chunk.cost.to_i64();
+        room.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
+        room.max_page_changes -= row.num_matched + taken;
+        room.needed += rest - taken + ratio.reserve_pages(unscheduled, PageSize::new(size));
+    }
+    Ok(plan)
 }
 
 /// Tokens of a waiting request that `step` need not compute: they are cached, or at hand.

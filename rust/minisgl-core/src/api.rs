@@ -116,6 +116,13 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A bad argument of a building block. The call changed nothing.
+    Argument {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A broken invariant: the object must not be used any more.
     Broken(String),
 }
@@ -127,6 +134,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Event { index, field, reason } => write!(f, "event {index}: {field}: {reason}"),
+            Self::Argument { name, reason } => write!(f, "{name}: {reason}"),
             Self::Broken(what) => f.write_str(what),
         }
     }
@@ -141,6 +149,12 @@ pub(crate) fn need(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     } else {
         Err(Error::Broken(format!("broken invariant: {}", what())))
     }
+}
+
+/// A bad argument of a building block.
+pub(crate) fn argument<T>(name: &'static str, reason: impl Into<String>) -> Result<T> {
+    let reason = reason.into();
+    Err(Error::Argument { name, reason })
 }
 
 /// A refused call or a broken invariant.

@@ -27,16 +27,17 @@ mod scheduler;
 mod slots;
 mod state;
 mod step;
+mod step_arrays;
 
+pub use admission::{Candidate, PlannedChunk, Room, prefill_admission_plan};
 pub use api::{CachePolicy, Config, Error, Result, SchedulePolicy, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
 pub use inputs::{CheckedEvents, not_ids};
-#[doc(hidden)]
-pub use radix::timed::TimedTree;
-pub use radix::{TreeNode, TreeView};
+pub use radix::{Handle, Match, RadixCacheManager, RadixTree, TreeNode, TreeView};
 pub use scheduler::Scheduler;
 pub use step::{
     Arrival, Draft, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
     TokenBudget,
 };
+pub use step_arrays::{Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping};

@@ -338,7 +338,7 @@ impl Writer<'_, '_> {
 }
 
 /// Where tokens go that fill `pages` from `offset` of the first one on.
-fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
+pub(crate) fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
     if size == 1 {
         for (place, &page) in places.iter_mut().zip(pages) {
             *place = page.to_i32();

@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use minisgl_core::{CachePolicy, Config, Error, SchedulePolicy, Scheduler};
+use minisgl_core::{CachePolicy, Config, Error, SchedulePolicy, Scheduler, TreeView};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::arrays::Int32s;
 use crate::buffers::{Ring, View};
-use crate::errors::to_python;
+use crate::errors::{panic_text, to_python};
 use crate::events;
 use crate::step::{StepOutput, StepPlan};
 
@@ -27,6 +27,26 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
 
 /// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, whether its state is kept, first tokens.
 type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
+pub(crate) type ShownTree = (usize, usize, Vec<TreeNode>);
+
+/// `minisgl.scheduler.api.TreeView`.
+pub(crate) fn shown(view: TreeView) -> ShownTree {
+    let nodes = view.nodes.into_iter().map(|node| {
+        (
+            node.id,
+            node.parent,
+            node.num_tokens,
+            node.depth,
+            node.lock,
+            node.age,
+            node.num_children,
+            node.is_pinned,
+            node.has_state,
+            node.begins,
+        )
+    });
+    (view.num_nodes, view.num_tokens, nodes.collect())
+}
 
 /// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.backend`, which checks the configuration.
 #[pyclass(module = "minisgl._rust")]
@@ -49,12 +69,7 @@ impl ControlPlane {
         match catch_unwind(AssertUnwindSafe(|| call(self))) {
             Ok(result) => result.map_err(|error| to_python(py, &error)),
             Err(panic) => {
-                let text = panic
-                    .downcast_ref::<&str>()
-                    .map(ToString::to_string)
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "of an unknown kind".into());
-                let what = format!("panic: {text}");
+                let what = panic_text(&*panic);
                 self.scheduler.poison(what.clone());
                 Err(to_python(py, &Error::Broken(what)))
             }
@@ -145,23 +160,8 @@ impl ControlPlane {
     }
 
     /// The `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
-    fn tree_view(&self, limit: usize) -> (usize, usize, Vec<TreeNode>) {
-        let view = self.scheduler.tree_view(limit);
-        let nodes = view.nodes.into_iter().map(|node| {
-            (
-                node.id,
-                node.parent,
-                node.num_tokens,
-                node.depth,
-                node.lock,
-                node.age,
-                node.num_children,
-                node.is_pinned,
-                node.has_state,
-                node.begins,
-            )
-        });
-        (view.num_nodes, view.num_tokens, nodes.collect())
+    fn tree_view(&self, limit: usize) -> ShownTree {
+        shown(self.scheduler.tree_view(limit))
     }
 
     /// Check every invariant. O(everything).
@@ -170,19 +170,13 @@ impl ControlPlane {
     }
 
     /// Each cached page, with all tokens from the start of the sequence to the page's end. For tests.
-    fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyTuple>, u32)>> {
-        let pages = self.scheduler.tree_pages().into_iter();
-        pages
-            .map(|(tokens, page)| Ok((PyTuple::new(py, tokens)?, page)))
-            .collect()
+    fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
+        paths(py, self.scheduler.tree_pages())
     }
 
     /// The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it. For tests.
-    fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyTuple>, u32)>> {
-        let states = self.scheduler.tree_states().into_iter();
-        states
-            .map(|(tokens, slot)| Ok((PyTuple::new(py, tokens)?, slot)))
-            .collect()
+    fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
+        paths(py, self.scheduler.tree_states())
     }
 
     /// The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live. For tests.
@@ -229,14 +223,29 @@ impl ControlPlane {
     }
 }
 
+/// Pages or checkpoints, each with the tokens before its end.
+pub(crate) type Paths<'py> = Vec<(Bound<'py, PyTuple>, u32)>;
+
+pub(crate) fn paths(py: Python<'_>, found: Vec<(Vec<i32>, u32)>) -> PyResult<Paths<'_>> {
+    let found = found.into_iter();
+    found
+        .map(|(tokens, number)| Ok((PyTuple::new(py, tokens)?, number)))
+        .collect()
+}
+
+/// The eviction policy called `name`; the error names the `field`.
+pub(crate) fn policy_of(field: &str, name: &str) -> PyResult<CachePolicy> {
+    match name {
+        "lru" => Ok(CachePolicy::Lru),
+        "lfu" => Ok(CachePolicy::Lfu),
+        "naive" => Ok(CachePolicy::Naive),
+        other => Err(PyValueError::new_err(format!("{field}: {other:?}: lru, lfu or naive"))),
+    }
+}
+
 fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
     let number = |name: &str| config.getattr(name)?.extract::<usize>();
-    let cache = match config.getattr("cache")?.extract::<String>()?.as_str() {
-        "lru" => CachePolicy::Lru,
-        "lfu" => CachePolicy::Lfu,
-        "naive" => CachePolicy::Naive,
-        other => return Err(PyValueError::new_err(format!("cache: {other:?}: unknown"))),
-    };
+    let cache = policy_of("cache", &config.getattr("cache")?.extract::<String>()?)?;
     let schedule_policy = match config.getattr("schedule_policy")?.extract::<String>()?.as_str() {
         "fcfs" => SchedulePolicy::Fcfs,
         "lpm" => SchedulePolicy::Lpm,

@@ -9,16 +9,17 @@ is free or evictable. The ratio falls while that goes well and jumps after a ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from minisgl.scheduler.reference.radix import Match, Node, RadixTree
+from minisgl.scheduler.reference.parts import Candidate, Handle, PlanChunks, PlannedChunk, PrefixMatch, PrefixTree
 from minisgl.scheduler.reference.request import Request
 
 MAX_OUTPUT_ESTIMATE = 4096  # tokens
 RATIO_BITS = 10  # the ratio is in 1/1024
 RATIO_START, RATIO_MIN, RATIO_MAX = 716, 102, 1024
 RATIO_UP, RATIO_DOWN = 256, 1
+NOTHING = (0, 0, False, 0, 0, 0)
 LOADED_TOKENS = 256  # as many that are loaded count as one that is computed: small models copy no more in its time
 
 
@@ -26,109 +27,160 @@ LOADED_TOKENS = 256  # as many that are loaded count as one that is computed: sm
 class Chunk:
     """What a prefill row could get now: `match`, then `num_loads` pages that are loaded, then `num_tokens` computed,
     for which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says
-    whether with more pages it would get more."""
+    whether with more pages it would get more, `num_missing` how many pages the estimate lacks."""
 
-    match: Match
+    match: PrefixMatch
     num_tokens: int
     num_new_pages: int
-    lacks_pages: bool = False
-    num_found: int = 0  # pages that are cached, those of `match` and those that no checkpoint leads to
-    num_covered: int = 0  # of the latter, those that the chunk computes again, into nothing
-    num_loads: int = 0
-    begins_stored: bool = False  # with the state that is at hand behind the pages that are loaded
-    cost: int = 0
+    lacks_pages: bool
+    num_covered: int  # pages that are cached without a state, and computed again, into nothing
+    num_loads: int
+    cost: int
+    num_missing: int
+    num_found: int  # pages that are cached, those of `match` and those that no checkpoint leads to
+    begins_stored: bool  # with the state that is at hand behind the pages that are loaded
 
     @property
     def num_page_changes(self) -> int:
         return len(self.match.pages) + self.num_covered + self.num_loads + self.num_new_pages
 
 
-def size_chunk(request: Request, tree: RadixTree, budget: int, max_page_changes: int, step: int = 0) -> Chunk:
+@dataclass(slots=True)
+class Room:
+    """What a step has for a row: tokens of its budget, page-table entries, and the `needed` pages that started requests
+    will yet take, at the ratio."""
+
+    budget: int
+    max_page_changes: int
+    reserve_ratio: int = RATIO_START
+    needed: int = 0
+    step: int = 0
+
+
+def size_chunk(request: Request, tree: PrefixTree, room: Room, plan_chunks: PlanChunks) -> Chunk:
     """Size the next chunk of a request that prefills, or of a waiting one. Changes nothing.
 
     First the match goes on from the request's own node, but leaves at least one token to compute: a full hit stops
-    at (length - 1) // page_size pages. Then min(`budget`, what is left) tokens, cut to a page border unless that
-    reaches the end, shrunk to the pages that are free or evictable (those matched are about to be protected).
-    Nothing, if the page-table entries exceed `max_page_changes`.
-
-    Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a
-    page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+    at (length - 1) // page_size pages. Then `plan_chunks` decides.
 
     Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
     the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
     tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
     loaded at once.
     """
-    size = tree.page_size
     length = request.prefill_len if request.handle is not None else len(request.tokens)
-    num_pages = len(request.pages)
-    found = _find(request, length, tree, step)
-    match, num_found, num_loadable = found.match, found.num_found, found.num_loadable
-    available = tree.num_available - match.num_unlocked
-    num_loads = num_loadable if found.has_state else min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
-    remaining = length - (num_pages + len(match.pages) + num_loads) * size
+    match, num_unlocked, num_found, num_loadable, has_state = _find(request, length, tree, room.step)
+    counts = len(request.pages), len(match.pages), num_unlocked, num_found, num_loadable
+    (planned,) = plan_chunks(
+        [(length, *counts, has_state, request.num_unscheduled)],
+        budget=room.budget,
+        available=tree.num_available,
+        page_size=tree.page_size,
+        max_page_changes=room.max_page_changes,
+        reserve_ratio=room.reserve_ratio,
+        needed=room.needed,
+    )
+    return Chunk(match, *planned, num_found, has_state)
+
+
+def prefill_admission_plan(
+    candidates: Sequence[Candidate],
+    *,
+    budget: int,
+    available: int,
+    page_size: int = 1,
+    max_page_changes: int = 65_536,
+    reserve_ratio: int = RATIO_START,
+    needed: int = 0,
+) -> list[PlannedChunk]:
+    """See `PlanChunks`. Between two candidates the room shrinks by what the first gets, as if nothing but what is
+    matched were shared. The estimate of a candidate is the rest of its prompt, its reserve, and the `needed` pages of
+    the started requests."""
+    plan: list[PlannedChunk] = []
+    for row in candidates:
+        length, num_pages, num_matched, num_unlocked, _, _, _, num_unscheduled = row
+        chunk = _plan_chunk(row, budget, available, page_size, max_page_changes)
+        num_tokens, num_new_pages, _, num_covered, num_loads, cost = chunk
+        rest = -(-length // page_size) - num_matched
+        reserve = _reserve(num_unscheduled, reserve_ratio, page_size)
+        missing = max(0, rest + reserve + needed - (available - num_unlocked))
+        plan.append((*chunk, missing))
+        if not num_tokens or missing:
+            break
+        taken = num_covered + num_loads + num_new_pages
+        ends = (num_pages + num_matched + num_loads) * page_size + num_tokens == length
+        budget -= cost
+        available -= num_unlocked + num_loads + num_new_pages
+        max_page_changes -= num_matched + taken
+        needed += rest - taken + _reserve(max(0, num_unscheduled - ends), reserve_ratio, page_size)
+    return plan
+
+
+def _plan_chunk(
+    row: Candidate, budget: int, available: int, size: int, max_page_changes: int
+) -> tuple[int, int, bool, int, int, int]:
+    """A `PlannedChunk` without what the estimate lacks: min(`budget`, what is left) tokens, cut to a page border unless
+    that reaches the end, shrunk to the pages that are free or evictable (those matched are about to be protected).
+    Nothing, if the page-table entries exceed `max_page_changes`.
+
+    Before them come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a page
+    to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+    """
+    length, num_pages, num_matched, num_unlocked, num_found, num_loadable, has_state, _ = row
+    available -= num_unlocked
+    num_loads = num_loadable if has_state else min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
+    remaining = length - (num_pages + num_matched + num_loads) * size
     num_tokens = min(budget, remaining if num_loads == num_loadable else size)
     if num_tokens < remaining:
         num_tokens -= num_tokens % size
     if num_tokens <= 0:
-        return Chunk(match, 0, 0)
+        return NOTHING
     available -= num_loads
-    num_covered = min(num_found - len(match.pages), num_tokens // size)
+    num_covered = min(num_found - num_matched, num_tokens // size)
     num_new_pages = -(-num_tokens // size) - num_covered
     lacks_pages = num_new_pages > available
     if lacks_pages:
         num_new_pages, num_tokens = available, (num_covered + available) * size
-    if len(match.pages) + num_covered + num_loads + num_new_pages > max_page_changes:
-        return Chunk(match, 0, 0)
+    if num_matched + num_covered + num_loads + num_new_pages > max_page_changes:
+        return NOTHING
     cost = num_tokens + num_loads * size // LOADED_TOKENS
-    return Chunk(
-        match, num_tokens, num_new_pages, lacks_pages, num_found, num_covered, num_loads, found.has_state, cost
-    )
+    return num_tokens, num_new_pages, lacks_pages, num_covered, num_loads, cost
 
 
-def cached_len(request: Request, tree: RadixTree, step: int) -> int:
+def cached_len(request: Request, tree: PrefixTree, step: int) -> int:
     """Tokens of a waiting request that `step` need not compute: they are cached, or at hand."""
-    found = _find(request, len(request.tokens), tree, step)
-    return (len(found.match.pages) + found.num_loadable) * tree.page_size
+    match, _, _, num_loadable, _ = _find(request, len(request.tokens), tree, step)
+    return (len(match.pages) + num_loadable) * tree.page_size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to,
-    how many can be loaded behind the match, and whether it then begins with the state that is at hand."""
-
-    match: Match
-    num_found: int
-    num_loadable: int
-    has_state: bool = False
-
-
-def _find(request: Request, length: int, tree: RadixTree, step: int) -> _Found:
-    """What is cached of the first `length` tokens of a request, for a row of `step`."""
+def _find(request: Request, length: int, tree: PrefixTree, step: int) -> tuple[PrefixMatch, int, int, int, bool]:
+    """The cached part of the first `length` tokens of a request, for a row of `step`: the match, how many cached pages
+    are not locked, how many there are, how many can be loaded behind the match, and whether the row then begins with
+    the state that is at hand."""
     num_pages = len(request.pages)
     max_match = (length - 1) // tree.page_size if request.uses_cache else 0
-    start = request.handle or tree.root
+    start = tree.root if request.handle is None else request.handle
     match = tree.match(start, request.tokens, num_pages, max_match, request.namespace)
-    num_found = len(match.pages)
-    available = tree.num_available - match.num_unlocked
+    num_found, num_unlocked = len(match.pages), match.num_unlocked
+    available = tree.num_available - num_unlocked
     first, end = request.stored
-    if tree.checkpoints is None:
+    if not tree.has_states:
         count = min(end, max_match) - num_pages - num_found if first <= num_pages + num_found else 0
-        return _Found(match, num_found, count if 0 < count < available else 0)
+        return match, num_unlocked, num_found, count if 0 < count < available else 0, False
     saved = tree.beginning(start, match, step)
     if num_pages + len(saved.pages) < end <= max_match and first <= num_pages + num_found:
         before = tree.match(start, request.tokens, num_pages, end, request.namespace)
         count = end - num_pages - len(before.pages)
         if count < available:
-            return _Found(replace(before, num_unlocked=match.num_unlocked), num_found, count, has_state=True)
-    return _Found(saved, num_found, 0)
+            return before, num_unlocked, num_found, count, True
+    return saved, num_unlocked, num_found, 0, False
 
 
 Saves = list[tuple[int, int]]
 """Tokens into the row, and the slot to which its state goes when it has passed them."""
 
 
-def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> tuple[Node, int]:
+def apply_chunk(request: Request, chunk: Chunk, tree: PrefixTree) -> tuple[Handle, int]:
     """Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
 
     They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
@@ -138,7 +190,7 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> tuple[Node, 
     Returns where the chunk begins: the node that ends there, and the pages before.
     """
     size = tree.page_size
-    handle = request.handle or tree.root
+    handle = tree.root if request.handle is None else request.handle
     if request.uses_cache:
         handle = tree.descend(handle, chunk.match)
     request.pages += chunk.match.pages
@@ -162,7 +214,7 @@ def apply_chunk(request: Request, chunk: Chunk, tree: RadixTree) -> tuple[Node, 
 
 
 def save_states(
-    request: Request, chunk: Chunk, tree: RadixTree, begin: tuple[Node, int], interval: int, step: int
+    request: Request, chunk: Chunk, tree: PrefixTree, begin: tuple[Handle, int], interval: int, step: int
 ) -> Saves:
     """What the row of an applied chunk saves on its way: the state at each border of `_borders`, if there is a slot.
     Slots come from other nodes, which may go for them: what is to stay is locked before."""
@@ -176,11 +228,11 @@ def save_states(
     return saves
 
 
-def _borders(request: Request, chunk: Chunk, first: int, tree: RadixTree, interval: int) -> list[int]:
+def _borders(request: Request, chunk: Chunk, first: int, tree: PrefixTree, interval: int) -> list[int]:
     """After which pages of its text a chunk that computes from page `first` on saves its state: every `interval`
     tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
     checkpoint. One that begins with what was at hand saves that, too."""
-    if tree.checkpoints is None or not request.uses_cache:
+    if not tree.has_states or not request.uses_cache:
         return []
     size, step = tree.page_size, interval // tree.page_size
     last = request.num_tree_pages  # what the request does not lock may be gone before it is saved
@@ -209,8 +261,12 @@ class ReserveRatio:
 
     def reserve_pages(self, request: Request, page_size: int) -> int:
         """Pages set aside for its output, rounded up."""
-        output = min(request.num_unscheduled, MAX_OUTPUT_ESTIMATE) * self.value >> RATIO_BITS
-        return -(-output // page_size)
+        return _reserve(request.num_unscheduled, self.value, page_size)
+
+
+def _reserve(num_unscheduled: int, ratio: int, page_size: int) -> int:
+    output = min(num_unscheduled, MAX_OUTPUT_ESTIMATE) * ratio >> RATIO_BITS
+    return -(-output // page_size)
 
 
 def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
@@ -220,13 +276,6 @@ def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int
         prompt_pages = -(-request.prefill_len // page_size)
         total += max(0, prompt_pages - len(request.pages)) + ratio.reserve_pages(request, page_size)
     return total
-
-
-def num_missing(request: Request, match: Match, needed_by_started: int, ratio: ReserveRatio, tree: RadixTree) -> int:
-    """The estimate for a waiting `request` of which `match` is cached: pages that it lacks."""
-    rest = -(-len(request.tokens) // tree.page_size) - len(match.pages)
-    needed = rest + ratio.reserve_pages(request, tree.page_size) + needed_by_started
-    return max(0, needed - (tree.num_available - match.num_unlocked))
 
 
 def steps_until_room(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minisgl.scheduler.reference.radix import RadixTree
+from minisgl.scheduler.reference.parts import PrefixTree
 from minisgl.scheduler.reference.request import Request, State
 
 
-def propose(request: Request, tree: RadixTree) -> None:
+def propose(request: Request, tree: PrefixTree) -> None:
     """Guess what follows the committed tokens; where the next one is in flight, that one too."""
     drafter = request.drafter
     if drafter is None:
@@ -70,7 +70,7 @@ def num_new_pages(request: Request, num_tokens: int, page_size: int) -> int:
     return -(-(request.kv_len + num_tokens) // page_size) - len(request.pages)
 
 
-def schedule_draft(request: Request, num_tokens: int, tree: RadixTree) -> None:
+def schedule_draft(request: Request, num_tokens: int, tree: PrefixTree) -> None:
     """The step computes so many tokens of the request's draft."""
     drafter = request.drafter
     if drafter is not None:
@@ -78,7 +78,7 @@ def schedule_draft(request: Request, num_tokens: int, tree: RadixTree) -> None:
         drafter.in_flight = drafter.draft[:num_tokens]
 
 
-def settle(request: Request, tree: RadixTree) -> None:
+def settle(request: Request, tree: PrefixTree) -> None:
     """The step with the request's draft is committed: pages that the text did not get to are given back."""
     drafter = request.drafter
     if drafter is None:
@@ -86,7 +86,7 @@ def settle(request: Request, tree: RadixTree) -> None:
     num_accepted = len(request.tokens) - 1 - request.kv_len
     request.kv_len += num_accepted
     num_pages = -(-request.kv_len // tree.page_size)
-    tree.pool.push(request.pages[num_pages:])
+    tree.free(request.pages[num_pages:])
     del request.pages[num_pages:]
     drafter.in_flight = []
     drafter.learn(num_accepted, len(request.tokens))

@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 from minisgl.scheduler.api import need
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
-from minisgl.scheduler.reference.pins import Pins, path
-from minisgl.scheduler.reference.radix import NO_CHECKPOINT, RadixTree, check_tree
+from minisgl.scheduler.reference.parts import PrefixTree
+from minisgl.scheduler.reference.pins import Pins
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State
 from minisgl.scheduler.reference.state import SchedulerState
 
 
 def check_all(state: SchedulerState) -> None:
     """Raise `ControlPlaneError` at the first invariant that doesn't hold. O(everything)."""
-    check_tree(state.tree)
-    check_page_owners(state.tree, state.started)
+    state.tree.check_integrity()
+    check_page_owners(state.tree, state.started, state.num_pages)
     check_locks(state.tree, state.started, state.pins)
     _check_pins(state)
     _check_lists(state)
@@ -32,32 +34,32 @@ def check_all(state: SchedulerState) -> None:
     need(RATIO_MIN <= state.ratio.value <= RATIO_MAX, f"the reserve ratio is {state.ratio.value}")
 
 
-def check_page_owners(tree: RadixTree, started: Iterable[Request]) -> None:
+def check_page_owners(tree: PrefixTree, started: Iterable[Request], num_pages: int) -> None:
     """Each page is owned once: by the pool, the tree, or one request."""
-    owners = Counter(tree.pool.free_pages())
-    for node in tree.nodes():
-        owners.update(node.pages)
+    owners = Counter(tree.free_pages())
+    for _, _, _, pages, _ in tree.shape():
+        owners.update(pages)
     for request in started:
         owners.update(request.pages[request.num_tree_pages :])
     twice = [page for page, count in owners.items() if count > 1]
     need(not twice, f"pages {twice[:8]} have more than one owner")
-    lost = set(range(tree.pool.num_pages)) ^ set(owners)
+    lost = set(range(num_pages)) ^ set(owners)
     need(not lost, f"pages {sorted(lost)[:8]} have no owner, or don't exist")
 
 
-def check_locks(tree: RadixTree, started: Iterable[Request], pins: Pins) -> None:
+def check_locks(tree: PrefixTree, started: Iterable[Request], pins: Pins) -> None:
     """Lock counts are the numbers of handles on a node and below it: those of started requests and those of pins."""
-    locks: Counter[int] = Counter()
+    locks: Counter[Any] = Counter()
+    shape = {key: (parent, lock) for key, parent, lock, _, _ in tree.shape()}
     handles = [(request.req_id, request.handle) for request in started]
     handles += [(req_id, pin.handle) for req_id, pin in pins.items() if pin.handle is not None]
     for req_id, handle in handles:
-        node = handle
-        while node is not None and node.parent is not None:
-            locks[id(node)] += 1
-            node = node.parent
-        need(node is tree.root, f"request {req_id} locks a node that is not in the tree")
-    for node in tree.nodes():
-        need(node.lock == locks[id(node)], f"a node has {node.lock} locks and {locks[id(node)]} handles")
+        keys = [key for key, _ in tree.path_nodes(handle)]
+        locks.update(keys)
+        linked = all(shape[key][0] == parent for key, parent in pairwise(keys) if key in shape)
+        need(linked and shape.keys() >= set(keys), f"request {req_id} locks a node that is not in the tree")
+    for key, (_, lock) in shape.items():
+        need(lock == locks[key], f"a node has {lock} locks and {locks[key]} handles")
 
 
 def _check_pins(state: SchedulerState) -> None:
@@ -67,11 +69,11 @@ def _check_pins(state: SchedulerState) -> None:
     for req_id, pin in state.pins.items():
         need(pin.handle is not None or req_id in state.live, f"the pin of request {req_id} waits for nobody")
         if pin.handle is not None:
-            pages = sum(len(node.pages) for node in path(pin.handle))
+            pages = len(state.tree.path(pin.handle)[1])
             need(pages == pin.num_pages, f"request {req_id} pins {pages} pages, not {pin.num_pages}")
 
 
-def _check_started(request: Request, tree: RadixTree) -> None:
+def _check_started(request: Request, tree: PrefixTree) -> None:
     """Its page table is the path to the node that it locks, then its own tail, and covers its KV exactly."""
     who = f"request {request.req_id}"
     size, length = tree.page_size, len(request.tokens) + request.num_pending
@@ -79,13 +81,7 @@ def _check_started(request: Request, tree: RadixTree) -> None:
     covered = request.kv_len + drafted
     need(len(request.pages) == -(-covered // size), f"{who}: {len(request.pages)} pages, {covered} KV")
     need(length + drafted <= request.max_len, f"{who}: {length} tokens and {drafted} drafted of {request.max_len}")
-    pages: list[int] = []
-    tokens: list[int] = []
-    node = request.handle
-    while node is not None:
-        pages[:0] = node.pages
-        tokens[:0] = node.tokens
-        node = node.parent
+    tokens, pages = tree.path(request.handle)
     need(len(pages) == request.num_tree_pages, f"{who}: it locks {len(pages)} pages, not {request.num_tree_pages}")
     need(pages == request.pages[: len(pages)], f"{who}: its page table differs from the path that it locks")
     need(tokens == request.tokens[: len(tokens)], f"{who}: it locks other tokens than its own")
@@ -119,17 +115,15 @@ def _check_slots(state: SchedulerState) -> None:
 
 def _check_checkpoints(state: SchedulerState) -> None:
     """Each slot is owned once, and eviction knows those of nodes that no pin holds."""
-    checkpoints = state.tree.checkpoints
-    if checkpoints is None:
+    tree = state.tree
+    if not tree.has_states:
         return
-    of_nodes = {node.checkpoint: node for node in state.tree.nodes() if node.checkpoint != NO_CHECKPOINT}
+    of_nodes = [checkpoint for _, _, _, _, checkpoint in tree.shape() if checkpoint != NO_CHECKPOINT]
     tails = [request.tail for request in state.started if request.tail != NO_CHECKPOINT]
-    owned = sorted([*checkpoints.free_slots(), *checkpoints.nodes, *tails])
-    need(of_nodes == checkpoints.nodes, "the nodes with checkpoints are others than those that are known")
-    need(owned == list(range(checkpoints.num_slots)), "a slot of a checkpoint is lost or doubled")
-    listed, held = checkpoints.known()
-    pinned = {pin.saved.checkpoint for _, pin in state.pins.items() if pin.saved is not None}
-    need(held == pinned and not listed & held, "pins hold other checkpoints than they say")
+    owned = sorted([*tree.free_slots(), *of_nodes, *tails])
+    need(owned == list(range(state.num_checkpoints)), "a slot of a checkpoint is lost or doubled")
+    pinned = {tree.checkpoint(pin.saved) for _, pin in state.pins.items() if pin.saved is not None}
+    need(set(tree.held_slots()) == pinned, "pins hold other checkpoints than they say")
 
 
 def _check_pending(state: SchedulerState) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minisgl.scheduler.reference import decode_set
+from minisgl.scheduler.reference.parts import MakeMetadata
 from minisgl.scheduler.reference.request import Request
-from minisgl.step import RingEntry, StepLimits, StepPlan
+from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +63,6 @@ class DecidedStep:
         draft_rows = [request for request, _, _ in self.draft_rows()]
         return self.decode_rows + draft_rows + [row.request for row in self.prefill_rows]
 
-    def seq_lens(self) -> list[int]:
-        lens = [request.kv_len for request in self.decode_rows] + [at + 1 for _, at, _ in self.draft_rows()]
-        return lens + [row.request.kv_len for row in self.prefill_rows]
-
     def drafts(self) -> dict[int, tuple[int, int]]:
         """By row: the position of the drafted token that it computes, and the token."""
         return {row: (at, token) for row, (_, at, token) in enumerate(self.draft_rows(), len(self.decode_rows))}
@@ -93,7 +90,13 @@ def padded_rows(decided: DecidedStep, graph_sizes: tuple[int, ...]) -> int:
     return num_rows
 
 
-def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph_sizes: tuple[int, ...]) -> StepPlan:
+def write_step(
+    decided: DecidedStep,
+    entry: RingEntry,
+    limits: StepLimits,
+    graph_sizes: tuple[int, ...],
+    make_metadata: MakeMetadata,
+) -> StepPlan:
     """Write all live regions of `entry`; returns the header, but for the ring index and the page counts."""
     samples = decided.sample_rows()
     plan = StepPlan(
@@ -108,10 +111,7 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
         num_background=decided.num_background,
     )
     entry.sample_rows[: len(samples)] = samples
-    _write_rows(plan, decided, entry, limits)
-    _write_decode_tokens(plan, decided, entry, limits)
-    _write_prefill_tokens(plan, decided, entry, limits)
-    _write_padding(plan, entry, limits)
+    _write_rows(plan, decided, entry, limits, make_metadata)
     _write_page_changes(plan, decided, entry, limits)
     _write_slots(decided, entry)
     _write_states(plan, decided, entry)
@@ -119,60 +119,62 @@ def write_step(decided: DecidedStep, entry: RingEntry, limits: StepLimits, graph
     return plan
 
 
-def _write_rows(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
-    """Per row, padding included: one token of the scratch slot each."""
-    n, end = plan.num_rows, plan.padded_rows
-    entry.req_slots[:n] = [request.slot for request in decided.rows()]
-    entry.seq_lens[:n] = decided.seq_lens()
-    entry.extend_lens[: plan.num_decode_rows] = 1
-    entry.extend_lens[plan.num_decode_rows : n] = [row.num_tokens for row in decided.prefill_rows]
-    entry.req_slots[n:end] = limits.scratch_slot
-    entry.seq_lens[n:end] = 1
-    entry.extend_lens[n:end] = 1
-    last = entry.seq_lens[:end] - 1
-    entry.last_page_len[:end] = last % limits.page_size + 1
-    entry.qo_indptr[0] = entry.kv_indptr[0] = 0
-    np.cumsum(entry.extend_lens[:end], out=entry.qo_indptr[1 : end + 1])
-    np.cumsum(last // limits.page_size + 1, out=entry.kv_indptr[1 : end + 1])
-    plan.num_tokens = int(entry.qo_indptr[n])
-
-
-def _write_decode_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
-    n, size = plan.num_decode_rows, limits.page_size
-    positions, draft_rows = entry.seq_lens[:n] - 1, decided.draft_rows()
-    entry.input_ids[:n] = [decode_set.input_token(request) for request in decided.decode_rows] + [
-        token for _, _, token in draft_rows
-    ]
-    entry.positions[:n] = positions
-    entry.out_loc[:n] = _last_pages(decided, size) + [request.pages[at // size] for request, at, _ in draft_rows]
-    entry.out_loc[:n] *= size
-    entry.out_loc[:n] += positions % size
-
-
-def _last_pages(decided: DecidedStep, size: int) -> list[int]:
-    """The length of decode rows. Behind it may lie pages of a draft."""
-    return [request.pages[(request.kv_len - 1) // size] for request in decided.decode_rows]
-
-
-def _write_prefill_tokens(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
-    at, size = plan.num_decode_rows, limits.page_size
+def _write_rows(
+    plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits, make_metadata: MakeMetadata
+) -> None:
+    """The arrays by row and by token. A padding row is one token of the scratch slot, on the scratch page."""
+    size, draft_rows = limits.page_size, decided.draft_rows()
+    num_padding = plan.padded_rows - plan.num_rows
+    slots = [request.slot for request in decided.rows()] + [limits.scratch_slot] * num_padding
+    inputs = [decode_set.input_token(request) for request in decided.decode_rows]
+    inputs += [token for _, _, token in draft_rows]
+    starts = [request.kv_len - 1 for request in decided.decode_rows] + [at for _, at, _ in draft_rows]
+    lens = [1] * plan.num_decode_rows
+    pages = [request.pages[(request.kv_len - 1) // size] for request in decided.decode_rows]
+    pages += [request.pages[at // size] for request, at, _ in draft_rows]
     for row in decided.prefill_rows:
         end = row.request.kv_len
-        start, to = end - row.num_tokens, at + row.num_tokens
-        positions = np.arange(start, end, dtype=np.int32)
-        new_pages = np.array(row.request.pages[start // size :], np.int32)
-        entry.input_ids[at:to] = row.request.tokens[start:end]
-        entry.positions[at:to] = positions
-        new_pages[: row.num_covered // size] = limits.scratch_page
-        entry.out_loc[at:to] = new_pages[positions // size - start // size] * size + positions % size
-        at = to
+        start = end - row.num_tokens
+        covered = row.num_covered // size
+        inputs += row.request.tokens[start:end]
+        pages += [limits.scratch_page] * covered
+        pages += row.request.pages[start // size + covered :]
+        starts.append(start)
+        lens.append(row.num_tokens)
+    made = make_metadata(
+        starts + [0] * num_padding,
+        lens + [1] * num_padding,
+        pages + [limits.scratch_page] * num_padding,
+        size,
+    )
+    for name in MADE:
+        getattr(entry, name)[: len(made[name])] = made[name]
+    entry.input_ids[: len(inputs) + num_padding] = inputs + [0] * num_padding
+    entry.req_slots[: len(slots)] = slots
+    entry.extend_lens[: len(slots)] = lens + [1] * num_padding
+    plan.num_tokens = len(inputs)
 
 
-def _write_padding(plan: StepPlan, entry: RingEntry, limits: StepLimits) -> None:
-    at, to = plan.num_tokens, plan.num_tokens + plan.padded_rows - plan.num_rows
-    entry.input_ids[at:to] = 0
-    entry.positions[at:to] = 0
-    entry.out_loc[at:to] = limits.scratch_page * limits.page_size
+MADE = ("positions", "out_loc", "seq_lens", "last_page_len", "qo_indptr", "kv_indptr")
+
+
+def make_metadata_buffers(
+    starts: list[int], extend_lens: list[int], pages: list[int], page_size: int = 1
+) -> dict[str, Int32Array]:
+    """See `MakeMetadata`."""
+    first, lens, table = (np.array(one, np.int32) for one in (starts, extend_lens, pages))
+    ends = first + lens
+    columns = first // page_size
+    qo_indptr, kv_indptr = np.zeros((2, len(first) + 1), np.int32)
+    np.cumsum(lens, out=qo_indptr[1:])
+    last = ends - 1
+    num_pages = last // page_size + 1
+    np.cumsum(num_pages, out=kv_indptr[1:])
+    positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(first - qo_indptr[:-1], lens)
+    before = np.cumsum(num_pages - columns, dtype=np.int32) - num_pages  # where the page of column 0 would be
+    out_loc = table[positions // page_size + np.repeat(before, lens)] * page_size + positions % page_size
+    made = (positions, out_loc, ends, last % page_size + 1, qo_indptr, kv_indptr)
+    return dict(zip(MADE, made, strict=True))
 
 
 def _write_page_changes(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:

@@ -9,11 +9,12 @@ takes nothing away.
 
 from __future__ import annotations
 
-from collections.abc import Container, ItemsView, Iterator
+from collections.abc import Container, ItemsView
 from dataclasses import dataclass
+from typing import Any
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.radix import NO_CHECKPOINT, Node, RadixTree
+from minisgl.scheduler.reference.parts import Handle, PrefixTree
 from minisgl.scheduler.reference.request import Request
 
 
@@ -22,8 +23,8 @@ class Pin:
     """The first `num_pages` pages of a prompt. `handle` is the node of the tree that it locks, None before."""
 
     num_pages: int
-    handle: Node | None = None
-    saved: Node | None = None  # the deepest node on its path that has a checkpoint, which it holds
+    handle: Handle | None = None
+    saved: Handle | None = None  # the deepest node on its path that has a checkpoint, which it holds
 
 
 class Pins:
@@ -47,7 +48,7 @@ class Pins:
         self._pins[req_id] = Pin(num_pages)
         self.num_pages += num_pages
 
-    def take(self, request: Request, tree: RadixTree) -> bool:
+    def take(self, request: Request, tree: PrefixTree) -> bool:
         """Lock the pages of `request` if it has a pin, as soon as the last of them is scheduled. Whether it did."""
         pin = self._pins.get(request.req_id)
         if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
@@ -58,27 +59,24 @@ class Pins:
         pin.handle = tree.descend(tree.root, found)
         return True
 
-    def hold(self, req_id: int, tree: RadixTree) -> None:
+    def hold(self, req_id: int, tree: PrefixTree) -> None:
         """Keep the deepest checkpoint of the pages that are locked: the last of them may have been saved just now."""
         pin = self._pins[req_id]
-        if tree.checkpoints is not None:
-            saved = (node for node in path(pin.handle) if node.checkpoint != NO_CHECKPOINT)
-            pin.saved = next(saved, None)
-            if pin.saved is not None:
-                tree.checkpoints.hold(pin.saved)
+        if tree.has_states:
+            pin.saved = tree.hold_deepest(pin.handle)
 
     def holds(self, req_id: int) -> bool:
         """Whether the pages of the request are locked."""
         pin = self._pins.get(req_id)
         return pin is not None and pin.handle is not None
 
-    def drop(self, req_id: int, tree: RadixTree) -> None:
+    def drop(self, req_id: int, tree: PrefixTree) -> None:
         """Its pages may be evicted. No-op when nothing is pinned by it."""
         pin = self._pins.pop(req_id, None)
         if pin is not None:
             self.num_pages -= pin.num_pages
-            if pin.saved is not None and tree.checkpoints is not None:
-                tree.checkpoints.unhold(pin.saved)
+            if pin.saved is not None:
+                tree.unhold(pin.saved)
             if pin.handle is not None:
                 tree.release(pin.handle)
 
@@ -87,17 +85,11 @@ class Pins:
         self._pins = {req_id: Pin(pin.num_pages) for req_id, pin in self._pins.items() if req_id in live}
         self.num_pages = sum(pin.num_pages for pin in self._pins.values())
 
-    def num_locked_pages(self) -> int:
+    def num_locked_pages(self, tree: PrefixTree) -> int:
         """Pages of the tree that a pin holds."""
-        return sum(len(node.pages) for node in self.locked_nodes().values())
+        return sum(self.locked_nodes(tree).values())
 
-    def locked_nodes(self) -> dict[int, Node]:
-        """By `id`: the nodes that a pin holds, the root too."""
-        return {id(node): node for pin in self._pins.values() for node in path(pin.handle)}
-
-
-def path(handle: Node | None) -> Iterator[Node]:
-    """The nodes from `handle` up to the root, which has no pages."""
-    while handle is not None:
-        yield handle
-        handle = handle.parent
+    def locked_nodes(self, tree: PrefixTree) -> dict[Any, int]:
+        """The nodes that a pin holds, by key, and the number of pages of each."""
+        handles = [pin.handle for pin in self._pins.values() if pin.handle is not None]
+        return {key: num_pages for handle in handles for key, num_pages in tree.path_nodes(handle)}

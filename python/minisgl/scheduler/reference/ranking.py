@@ -29,7 +29,7 @@ from itertools import islice, takewhile
 from minisgl.scheduler.api import AGE
 from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.scheduler.reference.admission import cached_len
-from minisgl.scheduler.reference.radix import RadixTree
+from minisgl.scheduler.reference.parts import PrefixTree
 from minisgl.scheduler.reference.request import NO_STEP, Request, RequestQueue
 
 WINDOWS: dict[SchedulePolicy, int] = {"fcfs": 1, "lpm": AGE, "srpf": 16 * AGE}
@@ -68,7 +68,7 @@ class Ranking:
         self.policy = policy
         self.last_start = NO_STEP
 
-    def next(self, waiting: RequestQueue, tree: RadixTree, step: int) -> Request:
+    def next(self, waiting: RequestQueue, tree: PrefixTree, step: int) -> Request:
         """The one that starts next of those that wait, at least one."""
         if self.policy == "fcfs":
             return waiting.first

@@ -15,7 +15,8 @@ from enum import Enum
 
 from minisgl.scheduler.api import AGE, ControlPlaneError
 from minisgl.scheduler.reference.drafter import Drafter, make_drafter
-from minisgl.scheduler.reference.radix import NO_CHECKPOINT, Node
+from minisgl.scheduler.reference.parts import Handle
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.step import Arrival, FinishReason
 
 OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
@@ -56,7 +57,7 @@ class Request:
     last_step: int = NO_STEP  # the last step that holds a row of it
 
     slot: int = NO_SLOT
-    handle: Node | None = None  # the node of the tree that it locks
+    handle: Handle | None = None  # the node of the tree that it locks
     pages: list[int] = field(default_factory=list)  # its page table, by column
     num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
     kv_len: int = 0  # tokens whose KV is computed, or scheduled to be; those of a draft not

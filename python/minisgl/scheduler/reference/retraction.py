@@ -10,7 +10,8 @@ whoever gets them writes later.
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.radix import NO_CHECKPOINT, RadixTree
+from minisgl.scheduler.reference.parts import PrefixTree
+from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import NO_SLOT, NO_STEP, Request, RequestQueue
 
 
@@ -21,7 +22,7 @@ def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
     return None if last is for_request else last
 
 
-def give_up_pages(request: Request, tree: RadixTree) -> None:
+def give_up_pages(request: Request, tree: PrefixTree) -> None:
     """Full pages of the tail enter the tree below the node that the request locks (with a "naive" cache they don't),
     the rest is freed by ascending column, the lock is released. Of a model with states those enter at whose end the
     request has a checkpoint.
@@ -35,54 +36,53 @@ def give_up_pages(request: Request, tree: RadixTree) -> None:
     size = tree.page_size
     first = request.num_tree_pages
     freed = request.pages[first:]
-    full = request.kv_len // size if tree.checkpoints is None else max(first, request.tail_len // size)
+    full = request.kv_len // size if not tree.has_states else max(first, request.tail_len // size)
     if tree.policy != "naive" and full > first:
         if request.kv_len > len(request.tokens):
             raise ControlPlaneError(f"request {request.req_id}: KV of unknown tokens would enter the cache")
         handle, had = tree.insert(handle, request.tokens, request.pages[:full], first, request.namespace)
         freed = request.pages[first:had] + request.pages[full:]
-        if tree.checkpoints is not None and handle.checkpoint == NO_CHECKPOINT:
-            tree.checkpoints.put(handle, request.tail, request.tail_step)
+        if tree.has_states and tree.checkpoint(handle) == NO_CHECKPOINT:
+            tree.put_checkpoint(handle, request.tail, request.tail_step)
             request.tail = NO_CHECKPOINT
-    tree.pool.push(freed)
-    _free_tail(request, tree)
+    tree.free(freed)
+    if request.tail != NO_CHECKPOINT:
+        tree.free_slot(request.tail)
     tree.release(handle)
     forget_pages(request)
 
 
-def drop_pages(request: Request, tree: RadixTree) -> None:
+def drop_pages(request: Request, tree: PrefixTree) -> None:
     """At the end of a request whose prompt is too long to be kept: its tail is freed, and with it what the request
     brought into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
     retraction put there of a request that matches nothing stays: it does not know what it had found.)"""
-    handle, first = request.handle or tree.root, request.num_tree_pages
+    handle = tree.root if request.handle is None else request.handle
+    first = request.num_tree_pages
     found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
-    tree.pool.push(request.pages[first:])
-    _free_tail(request, tree)
+    tree.free(request.pages[first:])
+    if request.tail != NO_CHECKPOINT:
+        tree.free_slot(request.tail)
     tree.release(handle)
-    if request.uses_cache and request.num_found_pages is not None and found.partial is None:
-        tree.drop(found.node, first + len(found.pages), request.num_found_pages)
+    if request.uses_cache and request.num_found_pages is not None and found.end is not None:
+        tree.drop(found.end, first + len(found.pages), request.num_found_pages)
     forget_pages(request)
 
 
-def _free_tail(request: Request, tree: RadixTree) -> None:
-    if tree.checkpoints is not None and request.tail != NO_CHECKPOINT:
-        tree.checkpoints.push(request.tail)
-
-
-def free_pages(request: Request, tree: RadixTree) -> None:
+def free_pages(request: Request, tree: PrefixTree) -> None:
     """The tail is freed, and the lock is released."""
-    tree.pool.push(request.pages[request.num_tree_pages :])
-    _free_tail(request, tree)
-    tree.release(request.handle or tree.root)
+    tree.free(request.pages[request.num_tree_pages :])
+    if request.tail != NO_CHECKPOINT:
+        tree.free_slot(request.tail)
+    tree.release(tree.root if request.handle is None else request.handle)
     forget_pages(request)
 
 
-def drop_path(request: Request, tree: RadixTree) -> None:
+def drop_path(request: Request, tree: PrefixTree) -> None:
     """A row of the request is not finite: the tree forgets the request's text, as far as nobody else has it. (Who
     has it reads the same numbers, is found out as well, and the last one drops it.)"""
     found = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
-    if found.partial is None:
-        tree.drop(found.node, len(found.pages), 0)
+    if found.end is not None:
+        tree.drop(found.end, len(found.pages), 0)
 
 
 def forget_pages(request: Request) -> None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference.admission import ReserveRatio
-from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.parts import Parts
 from minisgl.scheduler.reference.pins import Pins
-from minisgl.scheduler.reference.radix import Checkpoints, RadixTree
 from minisgl.scheduler.reference.ranking import Ranking
 from minisgl.scheduler.reference.request import Request, RequestQueue
 from minisgl.scheduler.reference.slots import SlotTable
@@ -37,9 +36,10 @@ class InFlight:
 class SchedulerState:
     """At start: no requests, all pages and slots free."""
 
-    def __init__(self, config: ControlPlaneConfig) -> None:
-        checkpoints = Checkpoints(config.num_checkpoints) if config.checkpoint_interval else None
-        self.tree = RadixTree(PagePool(config.num_pages), config.page_size, config.cache, checkpoints)
+    def __init__(self, config: ControlPlaneConfig, parts: Parts) -> None:
+        num_checkpoints = config.num_checkpoints if config.checkpoint_interval else None
+        self.num_pages, self.num_checkpoints = config.num_pages, config.num_checkpoints
+        self.tree = parts.tree(config.num_pages, config.page_size, config.cache, num_checkpoints)
         self.slots = SlotTable(config.max_running_requests)
         self.ratio = ReserveRatio()
         self.pins = Pins(config.max_pinned_pages)

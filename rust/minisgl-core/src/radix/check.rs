@@ -25,6 +25,25 @@ impl RadixTree {
         (tokens, pages)
     }
 
+    /// A node's number, that of its parent, its locks, pages and checkpoint (-1: none), for each node but the root.
+    pub fn shape(&self) -> impl Iterator<Item = (NodeId, NodeId, u32, Vec<Page>, i64)> {
+        self.ids().map(|id| {
+            let node = self.node(id);
+            (id, node.parent, node.lock, node.pages.clone(), self.checkpoint(id))
+        })
+    }
+
+    /// The nodes from `node` up to the root, without it, and the number of pages of each.
+    pub fn path_nodes(&self, node: NodeId) -> Vec<(NodeId, usize)> {
+        let mut found = Vec::new();
+        let mut at = node;
+        while at != ROOT && at != NO_NODE {
+            found.push((at, self.node(at).pages.len()));
+            at = self.node(at).parent;
+        }
+        found
+    }
+
     /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order; in a namespace
     /// behind its negative number, which is no token.
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {

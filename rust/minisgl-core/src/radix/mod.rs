@@ -3,16 +3,17 @@
 mod check;
 mod checkpoints;
 mod evict;
+mod manager;
 mod nodes;
 mod states;
 #[cfg(test)]
 mod tests;
-pub mod timed;
 mod tree;
 mod view;
 
 pub(crate) use check::check_tree;
 pub(crate) use checkpoints::Checkpoints;
+pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_CHECKPOINT, NO_NODE, Namespace, NodeId, ROOT, Slot};
-pub(crate) use tree::{Match, RadixTree};
+pub use tree::{Match, RadixTree};
 pub use view::{TreeNode, TreeView};

@@ -95,6 +95,35 @@ impl RadixTree {
         }
     }
 
+    /// The slot of the state at the end of a node; -1 if there is none.
+    pub fn checkpoint(&self, node: NodeId) -> i64 {
+        match self.node(node).checkpoint {
+            NO_CHECKPOINT => -1,
+            slot => i64::from(slot),
+        }
+    }
+
+    /// Whether it is the tree of a model with states.
+    pub fn has_states(&self) -> bool {
+        self.checkpoints.is_some()
+    }
+
+    /// The stack of free slots.
+    pub fn free_slots(&self) -> &[Slot] {
+        self.checkpoints.as_ref().map_or(&[], Checkpoints::free_slots)
+    }
+
+    /// The slots that pins keep.
+    pub fn held_slots(&self) -> Vec<Slot> {
+        let held = self.checkpoints.iter().flat_map(|checkpoints| (0..).zip(&checkpoints.held));
+        held.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
+    }
+
+    /// Slots that nodes or requests have.
+    pub fn num_checkpoints(&self) -> usize {
+        self.checkpoints.as_ref().map_or(0, Checkpoints::num_used)
+    }
+
     /// A slot that no node has.
     pub fn free_slot(&mut self, slot: Slot) {
         if let Some(checkpoints) = &mut self.checkpoints

@@ -16,7 +16,9 @@ use crate::page_pool::{Page, PagePool};
 
 /// The longest cached continuation below a node: all of the edges down to `node`, then `num_partial_pages` of the edge
 /// of `partial`, a child of `node` (or none). `num_unlocked` of the pages are evictable until it is locked.
-pub(crate) struct Match {
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct Match {
     pub(super) node: NodeId,
     pub(super) partial: NodeId,
     pub(super) num_partial_pages: usize,
@@ -31,8 +33,9 @@ impl Match {
     }
 }
 
-pub(crate) struct RadixTree {
-    pub pool: PagePool,
+#[doc(hidden)]
+pub struct RadixTree {
+    pub(crate) pool: PagePool,
     page_size: usize,
     policy: CachePolicy,
     pub(super) nodes: Nodes,
@@ -42,13 +45,13 @@ pub(crate) struct RadixTree {
     pub num_inserted_total: u64, // pages that have entered, and those that have left
     pub num_evicted_total: u64,
     order: EvictionOrder,
-    pub checkpoints: Option<Checkpoints>,
+    pub(crate) checkpoints: Option<Checkpoints>,
     #[cfg(test)]
     pub ops: std::cell::Cell<u64>,
 }
 
 impl RadixTree {
-    pub fn new(pool: PagePool, page_size: usize, policy: CachePolicy, checkpoints: Option<Checkpoints>) -> Self {
+    pub(crate) fn new(pool: PagePool, page_size: usize, policy: CachePolicy, checkpoints: Option<Checkpoints>) -> Self {
         let expected = match policy {
             CachePolicy::Naive => 0,
             _ => pool.num_pages(),
@@ -90,7 +93,7 @@ impl RadixTree {
         self.nodes.len()
     }
 
-    pub fn node(&self, node: NodeId) -> &Node {
+    pub(crate) fn node(&self, node: NodeId) -> &Node {
         self.nodes.get(node)
     }
 

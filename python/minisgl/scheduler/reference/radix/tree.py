@@ -40,6 +40,11 @@ class Match:
     pages: list[int]
     num_unlocked: int
 
+    @property
+    def end(self) -> Node | None:
+        """The node with which the match ends; None if it ends in the middle of an edge."""
+        return self.node if self.partial is None else None
+
 
 class RadixTree:
     """Prefix cache over the pages of `pool`; evicted pages go back there. Policy "naive" never holds any."""
@@ -239,7 +244,8 @@ class RadixTree:
             depth, node = depth - count, parent
 
     def reset(self) -> None:
-        """Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree)."""
+        """Forget everything: all pages and slots are free as at start. The clock goes on."""
+        self.pool.reset()
         self.num_evicted_total += self.num_evictable + self.num_protected
         self.root = Node(None, [], [])
         self.num_evictable = self.num_protected = self.num_nodes = 0

@@ -16,12 +16,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, Stats, TreeView
+from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, PartFailed, Stats, TreeView
 from minisgl.scheduler.inputs import check_buffers, check_config, check_events, sampled_tokens
 from minisgl.scheduler.reference import drafts, retraction
+from minisgl.scheduler.reference.admission import prefill_admission_plan
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
-from minisgl.scheduler.reference.metadata import DecidedStep, write_step
-from minisgl.scheduler.reference.radix.view import view
+from minisgl.scheduler.reference.metadata import DecidedStep, make_metadata_buffers, write_step
+from minisgl.scheduler.reference.parts import Parts
+from minisgl.scheduler.reference.radix import RadixCache
 from minisgl.scheduler.reference.request import Request, State, make_request
 from minisgl.scheduler.reference.scheduler.step_pass import StepPass
 from minisgl.scheduler.reference.state import InFlight, SchedulerState
@@ -46,16 +48,21 @@ from minisgl.step import (
     step_output,
 )
 
+PYTHON = Parts(RadixCache, prefill_admission_plan, make_metadata_buffers)
+"""The parts of this package."""
+
 
 class ReferenceControlPlane:
-    """`ControlPlane` in Python, the one that others are compared with. Without `buffers` it makes its own."""
+    """`ControlPlane` in Python, the one that others are compared with. It works with `parts`, and makes its own buffers
+    where it gets none."""
 
-    def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> None:
+    def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None, parts: Parts = PYTHON) -> None:
         check_config(config)
         self.config = config
         self.limits = config.limits()
-        self.state = SchedulerState(config)
-        self.step_pass = StepPass(config, self.state)
+        self.parts = parts
+        self.state = SchedulerState(config, parts)
+        self.step_pass = StepPass(config, self.state, parts.plan_chunks)
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
         check_buffers(config, self._buffers)
@@ -65,6 +72,17 @@ class ReferenceControlPlane:
         self._watch = TableWatch(config.page_size)
         self._dead: str | None = None
         self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
+
+    @property
+    def backend(self) -> str:
+        """The name by which `scheduler.backend` makes it, without parts that have failed."""
+        names = [name for name in self.parts.others if name not in self.part_failures]
+        return "rust_parts:" + ",".join(names) if names else "python"
+
+    @property
+    def part_failures(self) -> dict[str, str]:
+        """See `Parts.failures`."""
+        return self.parts.failures()
 
     # ------------------------------------------------------------------------------------------------ the Protocol
 
@@ -135,21 +153,21 @@ class ReferenceControlPlane:
             num_waiting=len(self.state.waiting),
             num_running=len(self.state.started),
             num_draining=self.state.slots.num_draining,
-            num_free_pages=tree.pool.num_free,
+            num_free_pages=tree.num_free,
             num_evictable_pages=tree.num_evictable,
             num_protected_pages=tree.num_protected,
             num_held_pages=sum(len(request.pages) - request.num_tree_pages for request in self.state.started),
             num_retracted_total=self.step_pass.num_retracted,
             num_prompt_tokens_total=self.step_pass.num_prompt_tokens,
             num_cached_tokens_total=self.step_pass.num_cached_tokens,
-            num_pinned_pages=self.state.pins.num_locked_pages(),
+            num_pinned_pages=self.state.pins.num_locked_pages(tree),
             num_inserted_pages_total=tree.num_inserted_total,
             num_evicted_pages_total=tree.num_evicted_total,
             num_hits_total=self.step_pass.num_hits,
             num_misses_total=self.step_pass.num_misses,
             num_drafted_total=self.step_pass.num_drafted,
             num_accepted_total=self.step_pass.num_accepted,
-            num_checkpoints=tree.checkpoints.num_used if tree.checkpoints is not None else 0,
+            num_checkpoints=tree.num_checkpoints,
             num_saved_total=self.step_pass.num_saved,
             num_cut_short_total=self.step_pass.num_cut_short,
             num_computed_again_total=self.step_pass.num_computed_again,
@@ -157,12 +175,12 @@ class ReferenceControlPlane:
         )
 
     def tree_view(self, limit: int) -> TreeView:
-        return view(self.state.tree, limit, self.state.pins.locked_nodes())
+        return self.state.tree.view(limit, set(self.state.pins.locked_nodes(self.state.tree)))
 
     def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
         tree = self.state.tree
         match = tree.match(tree.root, tokens.tolist(), 0, len(tokens) // tree.page_size, namespace)
-        if tree.checkpoints is not None:
+        if tree.has_states:
             match = tree.beginning(tree.root, match, (self._last_step or 0) + 1)
         return len(match.pages)
 
@@ -192,7 +210,7 @@ class ReferenceControlPlane:
 
     def free_pages(self) -> list[int]:
         """The stack of free pages, the next to be given out last."""
-        return self.state.tree.pool.free_pages()
+        return self.state.tree.free_pages()
 
     @property
     def reserve_ratio(self) -> int:
@@ -279,7 +297,6 @@ class ReferenceControlPlane:
             if request.state is not State.ENDED:
                 self._end(request, FinishReason.ERROR)
                 self._add_end(request.req_id, FinishReason.ERROR)
-        self.state.tree.pool.reset()
         self.state.tree.reset()
         self.state.pins.forget(self.state.live)
         self.state.slots.reset()
@@ -324,9 +341,9 @@ class ReferenceControlPlane:
     def _write(self, decided: DecidedStep) -> StepPlan:
         ring = self._buffers.ring
         index = decided.step % len(ring)
-        plan = write_step(decided, ring[index], self.limits, self.config.graph_sizes)
+        plan = write_step(decided, ring[index], self.limits, self.config.graph_sizes, self.parts.make_metadata)
         plan.ring_index = index
-        plan.num_free_pages = self.state.tree.pool.num_free
+        plan.num_free_pages = self.state.tree.num_free
         plan.num_evictable_pages = self.state.tree.num_evictable
         self.state.in_flight.append(InFlight(decided.step, decided.rows(), decided.sample_rows(), decided.drafts()))
         return plan
@@ -355,12 +372,15 @@ class ReferenceControlPlane:
     @contextmanager
     def _changing(self, call: str) -> Iterator[None]:
         """Whatever goes wrong in here leaves the state half changed: the object is dead from then on, and the caller
-        learns it as the one error that it can act on. (The Rust side catches panics at the same place.)"""
+        learns it as the one error that it can act on. (The Rust side catches panics at the same place.) With a prefix
+        cache of somebody else it is that which is blamed."""
         try:
             yield
-        except ControlPlaneError as error:
-            self._dead = f"{call}: {error}"
-            raise
         except Exception as error:
-            self._dead = f"{call}: {error!r}"
+            is_ours = isinstance(error, ControlPlaneError)
+            self._dead = f"{call}: {error if is_ours else repr(error)}"
+            if "radix" in self.parts.others:
+                raise PartFailed("radix", self._dead) from error
+            if is_ours:
+                raise
             raise ControlPlaneError(self._dead) from error

@@ -10,6 +10,7 @@ from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
 from minisgl.scheduler.reference.background import Background
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
+from minisgl.scheduler.reference.parts import PlanChunks
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.ranking import MAX_LOOK_UPS
 from minisgl.scheduler.reference.request import Request, State
@@ -20,8 +21,9 @@ from minisgl.step import FROM_STORE, UNBOUNDED
 class StepPass:
     """Decides what is computed next, and who gives way, out of a scheduler's state, which it changes."""
 
-    def __init__(self, config: ControlPlaneConfig, state: SchedulerState) -> None:
+    def __init__(self, config: ControlPlaneConfig, state: SchedulerState, plan_chunks: PlanChunks) -> None:
         self.state = state
+        self._plan_chunks = plan_chunks
         self.config = config
         self.limits = config.limits()
         self.budgets = (config.max_prefill_length, config.max_prefill_length)  # see `TokenBudget`
@@ -49,9 +51,9 @@ class StepPass:
         decided.freed = self.state.slots.take_freed()
         self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
         self._keep_cache_budget()
-        if self.state.tree.checkpoints is not None:
+        if self.state.tree.has_states:
             self._save_tails(decided)
-            self.state.tree.checkpoints.settle()
+            self.state.tree.settle_checkpoints()
         return decided
 
     def _budget(self) -> int:
@@ -180,13 +182,14 @@ class StepPass:
             if not (chunk.lacks_pages and self._retract_for(request, decided)):
                 return 0
 
-    def _size_chunk(self, request: Request, decided: DecidedStep, budget: int) -> admission.Chunk:
+    def _size_chunk(self, request: Request, decided: DecidedStep, budget: int, needed: int = 0) -> admission.Chunk:
         """The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step,
         one per row is kept for decode rows."""
         if not decided.prefill_rows:
             budget = max(budget, self.limits.page_size)
         room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
-        return admission.size_chunk(request, self.state.tree, budget, room, decided.step)
+        found = admission.Room(budget, room, self.state.ratio.value, needed, decided.step)
+        return admission.size_chunk(request, self.state.tree, found, self._plan_chunks)
 
     def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
@@ -213,13 +216,13 @@ class StepPass:
         the state it has."""
         if chunk.begins_stored:
             return FROM_STORE
-        checkpoints = self.state.tree.checkpoints
-        if checkpoints is None or (request.pages and not chunk.match.pages):
+        tree, node = self.state.tree, chunk.match.end
+        if not tree.has_states or (request.pages and not chunk.match.pages):
             return None
         if not chunk.match.pages:
             return NO_CHECKPOINT
-        checkpoints.use(chunk.match.node)
-        return chunk.match.node.checkpoint
+        tree.use_checkpoint(node)
+        return tree.checkpoint(node)
 
     def _admit(self, decided: DecidedStep, budget: int, background: bool) -> int:
         """Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or
@@ -237,18 +240,19 @@ class StepPass:
                     break
                 continue
             request = state.ranking.next(state.waiting, state.tree, decided.step)
-            chunk = self._size_chunk(request, decided, budget)
-            if not chunk.num_tokens and not chunk.lacks_pages:
-                break
             num_started = len(state.started) if background else state.started.num_ordinary
             if needed is None:
                 needed = admission.needed_pages(state.started.items[:num_started], state.ratio, size)
-            missing = admission.num_missing(request, chunk.match, needed, state.ratio, state.tree)
-            fits = not num_started or not missing
+            chunk = self._size_chunk(request, decided, budget, needed)
+            if not chunk.num_tokens and not chunk.lacks_pages:
+                break
+            fits = not num_started or not chunk.num_missing
             if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
                 continue
             if not fits and state.ranking.policy != "fcfs":
-                wait = admission.steps_until_room(missing, state.started.items[:num_started], state.ratio, size)
+                wait = admission.steps_until_room(
+                    chunk.num_missing, state.started.items[:num_started], state.ratio, size
+                )
                 return self._let_pass(request, wait, needed, decided, budget)
             if not chunk.num_tokens or not fits:
                 break
@@ -268,9 +272,9 @@ class StepPass:
                 break
             if needed - (request.cached_len - len(request.tokens)) // size > state.tree.num_available:
                 continue  # as far as is remembered
-            chunk = self._size_chunk(request, decided, budget)
+            chunk = self._size_chunk(request, decided, budget, needed)
             done = (len(chunk.match.pages) + chunk.num_loads) * size + chunk.num_tokens == len(request.tokens)
-            if done and not admission.num_missing(request, chunk.match, needed, state.ratio, state.tree):
+            if done and not chunk.num_missing:
                 self._start(request, chunk, decided)
                 budget -= chunk.cost
                 needed += admission.needed_pages((request,), state.ratio, size)

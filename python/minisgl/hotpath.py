@@ -1,0 +1,28 @@
+"""The scheduler's building blocks in Rust, for scripts, replays and schedulers of your own: docs/hotpath.md.
+
+Each is a thin layer over the crate `minisgl-core`. Numbers come in as lists or contiguous int32 numpy arrays; arrays
+that come out are new int32 arrays, which `torch.from_numpy` takes without a copy. A bad argument is a `ValueError` that
+names it and changes nothing; a broken invariant is a `ControlPlaneError`.
+"""
+
+from minisgl._rust import (
+    RadixCacheHandle,
+    RadixCacheManager,
+    RadixMatch,
+    make_input_mapping,
+    make_metadata_buffers,
+    make_positions,
+    make_write_mapping,
+    prefill_admission_plan,
+)
+
+__all__ = [
+    "RadixCacheHandle",
+    "RadixCacheManager",
+    "RadixMatch",
+    "make_input_mapping",
+    "make_metadata_buffers",
+    "make_positions",
+    "make_write_mapping",
+    "prefill_admission_plan",
+]

@@ -1,0 +1,156 @@
+"""The three parts that a scheduler in Python takes as arguments: the prefix cache, the sizes of a prompt's chunks, and
+the arrays of a step.
+
+Each is a protocol. `ReferenceControlPlane` takes the parts of this package, those in Rust (`minisgl.hotpath`), or
+somebody's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from minisgl.scheduler.api import TreeView
+from minisgl.scheduler.policies import CachePolicy
+from minisgl.step import Int32Array
+
+Handle = Any
+"""A node of a prefix cache: a `Node` in Python, a number in Rust. Only the cache looks into it."""
+Shape = list[tuple[Any, Any, int, list[int], int]]
+"""Of each node but the root: its key, that of its parent, its locks, its pages, its checkpoint (-1: none)."""
+
+
+class PrefixMatch(Protocol):
+    """What a prefix cache has of a text below a node."""
+
+    @property
+    def pages(self) -> list[int]: ...
+    @property
+    def num_unlocked(self) -> int:
+        """Pages among them that can be evicted until the match is locked."""
+
+    @property
+    def end(self) -> Handle | None:
+        """The node with which the match ends; None if it ends in the middle of an edge."""
+
+
+class PrefixTree(Protocol):
+    """A prefix cache with its pool of pages. `radix.RadixTree` says what each method does."""
+
+    @property
+    def root(self) -> Handle: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def policy(self) -> CachePolicy: ...
+    @property
+    def has_states(self) -> bool: ...
+    @property
+    def num_available(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_evictable(self) -> int: ...
+    @property
+    def num_protected(self) -> int: ...
+    @property
+    def num_inserted_total(self) -> int: ...
+    @property
+    def num_evicted_total(self) -> int: ...
+    @property
+    def num_checkpoints(self) -> int: ...
+
+    def match(
+        self, node: Handle, tokens: list[int], first_page: int, max_pages: int, namespace: int = 0
+    ) -> PrefixMatch: ...
+    def beginning(self, node: Handle, match: Any, step: int) -> PrefixMatch: ...
+    def has_page(self, node: Handle, tokens: list[int], column: int, namespace: int = 0) -> bool: ...
+    def following(self, node: Handle, tokens: list[int], first_page: int, count: int, namespace: int) -> list[int]: ...
+    def descend(self, handle: Handle, match: Any) -> Handle: ...
+    def release(self, handle: Handle) -> None: ...
+    def append(self, handle: Handle, tokens: list[int], pages: list[int], namespace: int = 0) -> Handle: ...
+    def insert(
+        self, handle: Handle, tokens: list[int], pages: list[int], first_page: int, namespace: int = 0
+    ) -> tuple[Handle, int]: ...
+    def take(self, num_pages: int) -> list[int]: ...
+    def free(self, pages: list[int]) -> None: ...
+    def evict(self, num_pages: int) -> object: ...
+    def drop(self, node: Handle, depth: int, keep: int) -> None: ...
+    def reset(self) -> None: ...
+    def save(self, match: Any, step: int) -> int | None: ...
+    def take_slot(self) -> int | None: ...
+    def free_slot(self, slot: int) -> None: ...
+    def checkpoint(self, node: Handle) -> int: ...
+    def put_checkpoint(self, node: Handle, slot: int, step: int) -> None: ...
+    def use_checkpoint(self, node: Handle) -> None: ...
+    def settle_checkpoints(self) -> None: ...
+    def hold_deepest(self, handle: Handle) -> Handle | None: ...
+    def unhold(self, node: Handle) -> None: ...
+    def check_integrity(self) -> None: ...
+    def free_pages(self) -> list[int]: ...
+    def free_slots(self) -> list[int]: ...
+    def held_slots(self) -> list[int]: ...
+    def shape(self) -> Shape: ...
+    def path(self, node: Handle) -> tuple[list[int], list[int]]: ...
+    def path_nodes(self, node: Handle) -> list[tuple[Any, int]]: ...
+    def view(self, limit: int, pinned: Collection[Any]) -> TreeView: ...
+    def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
+    def tree_states(self) -> list[tuple[tuple[int, ...], int]]: ...
+
+
+Candidate = tuple[int, int, int, int, int, int, bool, int]
+"""A row that wants a chunk: tokens of its text, pages that it has, pages behind them that are in the cache and can be
+used, how many of these are not locked, pages that are in the cache at all, pages that can be loaded behind, whether
+with the state there, tokens that it may yet make."""
+PlannedChunk = tuple[int, int, bool, int, int, int, int]
+"""Tokens to compute, new pages, whether more pages would give more tokens, cached pages to compute again for the state,
+pages to load, cost in tokens of the budget, pages that the estimate lacks. All 0 for a row that gets nothing, but the
+last."""
+
+
+class PlanChunks(Protocol):
+    def __call__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        budget: int,
+        available: int,
+        page_size: int,
+        max_page_changes: int,
+        reserve_ratio: int,
+        needed: int,
+    ) -> list[PlannedChunk]:
+        """The chunks of `candidates`, in order, to the first that gets nothing or lacks pages by the estimate."""
+
+
+class MakeMetadata(Protocol):
+    def __call__(
+        self, starts: list[int], extend_lens: list[int], pages: list[int], page_size: int
+    ) -> Mapping[str, Int32Array]:
+        """`positions` and `out_loc` [num_tokens], `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and
+        `kv_indptr` [num_rows + 1] of rows that compute `extend_lens` tokens from positions `starts` on. `pages` has,
+        row after row, the pages of the columns in which those tokens are. All int32."""
+
+
+MakeTree = Callable[[int, int, CachePolicy, int | None], PrefixTree]
+"""Of pages, tokens of a page, policy, and slots for states; None: a model that keeps none."""
+
+
+PART_NAMES = ("radix", "admission", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts with which a scheduler works. `others` names those that are not of this package."""
+
+    tree: MakeTree
+    plan_chunks: PlanChunks
+    make_metadata: MakeMetadata
+    others: tuple[str, ...] = ()
+
+    def failures(self) -> dict[str, str]:
+        """The parts that were replaced by their twins in Python, and how they failed."""
+        by_name = {"admission": self.plan_chunks, "metadata": self.make_metadata}
+        found = {name: getattr(part, "failure", "") for name, part in by_name.items()}
+        return {name: failure for name, failure in found.items() if failure}

@@ -1,0 +1,123 @@
+"""The radix tree as the part that a scheduler takes: `reference.parts.PrefixTree`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from minisgl.scheduler.api import ControlPlaneError, TreeView
+from minisgl.scheduler.policies import CachePolicy
+from minisgl.scheduler.reference.page_pool import PagePool
+from minisgl.scheduler.reference.radix.check import check_tree
+from minisgl.scheduler.reference.radix.checkpoints import Checkpoints
+from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node
+from minisgl.scheduler.reference.radix.tree import RadixTree
+from minisgl.scheduler.reference.radix.view import view
+
+
+class RadixCache(RadixTree):
+    """A radix tree with a pool of `num_pages` free pages, and slots for states where a model keeps them."""
+
+    def __init__(self, num_pages: int, page_size: int, policy: CachePolicy, num_checkpoints: int | None = None) -> None:
+        checkpoints = None if num_checkpoints is None else Checkpoints(num_checkpoints)
+        super().__init__(PagePool(num_pages), page_size, policy, checkpoints)
+
+    @property
+    def num_free(self) -> int:
+        """Pages of the pool."""
+        return self.pool.num_free
+
+    def free(self, pages: list[int]) -> None:
+        """Put `pages` back into the pool, in order: the last of them is given out first."""
+        self.pool.push(pages)
+
+    def free_pages(self) -> list[int]:
+        """The pool's stack, the next page to be given out last."""
+        return self.pool.free_pages()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether it is the tree of a model with states."""
+        return self.checkpoints is not None
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Slots that nodes or requests have."""
+        return self.checkpoints.num_used if self.checkpoints is not None else 0
+
+    def free_slots(self) -> list[int]:
+        return self.checkpoints.free_slots() if self.checkpoints is not None else []
+
+    def held_slots(self) -> list[int]:
+        """The slots that pins keep."""
+        return sorted(self.checkpoints.known()[1]) if self.checkpoints is not None else []
+
+    def free_slot(self, slot: int) -> None:
+        """Free a slot that no node has."""
+        if self.checkpoints is not None:
+            self.checkpoints.push(slot)
+
+    def checkpoint(self, node: Node) -> int:
+        """The slot of the state at the end of `node`, or `NO_CHECKPOINT`."""
+        return node.checkpoint
+
+    def put_checkpoint(self, node: Node, slot: int, step: int) -> None:
+        """See `Checkpoints.put`."""
+        if self.checkpoints is None:
+            raise ControlPlaneError("a state was saved of a model that has none")
+        self.checkpoints.put(node, slot, step)
+
+    def use_checkpoint(self, node: Node) -> None:
+        """See `Checkpoints.use`."""
+        if self.checkpoints is not None:
+            self.checkpoints.use(node)
+
+    def settle_checkpoints(self) -> None:
+        """See `Checkpoints.settle`."""
+        if self.checkpoints is not None:
+            self.checkpoints.settle()
+
+    def hold_deepest(self, handle: Node) -> Node | None:
+        """Keep the deepest checkpoint on the path to `handle` for a pin; its node, or None if there is none."""
+        node: Node | None = handle
+        while node is not None and node.checkpoint == NO_CHECKPOINT:
+            node = node.parent
+        if node is not None and self.checkpoints is not None:
+            self.checkpoints.hold(node)
+        return node
+
+    def unhold(self, node: Node) -> None:
+        """The pin that kept the checkpoint of `node` is gone."""
+        if self.checkpoints is not None:
+            self.checkpoints.unhold(node)
+
+    # --------------------------------------------------------------------------------------------------- for checks
+
+    def check_integrity(self) -> None:
+        """See `check_tree`."""
+        check_tree(self)
+
+    def shape(self) -> list[tuple[int, int, int, list[int], int]]:
+        """Of each node but the root: its key, that of its parent, its locks, its pages, its checkpoint."""
+        return [(id(one), id(one.parent), one.lock, one.pages, one.checkpoint) for one in self.nodes()]
+
+    def path(self, node: Node) -> tuple[list[int], list[int]]:
+        """All tokens and pages from the root to the end of `node`."""
+        tokens: list[int] = []
+        pages: list[int] = []
+        at: Node | None = node
+        while at is not None:
+            tokens[:0], pages[:0] = at.tokens, at.pages
+            at = at.parent
+        return tokens, pages
+
+    def path_nodes(self, node: Node) -> list[tuple[int, int]]:
+        """The keys of the nodes from `node` up to the root, without it, and the number of pages of each."""
+        found = []
+        while node.parent is not None:
+            found.append((id(node), len(node.pages)))
+            node = node.parent
+        return found
+
+    def view(self, limit: int, pinned: Collection[int]) -> TreeView:
+        """See `radix.view.view`."""
+        return view(self, limit, pinned)

@@ -1,0 +1,53 @@
+"""The parts of a scheduler in Rust (`minisgl.hotpath`), each with its twin in Python behind it.
+
+Invariants: the same decisions as with the parts in Python, bit for bit. A function that fails is replaced by its twin
+in the same call and for good. A prefix cache that fails leaves nothing to go on with: the error says so (`PartFailed`),
+and the step loop goes on with another scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minisgl.scheduler.reference import PYTHON, Parts
+from minisgl.scheduler.reference.parts import PART_NAMES
+
+
+class Guarded:
+    """A function in Rust that `twin` replaces when it fails; `failure` says how it did."""
+
+    def __init__(self, function: Callable[..., Any], twin: Callable[..., Any]) -> None:
+        self._function = function
+        self._twin = twin
+        self.failure = ""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not self.failure:
+            try:
+                return self._function(*arguments, **named)
+            except Exception as error:  # whatever it is, the twin can answer
+                self.failure = f"{type(error).__name__}: {error}"
+        return self._twin(*arguments, **named)
+
+
+def parse_parts(text: str) -> tuple[str, ...]:
+    """The parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
+    _, colon, listed = text.partition(":")
+    names = listed.split(",") if colon else list(PART_NAMES)
+    if wrong := [name for name in names if name not in PART_NAMES]:
+        raise ValueError(f"{text}: unknown part {wrong[0]!r}; valid: {', '.join(PART_NAMES)}")
+    return tuple(name for name in PART_NAMES if name in names)
+
+
+def make_parts(names: Sequence[str]) -> Parts:
+    """Those of `names` in Rust, the others in Python. Raises `ImportError`."""
+    from minisgl import hotpath
+
+    tree, plan_chunks, make_metadata = PYTHON.tree, PYTHON.plan_chunks, PYTHON.make_metadata
+    return Parts(
+        hotpath.RadixCacheManager if "radix" in names else tree,
+        Guarded(hotpath.prefill_admission_plan, plan_chunks) if "admission" in names else plan_chunks,
+        Guarded(hotpath.make_metadata_buffers, make_metadata) if "metadata" in names else make_metadata,
+        tuple(names),
+    )

@@ -1,0 +1,140 @@
+//! The arrays of a step as functions over slices: the builders that Python calls. The scheduler writes its arrays in
+//! place (`metadata`).
+
+use crate::api::{Result, argument};
+use crate::metadata::write_places;
+use crate::numbers::{ToI32, ToU32, ToUsize};
+use crate::page_pool::{Page, PageSize};
+
+/// The position of each token of a step: row i computes `extend_lens[i]` tokens from position `starts[i]` on.
+///
+/// # Errors
+/// `Error::Argument`: arrays of different lengths, a negative number, or more tokens than an int32 counts.
+pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
+    check_rows("starts", starts, extend_lens)?;
+    let rows = starts.iter().zip(extend_lens);
+    Ok(rows.flat_map(|(&start, &len)| (start..).take(len.to_usize())).collect())
+}
+
+/// The request slot of each token of a step.
+///
+/// # Errors
+/// As `make_positions`.
+pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
+    check_rows("req_slots", req_slots, extend_lens)?;
+    let rows = req_slots.iter().zip(extend_lens);
+    Ok(rows
+        .flat_map(|(&slot, &len)| std::iter::repeat_n(slot, len.to_usize()))
+        .collect())
+}
+
+/// The position of the token that each row samples, which is its sequence length; -1 for a row that samples none.
+///
+/// # Errors
+/// `Error::Argument`: arrays of different lengths.
+pub fn make_write_mapping(seq_lens: &[i32], samples: &[i32]) -> Result<Vec<i32>> {
+    same_len("samples", samples.len(), seq_lens.len())?;
+    let rows = seq_lens.iter().zip(samples);
+    Ok(rows
+        .map(|(&len, &samples)| if samples != 0 { len } else { -1 })
+        .collect())
+}
+
+/// The arrays of a step that follow from its rows, one behind another in `packed`: `positions` and `out_loc`
+/// [num_tokens], `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and `kv_indptr` [num_rows + 1].
+#[derive(Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Metadata {
+    pub packed: Vec<i32>,
+    pub num_tokens: usize,
+    pub num_rows: usize,
+}
+
+/// Row i computes `extend_lens[i]` tokens from position `starts[i]` on. `pages` holds, row after row, the pages of the
+/// columns in which those tokens are.
+///
+/// # Errors
+/// `Error::Argument`: as `make_positions`; a row without tokens, other pages than the rows have columns.
+pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32], page_size: usize) -> Result<Metadata> {
+    if page_size == 0 || page_size > i32::MAX.to_usize() {
+        return argument("page_size", format!("{page_size}: at least 1"));
+    }
+    let num_tokens = check_rows("starts", starts, extend_lens)?;
+    let (num_rows, size) = (starts.len(), PageSize::new(page_size));
+    if let Some(row) = extend_lens.iter().position(|&len| len == 0) {
+        return argument("extend_lens", format!("row {row}: 0 tokens, at least 1"));
+    }
+    let columns = |start: i32, len: i32| {
+        let end = start.to_u32() + len.to_u32();
+        let (first, offset) = size.split(start.to_u32());
+        (first, offset, end, (size.count(end) - first).to_usize())
+    };
+    let wanted: usize = starts
+        .iter()
+        .zip(extend_lens)
+        .map(|(&start, &len)| columns(start, len).3)
+        .sum();
+    same_len("pages", pages.len(), wanted)?;
+    let largest = i32::MAX.to_u32() / size.size();
+    let Ok(pages) = pages
+        .iter()
+        .map(|&page| Page::try_from(page))
+        .collect::<std::result::Result<Vec<_>, _>>()
+    else {
+        return argument("pages", "a page below 0");
+    };
+    if let Some(page) = pages.iter().find(|&&page| page >= largest) {
+        return argument(
+            "pages",
+            format!("page {page} of {page_size} tokens: more than an int32 counts"),
+        );
+    }
+    let mut packed = vec![0; 2 * num_tokens + 4 * num_rows + 2];
+    let (positions, rest) = packed.split_at_mut(num_tokens);
+    let (out_loc, rest) = rest.split_at_mut(num_tokens);
+    let (seq_lens, rest) = rest.split_at_mut(num_rows);
+    let (last_page_len, rest) = rest.split_at_mut(num_rows);
+    let (qo_indptr, kv_indptr) = rest.split_at_mut(num_rows + 1);
+    let (mut token, mut page) = (0, 0);
+    for (row, (&start, &len)) in starts.iter().zip(extend_lens).enumerate() {
+        let (_, offset, end, count) = columns(start, len);
+        let to = token + len.to_usize();
+        for (position, at) in positions[token..to].iter_mut().zip(start..) {
+            *position = at;
+        }
+        write_places(&mut out_loc[token..to], &pages[page..page + count], offset, size.size());
+        (token, page) = (to, page + count);
+        seq_lens[row] = end.to_i32();
+        last_page_len[row] = size.split(end - 1).1.to_i32() + 1;
+        qo_indptr[row + 1] = to.to_i32();
+        kv_indptr[row + 1] = kv_indptr[row].saturating_add(size.count(end).to_i32());
+    }
+    Ok(Metadata {
+        packed,
+        num_tokens,
+        num_rows,
+    })
+}
+
+fn same_len(name: &'static str, len: usize, expected: usize) -> Result<()> {
+    if len == expected {
+        return Ok(());
+    }
+    argument(name, format!("{len} numbers, not {expected}"))
+}
+
+/// The number of tokens of all rows. `first` holds what is not negative.
+fn check_rows(name: &'static str, first: &[i32], extend_lens: &[i32]) -> Result<usize> {
+    same_len("extend_lens", extend_lens.len(), first.len())?;
+    let mut total = 0_i32;
+    for (row, (&one, &len)) in first.iter().zip(extend_lens).enumerate() {
+        if one < 0 || len < 0 || one.checked_add(len).is_none() {
+            return argument(name, format!("row {row}: {one}, with {len} tokens"));
+        }
+        match total.checked_add(len) {
+            Some(sum) => total = sum,
+            None => return argument("extend_lens", format!("row {row}: more tokens than an int32 counts")),
+        }
+    }
+    Ok(total.to_usize())
+}

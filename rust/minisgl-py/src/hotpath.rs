@@ -1,0 +1,464 @@
+//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Numbers come as lists or int32 arrays.
+//!
+//! Invariants: a panic is caught in the call and arrives as `ControlPlaneError`, as a broken invariant does; the cache
+//! that raised either refuses every later call. A bad argument is a `ValueError` and changes nothing.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, Room};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::arrays::to_numpy;
+use crate::buffers::View;
+use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
+use crate::errors::{panic_text, to_python};
+
+/// Numbers `from` .. `to` of a list or an int32 array.
+fn part(numbers: &Bound<'_, PyAny>, from: usize, to: usize) -> PyResult<Vec<i32>> {
+    let refuse = || PyValueError::new_err(format!("{} numbers, not {to}", numbers.len().unwrap_or(0)));
+    if let Ok(list) = numbers.cast::<PyList>() {
+        let slice = if from == 0 && to == list.len() {
+            list.clone()
+        } else {
+            list.get_slice(from, to)
+        };
+        let found: Vec<i32> = slice.extract()?;
+        return if found.len() == to.saturating_sub(from) {
+            Ok(found)
+        } else {
+            Err(refuse())
+        };
+    }
+    match View::of(numbers) {
+        Some(view) => view
+            .as_slice(numbers.py())
+            .get(from..to)
+            .map(<[i32]>::to_vec)
+            .ok_or_else(refuse),
+        None => Err(PyValueError::new_err(
+            "not a list of numbers or a contiguous int32 array",
+        )),
+    }
+}
+
+fn whole(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    part(numbers, 0, numbers.len()?)
+}
+
+fn pages_of(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let pages = whole(pages)?.into_iter().map(u32::try_from);
+    pages
+        .collect::<Result<_, _>>()
+        .map_err(|_| PyValueError::new_err("pages: a page below 0"))
+}
+
+fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResult<T> {
+    let result = catch_unwind(AssertUnwindSafe(call));
+    let result = result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))));
+    result.map_err(|error| to_python(py, &error))
+}
+
+/// The end of a matched prefix.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct RadixCacheHandle(Handle);
+
+#[pymethods]
+impl RadixCacheHandle {
+    #[getter]
+    fn cached_len(&self) -> usize {
+        self.0.cached_len()
+    }
+}
+
+/// What is cached of a text below a node.
+#[pyclass(frozen, module = "minisgl._rust")]
+pub(crate) struct RadixMatch {
+    found: Match,
+    #[pyo3(get)]
+    pages: Py<PyList>,
+}
+
+impl RadixMatch {
+    fn new(py: Python<'_>, found: Match) -> PyResult<Self> {
+        let pages = PyList::new(py, &found.pages)?.unbind();
+        Ok(Self { found, pages })
+    }
+}
+
+#[pymethods]
+impl RadixMatch {
+    #[getter]
+    fn num_unlocked(&self) -> usize {
+        self.found.num_unlocked
+    }
+
+    /// The node that it ends with; None if it ends in the middle of an edge.
+    #[getter]
+    fn end(&self) -> Option<u32> {
+        self.found.end()
+    }
+}
+
+/// The prefix cache. Its second half is what a scheduler needs of it: `minisgl.scheduler.reference.parts.PrefixTree`.
+#[pyclass(module = "minisgl._rust")]
+pub(crate) struct RadixCacheManager {
+    cache: Cache,
+    broken: Option<String>,
+}
+
+impl RadixCacheManager {
+    fn run<T>(&mut self, py: Python<'_>, call: impl FnOnce(&mut Cache) -> Result<T, Error>) -> PyResult<T> {
+        let (cache, broken) = (&mut self.cache, &mut self.broken);
+        guarded(py, || match broken {
+            Some(what) => Err(Error::Broken(format!("the prefix cache is broken: {what}"))),
+            None => {
+                let result = catch_unwind(AssertUnwindSafe(|| call(cache)));
+                let result = result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))));
+                if let Err(Error::Broken(what)) = &result {
+                    *broken = Some(what.clone());
+                }
+                result
+            }
+        })
+    }
+}
+
+fn name_of(policy: CachePolicy) -> &'static str {
+    match policy {
+        CachePolicy::Lru => "lru",
+        CachePolicy::Lfu => "lfu",
+        CachePolicy::Naive => "naive",
+    }
+}
+
+/// Everything in one block, as PyO3 wants it: properties, methods that pass their arguments on to the tree, and others.
+macro_rules! methods {
+    (
+        $(get $number:ident: $kind:ty = |$of:ident| $value:expr;)*
+        $(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty = |$cache:ident| $call:expr;)*
+        others { $($other:tt)* }
+    ) => {
+        #[pymethods]
+        impl RadixCacheManager {
+            $(#[getter]
+            fn $number(&self) -> $kind {
+                let $of = &self.cache;
+                $value
+            })*
+            $(fn $name(&mut self, py: Python<'_>, $($argument: $type),*) -> PyResult<$result> {
+                self.run(py, |$cache| $call)
+            })*
+            $($other)*
+        }
+    };
+}
+
+methods! {
+    get root: u32 = |_cache| 0;
+    get page_size: usize = |cache| cache.tree.page_size();
+    get policy: &'static str = |cache| name_of(cache.tree.policy());
+    get has_states: bool = |cache| cache.tree.has_states();
+    get num_available: usize = |cache| cache.tree.num_available();
+    get num_free: usize = |cache| cache.free_pages().len();
+    get num_evictable: usize = |cache| cache.tree.num_evictable();
+    get num_protected: usize = |cache| cache.tree.num_protected();
+    get num_inserted_total: u64 = |cache| cache.tree.num_inserted_total;
+    get num_evicted_total: u64 = |cache| cache.tree.num_evicted_total;
+    get num_checkpoints: usize = |cache| cache.tree.num_checkpoints();
+    fn release(handle: u32) -> () = |cache| cache.tree.release(handle);
+    fn drop(node: u32, depth: usize, keep: usize) -> () = |cache| cache.tree.drop_end(node, depth, keep);
+    fn reset() -> () = |cache| { cache.reset(); Ok(()) };
+    fn take_slot() -> Option<u32> = |cache| cache.tree.take_slot();
+    fn put_checkpoint(node: u32, slot: u32, step: i64) -> () = |cache| cache.tree.put_checkpoint(node, slot, step);
+    fn free_slot(slot: u32) -> () = |cache| { cache.tree.free_slot(slot); Ok(()) };
+    fn use_checkpoint(node: u32) -> () = |cache| { cache.tree.use_checkpoint(node); Ok(()) };
+    fn settle_checkpoints() -> () = |cache| { cache.tree.settle_checkpoints(); Ok(()) };
+    fn hold_deepest(handle: u32) -> Option<u32> = |cache| Ok(cache.tree.hold_deepest(handle));
+    fn unhold(node: u32) -> () = |cache| { cache.tree.unhold(node); Ok(()) };
+    fn checkpoint(node: u32) -> i64 = |cache| Ok(cache.tree.checkpoint(node));
+    fn free_pages() -> Vec<u32> = |cache| Ok(cache.free_pages().to_vec());
+    fn free_slots() -> Vec<u32> = |cache| Ok(cache.tree.free_slots().to_vec());
+    fn held_slots() -> Vec<u32> = |cache| Ok(cache.tree.held_slots());
+    fn shape() -> Vec<(u32, u32, u32, Vec<u32>, i64)> = |cache| Ok(cache.tree.shape().collect());
+    fn path(node: u32) -> (Vec<i32>, Vec<u32>) = |cache| Ok(cache.tree.path(node));
+    fn path_nodes(node: u32) -> Vec<(u32, usize)> = |cache| Ok(cache.tree.path_nodes(node));
+    others {
+    #[new]
+    #[pyo3(signature = (num_pages, page_size=1, policy="lru", num_checkpoints=None))]
+    fn new(
+        py: Python<'_>,
+        num_pages: usize,
+        page_size: usize,
+        policy: &str,
+        num_checkpoints: Option<usize>,
+    ) -> PyResult<Self> {
+        let policy = policy_of("policy", policy)?;
+        let cache = guarded(py, || Cache::new(num_pages, page_size, policy, num_checkpoints))?;
+        Ok(Self { cache, broken: None })
+    }
+
+    fn take(&mut self, py: Python<'_>, num_pages: usize) -> PyResult<Vec<u32>> {
+        self.run(py, |cache| cache.take(num_pages))
+    }
+
+    fn free(&mut self, py: Python<'_>, pages: &Bound<'_, PyAny>) -> PyResult<()> {
+        let pages = pages_of(pages)?;
+        self.run(py, |cache| cache.free(&pages))
+    }
+
+    #[pyo3(signature = (tokens, namespace=0))]
+    fn match_prefix(
+        &mut self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        namespace: u32,
+    ) -> PyResult<(RadixCacheHandle, Vec<u32>)> {
+        let tokens = whole(tokens)?;
+        let (handle, pages) = self.run(py, |cache| cache.match_prefix(&tokens, namespace))?;
+        Ok((RadixCacheHandle(handle), pages))
+    }
+
+    #[pyo3(signature = (handle, unlock=false))]
+    fn lock_handle(&mut self, mut handle: PyRefMut<'_, RadixCacheHandle>, unlock: bool) -> PyResult<()> {
+        self.run(handle.py(), |cache| cache.lock_handle(&mut handle.0, unlock))
+    }
+
+    #[pyo3(signature = (tokens, pages, namespace=0))]
+    fn insert_prefix(
+        &mut self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        namespace: u32,
+    ) -> PyResult<usize> {
+        let (tokens, pages) = (whole(tokens)?, pages_of(pages)?);
+        self.run(py, |cache| cache.insert_prefix(&tokens, &pages, namespace))
+    }
+
+    fn evict(&mut self, py: Python<'_>, num_pages: usize) -> PyResult<Vec<u32>> {
+        self.run(py, |cache| cache.evict(num_pages))
+    }
+
+    fn size_info(&self) -> (usize, usize) {
+        self.cache.size_info()
+    }
+
+    fn check_integrity(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, |cache| cache.check_integrity())
+    }
+
+    #[pyo3(name = "match", signature = (node, tokens, first_page, max_pages, namespace=0))]
+    fn find(
+        &mut self,
+        node: u32,
+        tokens: &Bound<'_, PyAny>,
+        first_page: usize,
+        max_pages: usize,
+        namespace: u32,
+    ) -> PyResult<RadixMatch> {
+        let (py, size, num_pages) = (tokens.py(), self.cache.tree.page_size(), max_pages.saturating_sub(first_page));
+        let tokens = part(tokens, first_page * size, (first_page + num_pages) * size)?;
+        let found = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
+        RadixMatch::new(py, found)
+    }
+
+    fn beginning(&mut self, py: Python<'_>, node: u32, found: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
+        let found = found.found.clone();
+        let found = self.run(py, |cache| Ok(cache.tree.beginning(node, found, step)))?;
+        RadixMatch::new(py, found)
+    }
+
+    #[pyo3(signature = (node, tokens, column, namespace=0))]
+    fn has_page(&mut self, node: u32, tokens: &Bound<'_, PyAny>, column: usize, namespace: u32) -> PyResult<bool> {
+        let (py, size) = (tokens.py(), self.cache.tree.page_size());
+        let tokens = part(tokens, column * size, (column + 1) * size)?;
+        self.run(py, |cache| Ok(cache.tree.has_page(node, namespace, &tokens, 0)))
+    }
+
+    fn following(
+        &mut self,
+        node: u32,
+        tokens: &Bound<'_, PyAny>,
+        first_page: usize,
+        count: usize,
+        namespace: u32,
+    ) -> PyResult<Vec<i32>> {
+        let first = first_page * self.cache.tree.page_size();
+        let rest = part(tokens, first, tokens.len()?)?;
+        self.run(tokens.py(), |cache| Ok(cache.tree.following(node, &rest, 0, count, namespace).to_vec()))
+    }
+
+    fn descend(&mut self, py: Python<'_>, handle: u32, found: &RadixMatch) -> PyResult<u32> {
+        self.run(py, |cache| cache.tree.descend(handle, &found.found))
+    }
+
+    #[pyo3(signature = (handle, tokens, pages, namespace=0))]
+    fn append(
+        &mut self,
+        py: Python<'_>,
+        handle: u32,
+        tokens: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        namespace: u32,
+    ) -> PyResult<u32> {
+        let (tokens, pages) = (whole(tokens)?, pages_of(pages)?);
+        self.run(py, |cache| {
+            cache.claim(&pages)?;
+            cache.tree.append(handle, namespace, &tokens, &pages)
+        })
+    }
+
+    #[pyo3(signature = (handle, tokens, pages, first_page, namespace=0))]
+    fn insert(
+        &mut self,
+        py: Python<'_>,
+        handle: u32,
+        tokens: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        first_page: usize,
+        namespace: u32,
+    ) -> PyResult<(u32, usize)> {
+        let pages = pages_of(pages)?;
+        let tokens = part(tokens, 0, pages.len() * self.cache.tree.page_size())?;
+        self.run(py, |cache| {
+            let (handle, had) = cache.tree.insert(handle, namespace, &tokens, &pages, first_page)?;
+            cache.claim(&pages[had..])?;
+            Ok((handle, had))
+        })
+    }
+
+    fn save(&mut self, py: Python<'_>, found: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
+        self.run(py, |cache| cache.tree.save(&found.found, step))
+    }
+
+    fn view(&mut self, py: Python<'_>, limit: usize, pinned: BTreeSet<u32>) -> PyResult<ShownTree> {
+        self.run(py, |cache| Ok(shown(cache.tree.view(limit, &pinned))))
+    }
+
+    fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
+        paths(py, self.cache.tree.tree_pages())
+    }
+
+    fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
+        paths(py, self.cache.tree.tree_states())
+    }
+    }
+}
+
+type Row = (usize, usize, usize, usize, usize, usize, bool, u32);
+type Planned = (usize, usize, bool, usize, usize, usize, usize);
+
+/// The chunks that rows get, in order.
+#[pyfunction]
+#[pyo3(signature = (candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn prefill_admission_plan(
+    py: Python<'_>,
+    candidates: Vec<Row>,
+    budget: i64,
+    available: usize,
+    page_size: usize,
+    max_page_changes: usize,
+    reserve_ratio: usize,
+    needed: usize,
+) -> PyResult<Vec<Planned>> {
+    let rows: Vec<Candidate> = candidates
+        .into_iter()
+        .map(|row| Candidate {
+            length: row.0,
+            num_pages: row.1,
+            num_matched: row.2,
+            num_unlocked: row.3,
+            num_found: row.4,
+            num_loadable: row.5,
+            has_state: row.6,
+            num_unscheduled: row.7,
+        })
+        .collect();
+    let room = Room {
+        budget,
+        available,
+        page_size,
+        max_page_changes,
+        reserve_ratio,
+        needed,
+    };
+    let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, room))?;
+    let rows = plan.into_iter();
+    Ok(rows
+        .map(|it| {
+            let counts = (it.num_covered, it.num_loads, it.cost, it.num_missing);
+            (
+                it.num_tokens,
+                it.num_new_pages,
+                it.lacks_pages,
+                counts.0,
+                counts.1,
+                counts.2,
+                counts.3,
+            )
+        })
+        .collect())
+}
+
+macro_rules! arrays {
+    ($($name:ident($first:ident, $second:ident);)*) => {
+        $(#[pyfunction]
+        pub(crate) fn $name<'py>(
+            $first: &Bound<'py, PyAny>,
+            $second: &Bound<'py, PyAny>,
+        ) -> PyResult<Bound<'py, PyAny>> {
+            let (py, one, two) = ($first.py(), whole($first)?, whole($second)?);
+            to_numpy(py, guarded(py, || minisgl_core::$name(&one, &two))?.into_iter())
+        })*
+    };
+}
+
+arrays! {
+    make_positions(starts, extend_lens);
+    make_input_mapping(req_slots, extend_lens);
+    make_write_mapping(seq_lens, samples);
+}
+
+/// The arrays of a step, views of one packed array.
+#[pyfunction]
+#[pyo3(signature = (starts, extend_lens, pages, page_size=1))]
+pub(crate) fn make_metadata_buffers<'py>(
+    py: Python<'py>,
+    starts: &Bound<'py, PyAny>,
+    extend_lens: &Bound<'py, PyAny>,
+    pages: &Bound<'py, PyAny>,
+    page_size: usize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let (starts, extend_lens, pages) = (whole(starts)?, whole(extend_lens)?, whole(pages)?);
+    let made = guarded(py, || {
+        minisgl_core::make_metadata_buffers(&starts, &extend_lens, &pages, page_size)
+    })?;
+    let Metadata {
+        packed,
+        num_tokens,
+        num_rows,
+    } = made;
+    let packed = to_numpy(py, packed.into_iter())?;
+    let arrays = PyDict::new(py);
+    let mut from = 0;
+    for (name, len) in [
+        ("positions", num_tokens),
+        ("out_loc", num_tokens),
+        ("seq_lens", num_rows),
+        ("last_page_len", num_rows),
+        ("qo_indptr", num_rows + 1),
+        ("kv_indptr", num_rows + 1),
+    ] {
+        arrays.set_item(
+            name,
+            packed.get_item(pyo3::types::PySlice::new(py, from, from + len as isize, 1))?,
+        )?;
+        from += len as isize;
+    }
+    arrays.set_item("packed", packed)?;
+    Ok(arrays)
+}
