@@ -9,8 +9,8 @@ import pytest
 
 from minisgl import hotpath
 from minisgl.hotpath import RadixCacheManager
+from minisgl.scheduler.parts import Candidate
 from minisgl.scheduler.reference import PYTHON
-from minisgl.scheduler.reference.parts import Candidate
 
 
 def test_a_prefix_is_found_locked_and_evicted() -> None:

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"step", "_rust"},
     # the scheduler
     "scheduler": {"step", "_rust"},
+    "hotpath": {"_rust"},
     # tensors, from the bottom
     "distributed": set(),
     "kernels": set(),

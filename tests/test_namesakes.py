@@ -14,6 +14,7 @@ ONLY_RUST = {
     "faulty": "a class of `wrapped` in Python",
     "numbers": "integers of Python have no size",
     "radix/states": "methods of `tree` in Python",
+    "step_arrays": "functions of `metadata` in Python",
     "radix/tests": "what the tree's operations cost",
 }
 

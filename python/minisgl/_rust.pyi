@@ -14,7 +14,7 @@ from minisgl.metrics.keys import KeyReading
 from minisgl.parsers.api import Part
 from minisgl.routing.api import Placed
 from minisgl.scheduler.api import ControlPlaneConfig, Stats, TreeView
-from minisgl.scheduler.reference.parts import Candidate, PlannedChunk
+from minisgl.scheduler.parts import Candidate, PlannedChunk
 from minisgl.step import Events, Int32Array, Int64Array, StepBuffers
 
 __all__ = [
@@ -255,7 +255,7 @@ class RadixCacheHandle:
 
 @final
 class RadixMatch:
-    """A `minisgl.scheduler.reference.parts.PrefixMatch`."""
+    """A `minisgl.scheduler.parts.PrefixMatch`."""
 
     @property
     def pages(self) -> list[int]: ...
@@ -268,7 +268,7 @@ class RadixMatch:
 class RadixCacheManager:
     """A prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1.
 
-    The first methods are for scripts. The others make it a `minisgl.scheduler.reference.parts.PrefixTree`, whose nodes
+    The first methods are for scripts. The others make it a `minisgl.scheduler.parts.PrefixTree`, whose nodes
     are numbers; a number that is no node is a broken invariant.
     """
 

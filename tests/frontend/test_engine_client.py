@@ -139,7 +139,7 @@ def test_health_says_what_serves() -> None:
             "none",
         )
         assert body["max_seq_len"] == READY.max_seq_len and body["requests_open"] == 0
-        in_metrics = {"meters": {}, "ranks": (), "prefixes": ()}
+        in_metrics = {"meters": {}, "ranks": (), "prefixes": (), "failovers": ()}
         assert body["stats"] | in_metrics == msgspec.to_builtins(msgspec.structs.asdict(STATS))
 
 
@@ -234,7 +234,7 @@ def test_what_is_a_number_is_summed_and_what_is_counted_is_kept() -> None:
     assert {"num_steps_total", "num_hits_total", "cpu_s"} <= KEPT < NUMBERS
     assert {"num_running", "num_pages", "batch_rows", "resident_bytes"} <= NUMBERS - KEPT
     others = set(EngineStats.__struct_fields__) - NUMBERS
-    assert others == {"cpu_backend", "failover_reason", "meters", "ranks", "prefixes"}
+    assert others == {"cpu_backend", "failover_reason", "failovers", "meters", "ranks", "prefixes"}
 
 
 def test_a_sum() -> None:

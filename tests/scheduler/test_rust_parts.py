@@ -10,8 +10,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig, PartFailed
 from minisgl.scheduler.backend import choose, make_control_plane
+from minisgl.scheduler.parts import PART_NAMES, Parts
 from minisgl.scheduler.reference import PYTHON, ReferenceControlPlane
-from minisgl.scheduler.reference.parts import PART_NAMES, Parts
 from minisgl.scheduler.rust_parts import Guarded, make_parts, parse_parts
 from minisgl.step import Events
 from tests.helpers.scheduler import arrival

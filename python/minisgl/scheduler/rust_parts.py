@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minisgl.scheduler.parts import PART_NAMES, MakeTree
 from minisgl.scheduler.reference import PYTHON, Parts
-from minisgl.scheduler.reference.parts import PART_NAMES
 
 
 class Guarded:
@@ -42,12 +42,13 @@ def parse_parts(text: str) -> tuple[str, ...]:
 
 def make_parts(names: Sequence[str]) -> Parts:
     """Those of `names` in Rust, the others in Python. Raises `ImportError`."""
-    from minisgl import hotpath
+    from minisgl import _rust
 
-    tree, plan_chunks, make_metadata = PYTHON.tree, PYTHON.plan_chunks, PYTHON.make_metadata
+    tree: MakeTree = _rust.RadixCacheManager if "radix" in names else PYTHON.tree
+    plan_chunks, make_metadata = PYTHON.plan_chunks, PYTHON.make_metadata
     return Parts(
-        hotpath.RadixCacheManager if "radix" in names else tree,
-        Guarded(hotpath.prefill_admission_plan, plan_chunks) if "admission" in names else plan_chunks,
-        Guarded(hotpath.make_metadata_buffers, make_metadata) if "metadata" in names else make_metadata,
+        tree,
+        Guarded(_rust.prefill_admission_plan, plan_chunks) if "admission" in names else plan_chunks,
+        Guarded(_rust.make_metadata_buffers, make_metadata) if "metadata" in names else make_metadata,
         tuple(names),
     )

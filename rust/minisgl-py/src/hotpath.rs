@@ -102,7 +102,7 @@ impl RadixMatch {
     }
 }
 
-/// The prefix cache. Its second half is what a scheduler needs of it: `minisgl.scheduler.reference.parts.PrefixTree`.
+/// The prefix cache. Its second half is what a scheduler needs of it: `minisgl.scheduler.parts.PrefixTree`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheManager {
     cache: Cache,
@@ -353,7 +353,9 @@ type Planned = (usize, usize, bool, usize, usize, usize, usize);
 
 /// The chunks that rows get, in order.
 #[pyfunction]
-#[pyo3(signature = (candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0))]
+#[pyo3(signature = (
+    candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0
+))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn prefill_admission_plan(
     py: Python<'_>,

@@ -4,7 +4,7 @@ Read `scheduler` for the step, `admission` for what may start, `radix` for the c
 the Rust crate.
 """
 
-from minisgl.scheduler.reference.parts import Parts
+from minisgl.scheduler.parts import Parts
 from minisgl.scheduler.reference.scheduler import PYTHON, ReferenceControlPlane
 
 __all__ = ["PYTHON", "Parts", "ReferenceControlPlane"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from minisgl.scheduler.reference.parts import Candidate, Handle, PlanChunks, PlannedChunk, PrefixMatch, PrefixTree
+from minisgl.scheduler.parts import Candidate, Handle, PlanChunks, PlannedChunk, PrefixMatch, PrefixTree
 from minisgl.scheduler.reference.request import Request
 
 MAX_OUTPUT_ESTIMATE = 4096  # tokens

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minisgl.scheduler.reference.parts import PrefixTree
+from minisgl.scheduler.parts import PrefixTree
 from minisgl.scheduler.reference.request import Request, State
 
 

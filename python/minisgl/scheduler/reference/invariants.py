@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from minisgl.scheduler.api import need
+from minisgl.scheduler.parts import PrefixTree
 from minisgl.scheduler.reference.admission import RATIO_MAX, RATIO_MIN
-from minisgl.scheduler.reference.parts import PrefixTree
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import NO_SLOT, Request, RequestQueue, State

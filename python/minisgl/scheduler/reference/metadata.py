@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minisgl.scheduler.parts import MakeMetadata
 from minisgl.scheduler.reference import decode_set
-from minisgl.scheduler.reference.parts import MakeMetadata
 from minisgl.scheduler.reference.request import Request
 from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.parts import Handle, PrefixTree
+from minisgl.scheduler.parts import Handle, PrefixTree
 from minisgl.scheduler.reference.request import Request
 
 

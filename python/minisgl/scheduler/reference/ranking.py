@@ -27,9 +27,9 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 
 from minisgl.scheduler.api import AGE
+from minisgl.scheduler.parts import PrefixTree
 from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.scheduler.reference.admission import cached_len
-from minisgl.scheduler.reference.parts import PrefixTree
 from minisgl.scheduler.reference.request import NO_STEP, Request, RequestQueue
 
 WINDOWS: dict[SchedulePolicy, int] = {"fcfs": 1, "lpm": AGE, "srpf": 16 * AGE}

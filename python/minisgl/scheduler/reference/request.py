@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from minisgl.scheduler.api import AGE, ControlPlaneError
+from minisgl.scheduler.parts import Handle
 from minisgl.scheduler.reference.drafter import Drafter, make_drafter
-from minisgl.scheduler.reference.parts import Handle
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.step import Arrival, FinishReason
 

@@ -10,7 +10,7 @@ whoever gets them writes later.
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.reference.parts import PrefixTree
+from minisgl.scheduler.parts import PrefixTree
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.request import NO_SLOT, NO_STEP, Request, RequestQueue
 

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.parts import Parts
 from minisgl.scheduler.reference.admission import ReserveRatio
-from minisgl.scheduler.reference.parts import Parts
 from minisgl.scheduler.reference.pins import Pins
 from minisgl.scheduler.reference.ranking import Ranking
 from minisgl.scheduler.reference.request import Request, RequestQueue

@@ -1,9 +1,10 @@
 //! The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`).
 
+mod cache;
 mod check;
 mod checkpoints;
 mod evict;
-mod manager;
+
 mod nodes;
 mod states;
 #[cfg(test)]
@@ -11,9 +12,9 @@ mod tests;
 mod tree;
 mod view;
 
+pub use cache::{Handle, RadixCacheManager};
 pub(crate) use check::check_tree;
 pub(crate) use checkpoints::Checkpoints;
-pub use manager::{Handle, RadixCacheManager};
 pub(crate) use nodes::{NO_CHECKPOINT, NO_NODE, Namespace, NodeId, ROOT, Slot};
 pub use tree::{Match, RadixTree};
 pub use view::{TreeNode, TreeView};

@@ -115,7 +115,10 @@ impl RadixTree {
 
     /// The slots that pins keep.
     pub fn held_slots(&self) -> Vec<Slot> {
-        let held = self.checkpoints.iter().flat_map(|checkpoints| (0..).zip(&checkpoints.held));
+        let held = self
+            .checkpoints
+            .iter()
+            .flat_map(|checkpoints| (0..).zip(&checkpoints.held));
         held.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
     }
 

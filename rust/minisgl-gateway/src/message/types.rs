@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::packed::{Pairs, bytes};
 
 /// Both sides must agree on it.
-pub const SCHEMA_VERSION: u16 = 15;
+pub const SCHEMA_VERSION: u16 = 16;
 /// Request ids are a front end's own, from 0 to below this.
 pub const ID_LIMIT: i64 = 1 << 40;
 /// In front of each frame: its length, little-endian.

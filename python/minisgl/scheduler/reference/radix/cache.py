@@ -97,7 +97,7 @@ class RadixCache(RadixTree):
         check_tree(self)
 
     def shape(self) -> list[tuple[int, int, int, list[int], int]]:
-        """Of each node but the root: its key, that of its parent, its locks, its pages, its checkpoint."""
+        """The key of each node but the root, the key of its parent, its locks, its pages, its checkpoint."""
         return [(id(one), id(one.parent), one.lock, one.pages, one.checkpoint) for one in self.nodes()]
 
     def path(self, node: Node) -> tuple[list[int], list[int]]:

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError, PartFailed, Stats, TreeView
 from minisgl.scheduler.inputs import check_buffers, check_config, check_events, sampled_tokens
+from minisgl.scheduler.parts import Parts
 from minisgl.scheduler.reference import drafts, retraction
 from minisgl.scheduler.reference.admission import prefill_admission_plan
 from minisgl.scheduler.reference.invariants import TableWatch, check_all
 from minisgl.scheduler.reference.metadata import DecidedStep, make_metadata_buffers, write_step
-from minisgl.scheduler.reference.parts import Parts
 from minisgl.scheduler.reference.radix import RadixCache
 from minisgl.scheduler.reference.request import Request, State, make_request
 from minisgl.scheduler.reference.scheduler.step_pass import StepPass

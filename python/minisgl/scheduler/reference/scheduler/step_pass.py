@@ -7,10 +7,10 @@ retraction nobody is admitted; a row in the background takes nothing from a requ
 from __future__ import annotations
 
 from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.parts import PlanChunks
 from minisgl.scheduler.reference import admission, decode_set, drafts, retraction
 from minisgl.scheduler.reference.background import Background
 from minisgl.scheduler.reference.metadata import DecidedStep, PrefillRow
-from minisgl.scheduler.reference.parts import PlanChunks
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.scheduler.reference.ranking import MAX_LOOK_UPS
 from minisgl.scheduler.reference.request import Request, State
