@@ -1,10 +1,15 @@
 """The schedulers beyond `minisgl bench scheduler`: single operations of the prefix cache, and whole production traces.
 
     python -m benchmark.scheduler tree [--gate] [--out FILE]
-    MINISGL_DATA=FOLDER python -m benchmark.scheduler traces [--trace NAME ...] [--requests N] [--out DIR]
+    python -m benchmark.scheduler parts [--out FILE]
+    MINISGL_DATA=FOLDER python -m benchmark.scheduler traces [--trace NAME ...] [--requests N] [--backend NAME]
+        [--out DIR]
 
 `tree` times an eviction, a match and an insertion of the Rust cache on trees of 100,000 nodes, in Rust
 (`rust/minisgl-core/benches/prefix_cache.rs`, built by cargo).
+
+`parts` times each building block in Python, in Rust through PyO3 and inside Rust, then whole steps with each part in
+Rust, in one run: the tables of docs/hotpath.md.
 
 `traces` asks whether any decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
 steps overlapping by one as the server's do, a pool that evicts; every plan, array, output and count is compared. A
@@ -14,11 +19,12 @@ decision that differs ends the run with the calls that led to it. The last line 
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +34,14 @@ import numpy as np
 from minisgl.bench.environment import environment
 from minisgl.bench.report import print_result, write_json
 from minisgl.bench.scheduler import show
-from minisgl.bench.scheduler_cases import in_rounds
+from minisgl.bench.scheduler_cases import CASES, in_rounds
 from minisgl.bench.traces import NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneConfig
+from minisgl.scheduler.backend import RUST_PARTS, make_control_plane
+from minisgl.scheduler.parts import PART_NAMES, Parts, PrefixTree
+from minisgl.scheduler.reference import PYTHON
+from minisgl.scheduler.rust_parts import make_parts
 from minisgl.step import Arrival, StepPlan
 from tests.helpers.parity import Pair
 
@@ -67,9 +77,78 @@ def run_tree(args: argparse.Namespace) -> int:
     return 1 if args.gate and missed else 0
 
 
-def parity(name: str, requests: list[TraceRequest], config: ControlPlaneConfig, step_ms: int) -> dict[str, Any]:
+STEPS = ("decode_1", "decode_256", "churn_256", "prefill_16x512")
+LENGTH = 1024
+
+
+def cached(tree: PrefixTree) -> list[int]:
+    """Tokens of `LENGTH` pages that the tree has, among 10,000 leaves of one page."""
+    tokens = list(range(1, LENGTH + 1))
+    for own in [tokens, *([-leaf] for leaf in range(2, 10_000))]:
+        handle, _ = tree.insert(tree.root, own, tree.take(len(own)), 0)
+        tree.release(handle)
+    return tokens
+
+
+def operations(parts: Parts) -> dict[str, Callable[[], object]]:
+    """A call of each building block."""
+    tree = parts.tree(16_384, 1, "lru", None)
+    tokens = cached(tree)
+    fresh = itertools.count(100_000, LENGTH)
+
+    def insert() -> None:
+        first = next(fresh)
+        handle, _ = tree.insert(tree.root, list(range(first, first + LENGTH)), tree.take(LENGTH), 0)
+        tree.release(handle)
+
+    room = {"available": 4096, "page_size": 1, "max_page_changes": 65_536, "reserve_ratio": 716, "needed": 1000}
+    row = (LENGTH, 0, 100, 0, 100, 0, False, 128)
+    rows = [700] * 256, [1] * 256, [9] * 256
+    return {
+        "match_1024": lambda: tree.match(tree.root, tokens, 0, LENGTH),
+        "insert_1024": insert,
+        "plan_chunk": lambda: parts.plan_chunks([row], budget=512, **room),
+        "metadata_256": lambda: parts.make_metadata(*rows, 1),
+    }
+
+
+def timed(call: Callable[[], object], repeats: int) -> list[float]:
+    """The time of each call, in us."""
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        found.append(1e6 * (time.perf_counter() - began))
+    return found
+
+
+def run_parts(args: argparse.Namespace) -> int:
+    ways = {"Python": operations(PYTHON), "Rust by PyO3": operations(make_parts(PART_NAMES))}
+    wanted = [(name, way) for name in ways["Python"] for way in ways]
+    runs = [partial(timed, ways[way][name], 300) for name, way in wanted]
+    inside = [partial(times, name, 2000 if name != "insert_1024" else 300) for name in ways["Python"]]
+    found = in_rounds([*runs, *inside])
+    keys = [*wanted, *((name, "inside Rust") for name in ways["Python"])]
+    for (name, way), figures in zip(keys, found, strict=True):
+        show(name, way, figures, None)
+    backends = ["python", *(f"{RUST_PARTS}:{name}" for name in PART_NAMES), RUST_PARTS, "rust_hotpath"]
+    cases = [(name, backend) for name in STEPS for backend in backends]
+    makes = {of: partial(make_control_plane, of) for of in backends}
+    steps = in_rounds([partial(CASES[name].case, makes[of], CASES[name].repeats_of(of)) for name, of in cases])
+    for (name, backend), figures in zip(cases, steps, strict=True):
+        show(name, backend, figures, None)
+    figures = {f"{name}, {way}": one["median"] for (name, way), one in zip(keys + cases, found + steps, strict=True)}
+    if args.out is not None:
+        write_json(args.out, {"environment": environment(), "us": figures})
+    print_result(figures)
+    return 0
+
+
+def parity(
+    name: str, requests: list[TraceRequest], config: ControlPlaneConfig, step_ms: int, backend: str
+) -> dict[str, Any]:
     """Raises `Divergence`."""
-    pair = Pair(config, keep=CALLS_SHOWN)
+    pair = Pair(config, keep=CALLS_SHOWN, backend=backend)
     coming = due(requests, step_ms)
     rng = np.random.default_rng(0)
     in_flight: deque[StepPlan] = deque()
@@ -101,7 +180,7 @@ def parity(name: str, requests: list[TraceRequest], config: ControlPlaneConfig, 
         "retracted": stats.num_retracted_total,
         "prompt_tokens": stats.num_prompt_tokens_total,
         "found_in_cache": stats.num_cached_tokens_total / stats.num_prompt_tokens_total,
-        "control_plane_seconds": {"python": pair.seconds[0], "rust_hotpath": pair.seconds[1]},
+        "control_plane_seconds": {"python": pair.seconds[0], backend: pair.seconds[1]},
         "wall_seconds": time.perf_counter() - began,
     }
 
@@ -122,7 +201,7 @@ def run_traces(args: argparse.Namespace) -> int:
     config = ControlPlaneConfig(args.num_pages, 16, args.max_running_requests, 8192, 131_072)
     report: dict[str, Any] = {}
     for name in args.trace:
-        report[name] = parity(name, read_trace(name)[: args.requests], config, args.step_ms)
+        report[name] = parity(name, read_trace(name)[: args.requests], config, args.step_ms, args.backend)
         if args.out is not None:
             record = {"environment": environment(), "num_pages": args.num_pages, **report[name]}
             write_json(args.out / f"{name}_{args.num_pages}_pages.json", record)
@@ -137,10 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tree.set_defaults(run=run_tree)
     tree.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
     tree.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    of_parts = commands.add_parser("parts", help="the building blocks, and steps with each of them in Rust")
+    of_parts.set_defaults(run=run_parts)
+    of_parts.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
     traces = commands.add_parser("traces", help="both schedulers over whole production traces")
     traces.set_defaults(run=run_traces)
     traces.add_argument("--trace", nargs="+", choices=tuple(NAMES), default=["mooncake-conversation"])
     traces.add_argument("--requests", type=int, help="the first N (default: all)")
+    traces.add_argument("--backend", default="rust_hotpath", help="what is compared with the reference")
     traces.add_argument("--step-ms", type=int, default=30, help="of the trace, per step")
     traces.add_argument("--num-pages", type=int, default=16_384, help="of 16 tokens")
     traces.add_argument("--max-running-requests", type=int, default=64)

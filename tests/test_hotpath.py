@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,18 @@ from minisgl import hotpath
 from minisgl.hotpath import RadixCacheManager
 from minisgl.scheduler.parts import Candidate
 from minisgl.scheduler.reference import PYTHON
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_examples_of_the_page() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "hotpath.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 4
 
 
 def test_a_prefix_is_found_locked_and_evicted() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from minisgl.bench.report import print_result
 from minisgl.bench.scheduler_cases import CASES, SMALLEST, in_rounds
-from minisgl.scheduler.backend import BACKENDS, make_control_plane
+from minisgl.scheduler.backend import BACKENDS, RUST_PARTS, make_control_plane
 
 DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for both implementations in
 one run of about half a minute. Prints median, minimum, p90, p95 and p99 of each case in us, each the median of five
@@ -32,7 +32,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--backend", nargs="+", choices=BACKENDS, default=list(reversed(BACKENDS)), help="default: both"
+        "--backend",
+        nargs="+",
+        default=["rust_hotpath", RUST_PARTS, "python"],
+        metavar="NAME",
+        help=f"of {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART; default: all three",
     )
     parser.add_argument(
         "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}"
@@ -44,7 +48,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def refusal(backends: Sequence[str]) -> str | None:
     """Why this build cannot be measured."""
-    if "rust_hotpath" not in backends:
+    if set(backends) == {"python"}:
         return None
     try:
         from minisgl import _rust
@@ -54,7 +58,8 @@ def refusal(backends: Sequence[str]) -> str | None:
     if profile != "release":
         return f"the extension is a {profile} build; only release is measured"
     try:
-        make_control_plane("rust_hotpath", SMALLEST)
+        for backend in backends:
+            make_control_plane(backend, SMALLEST)
     except (ValueError, RuntimeError) as error:
         return str(error)
     return None
@@ -65,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"minisgl bench scheduler: {why}", file=sys.stderr)
         return 2
     wanted = [(name, backend) for name in args.case for backend in args.backend]
-    runs = [partial(CASES[name].case, partial(make_control_plane, of), CASES[name].repeats[of]) for name, of in wanted]
+    makes = {of: partial(make_control_plane, of) for of in args.backend}
+    runs = [partial(CASES[name].case, makes[of], CASES[name].repeats_of(of)) for name, of in wanted]
     figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
     missed = 0
     for (name, backend), found in zip(wanted, in_rounds(runs), strict=True):
@@ -83,5 +89,5 @@ def show(name: str, backend: str, found: dict[str, float], bar: float | None) ->
     met = bar is None or found["median"] <= bar
     columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
     text = "" if bar is None else f"  at most {bar:g}: {'met' if met else 'missed'}"
-    print(f"{name:20} {backend:13} {columns}{text}", flush=True)
+    print(f"{name:20} {backend:23} {columns}{text}", flush=True)
     return met

@@ -254,6 +254,10 @@ class Spec(NamedTuple):
     repeats: dict[str, int]
     bars: dict[str, float]
 
+    def repeats_of(self, backend: str) -> int:
+        """Steps that are timed of a scheduler; one with parts in Rust is about as slow as that in Python."""
+        return self.repeats.get(backend, self.repeats["python"])
+
 
 def spec(case: Case, rust: tuple[int, float], python: int, python_bar: float | None = None) -> Spec:
     bars = {"rust_hotpath": rust[1]} | ({} if python_bar is None else {"python": python_bar})

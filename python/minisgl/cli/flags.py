@@ -372,9 +372,9 @@ STEPS = (
     ),
     setting(
         "--cpu-backend",
-        choices=("python", "rust_hotpath"),
-        default=None,
-        help="scheduler (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
+        metavar="NAME",
+        help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
+        "rust_parts:radix,metadata (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
     ),
     hidden(
         "--disable-overlap-schedule",

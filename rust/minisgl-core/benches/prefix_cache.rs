@@ -1,15 +1,16 @@
-//! Times of single operations of the prefix cache, taken in Rust: what a benchmark cannot see from Python.
+//! Times of single operations of the building blocks, taken in Rust: what a benchmark cannot see from Python.
 //!
-//!     cargo bench -p minisgl-core --bench prefix_cache -- evict_one|match_1024|insert_1024 REPEATS
+//!     cargo bench -p minisgl-core --bench prefix_cache -- CASE REPEATS
 //!
-//! Prints the time of each operation in us, a line each. `benchmark/scheduler.py` runs it and holds its bars.
+//! A case is evict_one, match_1024, insert_1024, plan_chunk or metadata_256. Prints the time of each in us, a line each. `benchmark/scheduler.py` runs it and holds its bars.
 //!
 //! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
 
 use std::time::Instant;
 
-use minisgl_core::{CachePolicy, Error, RadixCacheManager};
+use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, Room};
+use minisgl_core::{make_metadata_buffers, prefill_admission_plan};
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
@@ -111,6 +112,44 @@ fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
+/// The chunk of one prompt of 1,024 tokens.
+fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
+    let row = Candidate {
+        length: 1024,
+        num_pages: 0,
+        num_matched: 100,
+        num_unlocked: 0,
+        num_found: 100,
+        num_loadable: 0,
+        has_state: false,
+        num_unscheduled: 128,
+    };
+    let room = Room {
+        budget: 512,
+        available: 4096,
+        page_size: 1,
+        max_page_changes: 65_536,
+        reserve_ratio: 716,
+        needed: 1000,
+    };
+    for _ in 0..repeats {
+        assert_eq!(
+            timed(times, || prefill_admission_plan(&[row], room))?[0].num_tokens,
+            512
+        );
+    }
+    Ok(())
+}
+
+/// The arrays of a step of 256 decode rows.
+fn metadata_256(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
+    let (starts, lens, pages) = ([700; 256], [1; 256], [9; 256]);
+    for _ in 0..repeats {
+        timed(times, || make_metadata_buffers(&starts, &lens, &pages, 1))?;
+    }
+    Ok(())
+}
+
 fn main() -> std::result::Result<(), String> {
     // cargo adds `--bench` of its own
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| !one.starts_with("--")).collect();
@@ -123,8 +162,10 @@ fn main() -> std::result::Result<(), String> {
         "evict_one" => evict_one(repeats, &mut times),
         "match_1024" => match_1024(repeats, &mut times),
         "insert_1024" => insert_1024(repeats, &mut times),
+        "plan_chunk" => plan_chunk(repeats, &mut times),
+        "metadata_256" => metadata_256(repeats, &mut times),
         other => {
-            return Err(format!("{other}: must be evict_one, match_1024 or insert_1024"));
+            return Err(format!("{other}: unknown case"));
         }
     };
     done.map_err(|error| format!("{error:?}"))?;

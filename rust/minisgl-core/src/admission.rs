@@ -119,8 +119,8 @@ pub struct Candidate {
 }
 
 /// The chunk of a row: `num_tokens` to compute, in `num_new_pages` and `num_covered` pages that are cached without a
-/// state, behind `num_loads` loaded pages; `cost` in tokens of the budget. `lacks_pages`: with more pages it would get more.
-/// `num_missing`: pages by which the estimate of what it takes is above what there is.
+/// state, behind `num_loads` loaded pages; `cost` in tokens of the budget. `lacks_pages`: with more pages it would get
+/// more. `num_missing`: pages by which the estimate of what it takes is above what there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct PlannedChunk {
