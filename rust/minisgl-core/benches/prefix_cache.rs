@@ -2,7 +2,8 @@
 //!
 //!     cargo bench -p minisgl-core --bench prefix_cache -- CASE REPEATS
 //!
-//! A case is evict_one, match_1024, insert_1024, plan_chunk or metadata_256. Prints the time of each in us, a line each. `benchmark/scheduler.py` runs it and holds its bars.
+//! A case is evict_one, match_1024, insert_1024, plan_chunk or metadata_256. Prints the time of each operation in us, a
+//! line each. `benchmark/scheduler.py` runs it and holds its bars.
 //!
 //! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
 //! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
