@@ -373,6 +373,7 @@ STEPS = (
     setting(
         "--cpu-backend",
         metavar="NAME",
+        default=None,
         help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
         "rust_parts:radix,metadata (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
     ),
