@@ -117,3 +117,10 @@ def test_two_models_are_refused(capsys: pytest.CaptureFixture[str], arguments: l
     with pytest.raises(SystemExit) as end:
         cli.main(["serve", *arguments])
     assert end.value.code == 2 and "--model b: the model is given as a already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["python", "rust_hotpath", "rust_parts:radix"])
+def test_the_variable_chooses_the_scheduler_and_the_flag_wins(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("MINISGL_CPU_BACKEND", name)
+    assert served(monkeypatch, ["serve"]).engine.cpu_backend == name
+    assert served(monkeypatch, ["serve", "--cpu-backend", "rust_parts"]).engine.cpu_backend == "rust_parts"
