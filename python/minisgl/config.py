@@ -441,6 +441,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.dp != 1 or limited or bool(self.api_keys)
 
     @property
+    def routing_in_use(self) -> Routing | Literal["none"]:
+        """The routing policy of several engines; none if there is one engine. `dp` is a number."""
+        return "none" if self.dp == 1 else self.routing
+
+    @property
     def any_key(self) -> str | None:
         """One that lets a caller in; None: no key is asked for."""
         return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
