@@ -16,6 +16,7 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_loading import build_cuda_engine, check_device, graphs_for, num_pages
 from minisgl.layers import experts
+from minisgl.utils import spellings
 
 
 def test_without_a_backend_for_them_there_are_no_graphs() -> None:
@@ -31,6 +32,20 @@ def test_without_a_backend_for_them_there_are_no_graphs() -> None:
     assert not lines
     assert graphs_for(config, Dense(), TorchSdpa, tell) == ()  # type: ignore[arg-type]
     assert lines == [f"CUDA graphs: none: TorchSdpa: {TorchSdpa.graph_obstacle}"]
+
+
+def test_eager_captures_no_graphs_and_says_so() -> None:
+    """The attention `eager` decodes without graphs, too: `TorchSdpa` has an obstacle."""
+    lines: list[str] = []
+
+    class Dense:
+        graph_obstacle = ""
+
+    assert spellings.attention_backend("eager") == "torch_sdpa" and TorchSdpa.graph_obstacle
+    config = EngineConfig(max_running_requests=4, cuda_graph_max_bs=0)
+    for can in (FlashInfer, FlashAttention, TorchSdpa):
+        assert graphs_for(config, Dense(), can, lambda text, done=0, total=0: lines.append(text)) == ()  # type: ignore[arg-type]
+    assert lines == ["CUDA graphs: none: --cuda-graph-max-bs 0 asks for eager forwards"] * 3
 
 
 def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ def graphs_for(
 ) -> tuple[int, ...]:
     """The sizes to capture; says why there are none."""
     sizes = graph_sizes(config.cuda_graph_max_bs, config.rows_on(device))
+    if not sizes:
+        say("CUDA graphs: none: --cuda-graph-max-bs 0 asks for eager forwards")
     obstacle = f"{backend.__name__}: {backend.graph_obstacle}" if backend.graph_obstacle else model.graph_obstacle
     if sizes and obstacle:
         say(f"CUDA graphs: none: {obstacle}")

@@ -96,8 +96,8 @@ def build_engine(
     Raises `ConfigError` and the errors of weights/ with what to change, `RankDied`."""
     config.check()
     if config.engine == "sim":
-        if config.tp != 1:
-            raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
+        if config.num_ranks != 1:
+            raise ConfigError(f"--tp {config.num_ranks}: a simulated engine has no ranks: choose its --sim-profile instead")
         from minisgl.engine.sim import build_sim
 
         return build_sim(config, report)
@@ -106,6 +106,8 @@ def build_engine(
     if reason:
         report(f"engine: {name}: {reason}")
     config = msgspec.structs.replace(config, engine=name)
+    if config.tp == "auto":
+        config = msgspec.structs.replace(config, tp=_auto_ranks(config, report))
     if name == "cpu":
         try:
             return _build_cpu(config, report)
@@ -115,15 +117,15 @@ def build_engine(
             need_torch_engine(f"{error}; the torch engine, which may know it,", asked.device)
             report(f"engine: torch: {error}")
             config = msgspec.structs.replace(config, engine="torch")
-    if config.tp == 1:
+    if config.num_ranks == 1:
         return build_rank(config, ALONE, report)
-    need(f"--tp {config.tp}: a group of ranks", "torch", "zmq")
+    need(f"--tp {config.num_ranks}: a group of ranks", "torch", "zmq")
     from minisgl.runner.ranks import RankEngine, Ranks
 
     config = _resolve(config, report)
     ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
-        report(f"tensor parallelism: {config.tp} ranks")
+        report(f"tensor parallelism: {config.num_ranks} ranks")
         group = join_group(config, 0, ranks.rendezvous)
         ranks.joined(group)
         engine = build_rank(config, group, report)
@@ -138,6 +140,17 @@ def build_engine(
     return RankEngine(engine, group, ranks)
 
 
+def _auto_ranks(config: EngineConfig, report: Report) -> int:
+    """Choose the number of ranks for `--tp auto` and report it with its reason. Raises `ConfigError`."""
+    found, reason = 1, f"--engine {config.engine} computes in one process"
+    if config.engine == "torch":
+        from minisgl.engine.loading import fitting_ranks  # imports torch
+
+        found, reason = fitting_ranks(config, report)
+    report(f"--tp auto: {found}: {reason}")
+    return found
+
+
 def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     """Before ranks start: refuse what they could not run, download the model once, choose the device for all."""
     if config.engine != "torch":
@@ -145,7 +158,7 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     from minisgl.engine.loading import check_ranks, device_of, folder_of  # imports torch
 
     model = folder_of(config, report)
-    check_ranks(model, config.tp, config.model_impl)
+    check_ranks(model, config.num_ranks, config.model_impl)
     device = device_of(config, say=report)
     if config.device == "auto":
         config = msgspec.structs.replace(config, device=str(device))
@@ -166,7 +179,7 @@ def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
         device = device_of(config, rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # before anything makes a context on another one
-    return TorchGroup(rendezvous, rank, config.tp, device)
+    return TorchGroup(rendezvous, rank, config.num_ranks, device)
 
 
 def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
