@@ -23,7 +23,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.backend import Chosen, choose
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
-from minisgl.scheduler.wrapped import Narrate, NarratingControlPlane, make_faulty
+from minisgl.scheduler.wrapped import Describe, Narrate, NarratingControlPlane, make_faulty
 from minisgl.utils.installed import need, need_torch_engine
 from minisgl.utils.progress import Report
 from minisgl.weights.sources import find_tokenizer
@@ -97,7 +97,7 @@ def build_engine(
     config.check()
     if config.engine == "sim":
         if config.num_ranks != 1:
-            raise ConfigError(f"--tp {config.num_ranks}: a simulated engine has no ranks: choose its --sim-profile instead")
+            raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
         from minisgl.engine.sim import build_sim
 
         return build_sim(config, report)
@@ -256,10 +256,14 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
 
 
 def choose_control_plane(
-    config: EngineConfig, info: EngineInfo, say: Say = lambda line: None, narrate: Narrate | None = None
+    config: EngineConfig,
+    info: EngineInfo,
+    say: Say = lambda line: None,
+    narrate: Narrate | None = None,
+    describe: Describe | None = None,
 ) -> Chosen:
     """The scheduler that `config` asks for; a shadow's lines go to `say`, what each step does to `narrate` if the
-    log level is debug. Raises `ConfigError`."""
+    log level is debug, with each token as `describe` names it. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     settings = control_plane_config(config, info)
@@ -268,7 +272,7 @@ def choose_control_plane(
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
     plane = _wrapped(config, chosen, settings, say)
-    return replace(chosen, control_plane=_narrated(config, plane, narrate))
+    return replace(chosen, control_plane=_narrated(config, plane, narrate, describe))
 
 
 def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> ControlPlane:
@@ -298,8 +302,10 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
     return plane
 
 
-def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None) -> ControlPlane:
-    return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate)
+def _narrated(
+    config: EngineConfig, plane: ControlPlane, narrate: Narrate | None, describe: Describe | None = None
+) -> ControlPlane:
+    return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate, describe)
 
 
 def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
@@ -313,8 +319,10 @@ def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = Fa
     return StepTime(step_ms / 1000 if step_ms else None, config.prefill_on(info.device), info.page_size)
 
 
-def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
-    return choose_control_plane(config, info, narrate=narrate).control_plane
+def build_control_plane(
+    config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None, describe: Describe | None = None
+) -> ControlPlane:
+    return choose_control_plane(config, info, narrate=narrate, describe=describe).control_plane
 
 
 def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) -> GrammarCompiler | None:

@@ -77,14 +77,15 @@ def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], s
     if config.engine in ("echo", "sim"):
         return [config] * number, f"{number} engines"
     if devices := _devices(config):
-        if number * config.num_ranks > devices:
+        tp = config.num_ranks
+        if number * tp > devices:
             raise ConfigError(
-                f"--dp {number}: needs {number * config.num_ranks} CUDA devices ({config.num_ranks} each), there are {devices}: "
-                f"choose at most --dp {devices // config.num_ranks}, or --device cpu"
+                f"--dp {number}: needs {number * tp} CUDA devices ({tp} each), there are {devices}: "
+                f"choose at most --dp {devices // tp}, or --device cpu"
             )
-        firsts = range(0, number * config.num_ranks, config.num_ranks)
+        firsts = range(0, number * tp, tp)
         dealt = [msgspec.structs.replace(config, device=f"cuda:{first}") for first in firsts]
-        return dealt, f"{number} engines, from {', '.join(one.device for one in dealt)} on, {config.num_ranks} devices each"
+        return dealt, f"{number} engines, from {', '.join(one.device for one in dealt)} on, {tp} devices each"
     from minisgl.engine.pool_size import MEMORY_RATIO
 
     threads = config.num_threads or len(os.sched_getaffinity(0))
