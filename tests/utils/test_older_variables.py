@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 import pytest
 
 from minisgl import cli, envs
-from minisgl.cli import doctor, serve
+from minisgl.cli.flags import ENGINE, SERVER
 from minisgl.supervisor import start as supervisor
 from minisgl.utils.older_variables import OLDER
 
@@ -32,8 +31,7 @@ def test_table_has_every_variable_of_the_older_engine() -> None:
 
 
 def test_flags_of_the_table_exist() -> None:
-    parser = serve.add_parser(argparse.ArgumentParser().add_subparsers())
-    known = {option for action in parser._actions for option in action.option_strings}
+    known = {flag for group in (*ENGINE.values(), *SERVER.values()) for one in group for flag in one.flags}
     assert {flag for text in OLDER.values() for flag in re.findall(r"--[a-z-]+", text)} <= known
 
 
@@ -50,11 +48,3 @@ def test_start_names_the_variables_that_are_set(monkeypatch: pytest.MonkeyPatch)
     assert [(line.split()[0], line.rpartition("here: ")[2]) for line in said] == [
         (name, OLDER[name]) for name in ("WARM_PREFIXES", "CUDA_GRAPH_MAX_SEQ_LEN")
     ]
-
-
-def test_doctor_names_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SCHEDULER_MODE", "rr")
-    doctor.main([])
-    assert f"SCHEDULER_MODE is a variable of an older engine and is not read here: {OLDER['SCHEDULER_MODE']}" in (
-        capsys.readouterr().out
-    )
