@@ -6,13 +6,22 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from minisgl.cli import aliases
-from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, add_settings, command, engine_config, loaded, say
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, add_settings, command, engine_config, loaded, say, setting
 from minisgl.cli.narration import Narration
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minisgl.llm import RequestOutput
+
+
+NARRATE = setting(
+    "--narrate",
+    action="store_true",
+    default=False,
+    help="tell the life of the answer step by step, with the id and the text of each token, and its times at the end; "
+    "each step waits for the one before it",
+)
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -25,13 +34,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
-    parser.add_argument(
-        "--narrate",
-        action="store_true",
-        help="tell the life of the answer step by step, with the id and the text of each token, and its times at the "
-        "end; each step waits for the one before it",
-    )
-    add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL,)})
+    add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL, NARRATE)})
     return aliases.add_to(parser)
 
 

@@ -98,8 +98,8 @@ class NarratingControlPlane(WrappedControlPlane):
         if self._describe is None:
             lines = [f"step {step}: sent, a token each: {_named(ids)}"] if ids else []
         else:
-            tokens = zip(ids, map(self._describe, output.tokens[sent].tolist()), strict=True)
-            lines = [f"step {step}: request {req_id} gets token {token}" for req_id, token in tokens]
+            named = zip(ids, map(self._describe, output.tokens[sent].tolist()), strict=True)
+            lines = [f"step {step}: request {req_id} gets token {token}" for req_id, token in named]
         for req_id, reason in zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True):
             if reason != FinishReason.NONE:
                 lines.append(f"step {step}: request {req_id} ends: {FinishReason(reason).name.lower()}")

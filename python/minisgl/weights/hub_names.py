@@ -92,7 +92,7 @@ def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | Non
     model = full_name(model)
     found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
     if found is None and (named := _NAMED.fullmatch(model)):
-        found = Wanted(source, revision=revision, **named.groupdict())
+        found = Wanted(source, named["repo"], revision, named["quant"], named["file"])
     if found is not None and found.source == "auto":
         found = replace(found, source="huggingface", or_modelscope=revision is None)
     return found
@@ -116,7 +116,7 @@ def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
             raise ConfigError(f"--model {model}: no GGUF file: name the repository, {page['repo']}")
         return Wanted(at, page["repo"], page["revision"], file=file)
     if named := _NAMED.fullmatch(path):
-        return Wanted(at, revision=revision, **named.groupdict())
+        return Wanted(at, named["repo"], revision, named["quant"], named["file"])
     raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
 
 
