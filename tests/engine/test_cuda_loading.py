@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minisgl.attention import LayerAttention, TorchSdpa
+from minisgl.attention import Eager, LayerAttention, TorchSdpa
 from minisgl.attention.backend import Machine
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer
@@ -16,7 +16,6 @@ from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
 from minisgl.engine.cuda_loading import build_cuda_engine, check_device, graphs_for, num_pages
 from minisgl.layers import experts
-from minisgl.utils import spellings
 
 
 def test_without_a_backend_for_them_there_are_no_graphs() -> None:
@@ -35,13 +34,13 @@ def test_without_a_backend_for_them_there_are_no_graphs() -> None:
 
 
 def test_eager_captures_no_graphs_and_says_so() -> None:
-    """The attention `eager` decodes without graphs, too: `TorchSdpa` has an obstacle."""
+    """The attention `eager` decodes without graphs, too: it has an obstacle."""
     lines: list[str] = []
 
     class Dense:
         graph_obstacle = ""
 
-    assert spellings.attention_backend("eager") == "torch_sdpa" and TorchSdpa.graph_obstacle
+    assert Eager.graph_obstacle
     config = EngineConfig(max_running_requests=4, cuda_graph_max_bs=0)
     for can in (FlashInfer, FlashAttention, TorchSdpa):
         assert graphs_for(config, Dense(), can, lambda text, done=0, total=0: lines.append(text)) == ()  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         (["--attention-backend", "flashinfer:fa3"], "attention_backend", "flashinfer:fa3"),
         (["--attn", "auto"], "attention_backend", "auto"),
         (["--attn-impl", "sdpa"], "attention_backend", "torch_sdpa"),
-        (["--attn-impl", "eager"], "attention_backend", "torch_sdpa"),
+        (["--attn-impl", "eager"], "attention_backend", "eager"),
         (["--attn-impl", "flash_attention_2"], "attention_backend", "flash_attention"),
         (["--graph", "8"], "cuda_graph_max_bs", 8),
         (["--cuda-graph-max-bs", "8"], "cuda_graph_max_bs", 8),

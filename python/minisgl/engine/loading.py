@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from minisgl.attention import KVPool, TorchSdpa
+from minisgl.attention import Eager, KVPool, TorchSdpa
 from minisgl.attention.backend import BackendError, Shape, choose, machine
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig, ModelImpl
@@ -153,7 +153,7 @@ def _build_cpu(
 ) -> TorchEngine:
     device, dtype = torch.device(info.device), pool.k[0].dtype
     try:
-        choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
+        choice = choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
     except BackendError as error:
         raise ConfigError(str(error)) from error
     for flag in config.of_cuda_only():
@@ -162,7 +162,7 @@ def _build_cpu(
         model,
         info,
         pool,
-        TorchSdpa.of(model.attention, pool),
+        (Eager if choice.name == "eager" else TorchSdpa).of(model.attention, pool),
         max_rows=config.rows_on(info.device),
         max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
         thread=thread,

@@ -33,13 +33,12 @@ KV_DTYPES = {
     "int4": "q4",
 }
 QUANTIZATIONS = {"q8_0": "q8", "int8": "q8", "q4_1": "q4", "int4": "q4"}
-ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
+ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention", "eager")
 ATTENTION = {
     "fi": "flashinfer",
     "fa": "flash_attention",
     "flash_attention_2": "flash_attention",
     "sdpa": "torch_sdpa",
-    "eager": "torch_sdpa",
 }
 NO_ATTENTION = {"trtllm": "not supported"}
 CACHES = {"radix": "lru"}
