@@ -40,13 +40,13 @@ Record = dict[str, Any]
 PLANES = ("rust_hotpath", "python")
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 HEALTH = ("engine", "cpu_backend", "frontend", "device", "dtype", "engine_details", "num_pages", "page_size")
-OFFLINE_S = 60.0  # of the least time in which the offline workload says something
-WARM_UP_S = 10.0  # of a point, at most, as far as is known before it
+OFFLINE_S = 60.0  # the offline workload is left out if less time is left
+WARM_UP_S = 10.0  # what a point is assumed to take before its measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is served, and what is asked of it."""
+    """The model that is served and the load that is sent to it."""
 
     shape: str
     clients: tuple[int, ...]

@@ -54,7 +54,7 @@ OLDER = {
     "TENSOR_PARALLEL_SIZE": "use --tp; --tp auto takes the devices that are there",
     "ENABLE_MULTI_DEVICE": "use --dp auto for an engine on each device",
 }
-"""What to use here for each variable, or why there is nothing to set."""
+"""The text for each variable: what to use here, or why there is nothing to set."""
 
 
 def notices() -> list[str]:
