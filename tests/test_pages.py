@@ -135,6 +135,17 @@ def test_commits_that_records_name_are_in_the_history_or_in_the_list_of_lost_one
     assert {name: page for name, page in named.items() if name not in known} == {}
 
 
+def test_board_and_cards_agree_on_lanes() -> None:
+    """The board lists each card that is not done, in the folder where it lies, and the card says its lane."""
+    statuses = {"backlog": "in the backlog", "todo": "to do", "in-progress": "in progress", "done": "done"}
+    board = ROOT / "kanban" / "BOARD.md"
+    cards = {card: statuses[card.parent.name] for card in ROOT.glob("kanban/*/*.md")}
+    listed = [file for _, file, _ in of_this_repository(board)]
+    assert sorted(listed) == sorted(card for card, status in cards.items() if status != "done")
+    wrong = {card.name for card, status in cards.items() if f"| status | {status}" not in text_of(card)}
+    assert wrong == set()
+
+
 def test_what_a_finished_card_left_open_is_on_another_card() -> None:
     for card in ROOT.glob("kanban/done/*.md"):
         left = text_of(card).partition("## Left")[2].partition("\n## ")[0]

@@ -134,7 +134,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
     overlap: bool = True
     num_threads: int | None = None
-    tp: int = 1  # processes that share each layer
+    tp: int | Literal["auto"] = 1  # processes that share each layer; auto: as many as devices and model allow
     log_level: LogLevel = "info"  # debug: every step is told
     sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
     debug: DebugConfig = DebugConfig()
@@ -176,13 +176,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokenizer is not None and self.engine == "echo":
             raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
         for name in (
-            *("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads", "tp"),
+            *("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads"),
             *("cache_token_budget", "cache_max_prompt", "checkpoint_interval", "memory", "cache_size", "weights_cache"),
         ):
             at_least(name, 1)
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
             raise ConfigError(f"num_pages: {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
         at_least("max_seq_len", 2)
+        if self.tp != "auto":
+            at_least("tp", 1)
         for name in ("seed", "max_step_ms", "cuda_graph_max_bs", "state_memory"):
             at_least(name, 0)
         for name in ("profile_steps", "echo_states"):
@@ -239,6 +241,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         found = _SPECULATIVE.fullmatch(self.speculative or "")
         return None if found is None else found["model"]
 
+    @property
+    def num_ranks(self) -> int:
+        """`tp` as a number, which is 1 until the engine has decided what auto is."""
+        return 1 if self.tp == "auto" else self.tp
+
     def rows_on(self, device: str) -> int:
         """`max_running_requests` where the engine computes: 256 on a CUDA device, else 64, unless it is given."""
         return self.max_running_requests or (256 if device.startswith("cuda") else 64)
@@ -251,7 +258,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Flags, as they are set, that the CPU engine has nothing for."""
         if self.model_impl == "transformers":
             yield f"--model-impl {self.model_impl}"
-        if self.tp > 1:
+        if self.num_ranks > 1:
             yield f"--tp {self.tp}"
         if self.device not in ("auto", "cpu"):
             yield f"--device {self.device}"
@@ -424,6 +431,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 checked_count(f"--{name.replace('_', '-')}", value, 1)
         if self.dp == 1:
             return
+        if self.engine.tp == "auto":
+            raise ConfigError(f"--tp auto: not with --dp {self.dp}: give --tp a number")
         if self.engine.device.startswith("cuda:"):
             raise ConfigError(
                 f"--device {self.engine.device}: not with --dp {self.dp}: engines get devices in order from cuda:0 on; "
@@ -439,6 +448,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether something must stand between front ends and engines: `minisgl._rust.EnginePool`. `dp` is a number."""
         limited = self.max_inflight is not None or self.max_inflight_per_engine is not None
         return self.dp != 1 or limited or bool(self.api_keys)
+
+    @property
+    def routing_in_use(self) -> Routing | Literal["none"]:
+        """The routing policy of several engines; none if there is one engine. `dp` is a number."""
+        return "none" if self.dp == 1 else self.routing
 
     @property
     def any_key(self) -> str | None:

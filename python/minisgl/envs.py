@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -134,6 +134,11 @@ def notices() -> list[str]:
             close = difflib.get_close_matches(name, ALL, 1)
             lines.append(f"{name}: unknown variable, ignored" + (f": did you mean {close[0]}?" if close else ""))
     return lines
+
+
+def set_of(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are set to more than an empty text, in the order of `names`."""
+    return [name for name in names if os.environ.get(name)]
 
 
 def use_temporary(folder: str) -> None:

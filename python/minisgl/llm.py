@@ -89,10 +89,13 @@ class LLM:
     """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
 
     `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names
-    (utils/spellings.py). Usable as a context manager; `close` frees the engine.
+    (utils/spellings.py). With `log_level="debug"` each step is told on standard error, and with `describe_token` the
+    token of each step as that function names it. Usable as a context manager; `close` frees the engine.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, describe_token: Callable[[int], str] | None = None, **settings: Any
+    ) -> None:
         defaults: dict[str, Any] = {"overlap": not envs.disable_overlap_scheduling()}
         if backend := envs.cpu_backend():
             defaults["cpu_backend"] = backend
@@ -110,7 +113,7 @@ class LLM:
         terminal = sys.stderr if self._shows("info") and sys.stderr.isatty() else None
         self._engine, self._guesses = build_engines(self.config, Display(say, terminal))
         info = self._engine.info
-        self._control_plane = build_control_plane(self.config, info, _say_all)
+        self._control_plane = build_control_plane(self.config, info, _say_all, describe_token)
         self._client = InProcessClient()
         self._compiler = build_compiler(info)
         self._loop = StepLoop(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa, torch_sdpa
+from minisgl.attention import AttentionRows, Eager, KVPool, LayerAttention, TorchSdpa, torch_sdpa
 
 pytestmark = pytest.mark.any_cpu
 
@@ -52,7 +52,23 @@ def test_steps_of_scores_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     check([LayerAttention(6, 2, 12, 20, None, 0.7, 0.5), LayerAttention(6, 2, 12, 20, 11)], 4)
 
 
-def check(layers: Sequence[LayerAttention], page_size: int) -> None:
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_eager_attention_calls_no_fused_function(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("a fused function was called")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    layers = [
+        LayerAttention(8, 1, 16, 16),
+        LayerAttention(6, 2, 12, 20, 11, 0.7),
+        LayerAttention(6, 2, 12, 20, None, 0.7, 0.5),
+    ]
+    check(layers, page_size, Eager)
+    with pytest.raises(AssertionError, match="a fused function was called"):
+        check(layers, page_size)
+
+
+def check(layers: Sequence[LayerAttention], page_size: int, kind: type[TorchSdpa] = TorchSdpa) -> None:
     """Rows of all kinds in one step, over pages in any order that others have used."""
     generator = torch.Generator().manual_seed(page_size)
     num_pages = 400
@@ -70,7 +86,7 @@ def check(layers: Sequence[LayerAttention], page_size: int) -> None:
         at = table[row, torch.arange(length) // page_size] * page_size + torch.arange(length) % page_size
         locs.append(at)
         out_loc.append(at[-extends[row] :])
-    backend = TorchSdpa.of(layers, pool)
+    backend = kind.of(layers, pool)
     rows = AttentionRows(
         4,
         np.arange(6, dtype=np.int32),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmark.gpu import experts as experts_benchmark
-from benchmark.gpu import offline, one_model, watch
+from benchmark.gpu import offline, one_model, serve_http, watch
 from benchmark.gpu.shapes import SHAPES, write_shape
 from benchmark.gpu.watch import Step
 from minisgl.bench.offline_run import OfflineJob
@@ -25,6 +25,7 @@ from minisgl.kernels import experts_tiles
 from minisgl.models import load_config
 from minisgl.models.decoder import build_model
 from minisgl.step import StepBuffers, StepLimits, StepPlan
+from minisgl.tokenizer import Tokenizer
 from tests.helpers.experts import assert_near, draw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,3 +193,35 @@ def test_experts_sweep_begins_with_what_is_in_use(rows: float) -> None:
     found = experts_benchmark.candidates(torch.bfloat16, rows)
     assert found[0] in experts_tiles.tiles(torch.bfloat16)
     assert 5 < len(found) == len(set(found)) < 80
+
+
+def test_every_id_of_the_served_shape_is_a_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(serve_http.write_model(serve_http.GPU, tmp_path))
+    assert tokenizer.num_ids == SHAPES["qwen3-0.6b"]["vocab_size"]
+    assert tokenizer.encode("hello").tolist() == [*b"hello"]
+    assert tokenizer.decode([104, 151_935]) == "hw151935"
+
+
+def test_a_server_that_does_not_start_is_a_record(tmp_path: Path) -> None:
+    (record,) = serve_http.served("python", tmp_path / "nowhere", serve_http.REHEARSAL, time.monotonic())
+    assert record["kind"] == "error" and "nowhere" in record["error"]
+
+
+@pytest.mark.slow
+def test_serving_rehearsed_writes_what_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["serve_http.py", "--tiny", "--out", str(tmp_path), "--seconds", "600"])
+    assert serve_http.main() == 0
+    records = json.loads((tmp_path / "raw.json").read_text())["records"]
+    of_a_server = ["server", "point", "point"]
+    assert [record["kind"] for record in records] == [*of_a_server, *of_a_server, "offline"]
+    assert [record["cpu_backend"] for record in records if record["kind"] == "server"] == ["rust_hotpath", "python"]
+    assert all(one["failed"] == 0 and one["output_tok_s"] > 0 for one in records if one["kind"] == "point")
+    report = (tmp_path / "README.md").read_text()
+    assert report.startswith("# Rehearsal") and str(tmp_path) not in report
+
+
+@pytest.mark.slow
+def test_serving_without_time_leaves_points_out(tmp_path: Path) -> None:
+    model = serve_http.write_model(serve_http.REHEARSAL, tmp_path / "tiny")
+    found = [one["kind"] for one in serve_http.served("python", model, serve_http.REHEARSAL, time.monotonic())]
+    assert found == ["server", "left out", "left out"]

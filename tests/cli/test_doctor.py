@@ -61,9 +61,10 @@ def test_a_control_plane_that_is_not_in_the_build_is_said_to_be_missing(capsys: 
 
 def test_a_variable_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISGL_DATEN", "x")
-    assert "MINISGL_DATEN: unknown variable, ignored: did you mean MINISGL_DATA?" in {
-        finding.detail for finding in doctor._environment()
-    }
+    monkeypatch.setenv("SCHEDULER_MODE", "rr")
+    found = {finding.detail for finding in doctor._environment()}
+    assert "MINISGL_DATEN: unknown variable, ignored: did you mean MINISGL_DATA?" in found
+    assert any(line.startswith("SCHEDULER_MODE") and "--routing" in line for line in found)
 
 
 def test_the_table_says_the_same_as_the_json(capsys: pytest.CaptureFixture[str]) -> None:

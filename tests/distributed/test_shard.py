@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Group
-from minisgl.engine.loading import check_ranks
+from minisgl.engine.loading import check_ranks, fitting_ranks
 from minisgl.models import load_config
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.weights import checkpoint
@@ -146,3 +147,32 @@ def test_kv_heads_must_go_round(tmp_path: Path) -> None:
     folder = save(tiny_model("mistral", num_attention_heads=12, num_key_value_heads=6, intermediate_size=96), tmp_path)
     with pytest.raises(ConfigError, match=r"--tp 4: .*num_key_value_heads: 6.* choose --tp 1, 2, 3, 6, 12"):
         check_ranks(folder, 4)
+
+
+@pytest.mark.parametrize(
+    ("devices", "settings", "ranks", "reason"),
+    [
+        (0, {}, 1, "no CUDA device"),
+        (1, {}, 1, "one CUDA device"),
+        (2, {}, 2, "2 CUDA devices"),
+        (7, {}, 4, "7 CUDA devices"),
+        (8, {}, 4, "4 equal parts"),
+        (4, {"device": "cuda:1"}, 2, "3 CUDA devices"),
+        (8, {"device": "cpu"}, 1, "no CUDA device"),
+        (8, {"torch_compile": True}, 1, "--torch-compile"),
+        (8, {"model_impl": "transformers"}, 1, "of transformers"),
+    ],
+)
+def test_auto_ranks_are_the_devices_that_the_model_can_be_cut_for(
+    monkeypatch: pytest.MonkeyPatch,
+    folders: dict[str, Path],
+    devices: int,
+    settings: dict[str, Any],
+    ranks: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    config = EngineConfig(model=str(folders["qwen3-tied"]), engine="torch", tp="auto", **settings)
+    found, why = fitting_ranks(config, lambda text, done=0, total=0: None)
+    assert found == ranks and reason in why

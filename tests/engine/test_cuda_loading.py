@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minisgl.attention import LayerAttention, TorchSdpa
+from minisgl.attention import Eager, LayerAttention, TorchSdpa
 from minisgl.attention.backend import Machine
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer
@@ -31,6 +31,20 @@ def test_without_a_backend_for_them_there_are_no_graphs() -> None:
     assert not lines
     assert graphs_for(config, Dense(), TorchSdpa, tell) == ()  # type: ignore[arg-type]
     assert lines == [f"CUDA graphs: none: TorchSdpa: {TorchSdpa.graph_obstacle}"]
+
+
+def test_eager_captures_no_graphs_and_says_so() -> None:
+    """The attention `eager` decodes without graphs, too: it has an obstacle."""
+    lines: list[str] = []
+
+    class Dense:
+        graph_obstacle = ""
+
+    assert Eager.graph_obstacle
+    config = EngineConfig(max_running_requests=4, cuda_graph_max_bs=0)
+    for can in (FlashInfer, FlashAttention, TorchSdpa):
+        assert graphs_for(config, Dense(), can, lambda text, done=0, total=0: lines.append(text)) == ()  # type: ignore[arg-type]
+    assert lines == ["CUDA graphs: none: --cuda-graph-max-bs 0 asks for eager forwards"] * 3
 
 
 def test_mixtures_of_experts_have_graphs_where_their_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:

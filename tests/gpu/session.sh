@@ -7,6 +7,7 @@
 #   together   all of tests/gpu, most files side by side; fa3 is compiled meanwhile, and comes last if it is ready
 #   benchmark  benchmark/gpu/offline.py, with what $BENCHMARK adds
 #   experts    benchmark/gpu/experts.py
+#   serve      benchmark/gpu/serve_http.py, into $OUT/serve
 #
 # Each phase has a limit in seconds, writes $OUT/PHASE.log, and runs although one before it failed. What it leaves is
 # written before the limit kills it: JUnit files, raw.json. A test that takes the whole process or the device with it
@@ -14,7 +15,7 @@
 # docs/gpu-machine.md says what to carry there, and in which order to call this.
 set -uo pipefail
 
-declare -A limits=([install]=60 [smoke]=500 [tests]=560 [together]=400 [benchmark]=540 [experts]=200)
+declare -A limits=([install]=60 [smoke]=500 [tests]=560 [together]=400 [benchmark]=540 [experts]=200 [serve]=540)
 export OUT=${OUT:-$PWD/gpu-session}
 export SITE=${SITE:-/tmp/site}
 export PYTHONPATH="$PWD/python:$PWD:$SITE${PYTHONPATH:+:$PYTHONPATH}"
@@ -126,6 +127,8 @@ benchmark() { python3 benchmark/gpu/offline.py --seconds $((limit - 40)) --trace
 
 experts() { python3 benchmark/gpu/experts.py --seconds $((limit - 60)) --sweep --out "$OUT"; }
 
+serve() { python3 benchmark/gpu/serve_http.py --seconds $((limit - 60)) --out "$OUT/serve"; }
+
 for word in "$@"; do
   if [[ -z ${limits[${word%%=*}]:-} ]]; then
     echo "session.sh: ${word%%=*}: choose from ${!limits[*]}" >&2
@@ -138,7 +141,7 @@ for word in "$@"; do
   phase=${word%%=*} seconds=${limits[${word%%=*}]}
   [[ $word == *=* ]] && seconds=${word#*=}
   export limit=$seconds
-  export -f install smoke pack_kernels tests together some_tests benchmark experts
+  export -f install smoke pack_kernels tests together some_tests benchmark experts serve
   began=$SECONDS
   # an interrupt, as from a terminal: pytest and the benchmark write what they have; then the end
   timeout --signal INT --kill-after 20 "$seconds" bash -c "$phase" 2>&1 | tee "$OUT/$phase.log" | grep -vE ' PASSED '

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.message import AbortRequest
-from tests.helpers.server import STATS, WAIT_S, Frontend, check_error, failed_step, frontend, one_token
+from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, failed_step, frontend, one_token
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| (`minisgl:.*?) \| (\w+) \|", re.MULTILINE)
@@ -145,3 +146,21 @@ def test_buckets_begin_at_a_millisecond(server: Frontend) -> None:
     for name in ("ttft", "itl", "e2e"):
         bounds = [float(one.labels["le"]) for one in families[f"minisgl:{name}_seconds"].samples if "le" in one.labels]
         assert bounds[0] == 0.001 and bounds == sorted(bounds) and len(bounds) > 10
+
+
+@pytest.mark.parametrize(("dp", "routing"), [(1, "none"), (2, "least_load")])
+def test_scheduler_front_end_and_routing_are_named(front_end: str, dp: int, routing: str) -> None:
+    """The scheduler is the one that serves after a failover."""
+    config = msgspec.structs.replace(CONFIG, dp=dp, routing="least_load")
+    with (
+        frontend(front_end=front_end, config=config, num_engines=None if dp == 1 else dp) as server,
+        server.http() as http,
+    ):
+        (info,) = scrape(server)["minisgl:server_info"].samples
+        assert info.labels == {"scheduler": READY.cpu_backend, "frontend": front_end, "routing": routing}
+        server.engine.send(msgspec.structs.replace(STATS, num_failovers_total=1, cpu_backend="python"))
+        server.wait_until(lambda: server.client.stats is not None)
+        (info,) = scrape(server)["minisgl:server_info"].samples
+        health = http.get("/health").json()
+        assert info.value == 1 and info.labels["scheduler"] == "python" == health["cpu_backend"]
+        assert {name: health[name] for name in ("frontend", "routing")} == {"frontend": front_end, "routing": routing}

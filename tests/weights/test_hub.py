@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from minisgl.config import ConfigError, ModelSource
@@ -158,7 +162,7 @@ def test_other_failures(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"cannot be reached \(.*refused.*try another hub \(--model-source modelscope\)"
     ):
-        find_model(REPO, quiet)
+        find_model(REPO, quiet, source="huggingface")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set, and someone/some-GGUF is not in the cache: unset it"):
         find_model(REPO, quiet)
@@ -262,7 +266,7 @@ def test_the_cache_is_enough(hub: ModelHub, monkeypatch: pytest.MonkeyPatch, nam
         one for one in (found if found.is_dir() else found.parent).iterdir() if "0002" in one.name or one == found
     ).unlink()
     with pytest.raises(ConfigError, match="is not in the cache"):
-        find_model(name, quiet)
+        find_model(name, quiet, source="huggingface")
 
 
 def test_a_hub_says_where_its_files_go(hub: ModelHub, tmp_path: Path) -> None:
@@ -304,4 +308,72 @@ def test_a_proxy_in_between_is_said(hub: ModelHub, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("NO_PROXY", "")
     with pytest.raises(ConfigError, match="cannot be reached"):
+        find_model(REPO, quiet)
+
+
+MODELSCOPE = "/api/v1/models/"
+
+
+@pytest.mark.parametrize("name", [f"{REPO}:Q8_0", FOLDER])
+def test_modelscope_takes_over_where_hugging_face_does_not_answer(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It is said in a line; the next start takes what is in the cache, also without any network."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    said: list[str] = []
+    found = find_model(name, lambda text, done=0, total=0: said.append(text))
+    assert "modelscope" in found.as_posix()
+    assert re.match(r"Hugging Face cannot be reached .*: looking for someone/\S+ on ModelScope$", said[1])
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:1")
+    assert find_model(name, quiet) == found
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert find_model(name, quiet) == found
+
+
+def test_a_hub_that_does_not_answer_in_time_is_one_that_does_not_answer(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = httpx.Timeout
+    monkeypatch.setattr(httpx, "Timeout", lambda *_, **__: times(0.05))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(client, "TRIES", 2)
+        said: list[str] = []
+        with contextlib.suppress(ConfigError):  # the stand-in may be late, too
+            find_model(f"{REPO}:Q8_0", lambda text, done=0, total=0: said.append(text))
+    assert "Hugging Face cannot be reached" in said[1] and said[1].endswith("on ModelScope")
+
+
+@pytest.mark.parametrize("source", ["auto", "huggingface"])
+def test_modelscope_is_not_asked_where_hugging_face_answers_or_was_named(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch, source: ModelSource
+) -> None:
+    for token, code in (None, 401), ("other", 404):
+        if token is not None:
+            monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(ConfigError, match=rf"is not on Hugging Face.* \({code}\)"):
+            find_model("someone/nothing", quiet, source=source)
+    hub.failures.extend([503] * client.TRIES)
+    with pytest.raises(ConfigError, match="503 Service Unavailable"):
+        find_model(REPO, quiet, source=source)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for model, revision, hub_of in (
+        (f"{REPO}:Q8_0", None, "huggingface"),
+        (f"https://huggingface.co/{REPO}", None, source),
+        (f"{REPO}:Q8_0", "v7", source),
+    ):
+        with pytest.raises(ConfigError, match=r"Hugging Face cannot be reached .* is not in the cache"):
+            find_model(model, quiet, source=hub_of, revision=revision)  # type: ignore[arg-type]
+    assert not [one for one in hub.asked if one.path.startswith(MODELSCOPE)]
+
+
+def test_a_model_that_neither_hub_gives_names_both(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"reached .*, someone/nothing is not on ModelScope.* is not in the cache"):
+        find_model("someone/nothing", quiet)
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"Hugging Face cannot be reached .*, ModelScope cannot be reached"):
+        find_model(REPO, quiet)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set, and someone/some-GGUF is not in the cache: unset it"):
         find_model(REPO, quiet)

@@ -2,6 +2,6 @@
 
 from minisgl.attention.api import AttentionBackend, AttentionRows, LayerAttention
 from minisgl.attention.kv_pool import KVPool
-from minisgl.attention.torch_sdpa import TorchSdpa
+from minisgl.attention.torch_sdpa import Eager, TorchSdpa
 
-__all__ = ["AttentionBackend", "AttentionRows", "KVPool", "LayerAttention", "TorchSdpa"]
+__all__ = ["AttentionBackend", "AttentionRows", "Eager", "KVPool", "LayerAttention", "TorchSdpa"]

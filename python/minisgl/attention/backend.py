@@ -14,7 +14,7 @@ import torch
 
 from minisgl.attention.api import LayerAttention
 
-BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
+BACKENDS = ("auto", "torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention", "eager")
 _MODULES = {"flashinfer": "flashinfer", "flash_attention": "flash_attn"}
 _HOW_TO_GET = {
     "flashinfer": "pip install flashinfer-python, with nvcc at hand: it compiles its kernels when they are first used",
@@ -123,7 +123,7 @@ def _has_fa3(machine: Machine) -> bool:
 def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
     """Why a backend cannot serve, with what to change; empty if it can."""
     name, _, kernels = asked.partition(":")
-    if name == "torch_sdpa":
+    if name in ("torch_sdpa", "eager"):
         return ""
     if machine.device_type != "cuda":
         return f"it needs a CUDA device, and this is {machine.device_type}"
@@ -136,7 +136,7 @@ def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
     if name not in machine.installed:
         return f"not installed: {_HOW_TO_GET[name]}"
     if shape.beyond:
-        return f"the model's attention has {shape.beyond}, which only torch_sdpa computes here"
+        return f"the model's attention has {shape.beyond}, which only torch_sdpa and eager compute here"
     if shape.dtype not in _HALVES:
         return "it computes in float16 or bfloat16: use --dtype bfloat16"
     if name == "flashinfer" and shape.head_dim not in _FLASHINFER_HEAD_DIMS:

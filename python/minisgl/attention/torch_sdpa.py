@@ -5,6 +5,7 @@ one call, with the query heads of a KV head folded into the query length. Prefil
 window read its pages only.
 
 softmax(scale * q k^T) v by torch: its fused function where that knows all that a layer asks, else step by step.
+`Eager` is always step by step: the plainest form, to look for a fault of a fused kernel.
 
 Soft caps are those of Gemma 2 (arXiv 2408.00118): a score s becomes softcap * tanh(s / softcap) before the mask.
 
@@ -33,20 +34,25 @@ SCORE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The scale and soft cap of one layer, as in `LayerAttention`."""
+    """The scale and soft cap of one layer, as in `LayerAttention`. `fused`: torch's fused function may compute it."""
 
     scale: float | None = None
     softcap: float | None = None
+    fused: bool = True
+
+    @property
+    def _step_by_step(self) -> bool:
+        return self.softcap is not None or not self.fused
 
     def wants_heads_apart(self, dtype: torch.dtype) -> bool:
         """Whether `attend` would copy K and V of a type in which heads lie side by side: products of bf16 or float16
         take longer where heads do not lie apart."""
-        return self.softcap is not None and dtype is not torch.float32
+        return self._step_by_step and dtype is not torch.float32
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [rows, kv_heads, n, k_dim], k [rows, kv_heads, m, k_dim], v [rows, kv_heads, m, v_dim] ->
         [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
-        if self.softcap is None:
+        if not self._step_by_step:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         # float32 row by row or head by head: all at once torch copies K and V, in which heads lie side by side
         is_wide = q.dtype is torch.float32
@@ -56,7 +62,7 @@ class Products:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
             mask = None if mask is None else mask.transpose(0, 1)
         scores = product(q, k.mT)
-        self._cap(scores, q.shape[3])
+        self._scale_and_cap(scores, q.shape[3])
         if mask is not None:
             scores += mask
         out = product(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
@@ -65,7 +71,7 @@ class Products:
     def extend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [1, heads, n, k_dim], k [1, kv_heads, m, k_dim], v [1, kv_heads, m, v_dim] -> [1, heads, n, v_dim]. `mask`
         [n, m]: which keys a query sees; None: n = m, each sees those up to its own."""
-        if self.softcap is None:
+        if not self._step_by_step:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
             )
@@ -76,7 +82,7 @@ class Products:
         for start in range(0, q.shape[2], block):
             part = slice(start, start + block)
             scores = folded[:, :, part] @ k[0].unsqueeze(1).mT
-            self._cap(scores, q.shape[3])
+            self._scale_and_cap(scores, q.shape[3])
             if mask is not None:
                 seen = mask[part]
             else:
@@ -86,9 +92,11 @@ class Products:
             out[:, :, part] = scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v[0].unsqueeze(1)
         return out.flatten(0, 1).unsqueeze(0)
 
-    def _cap(self, scores: Tensor, k_dim: int) -> None:
-        assert self.softcap is not None
+    def _scale_and_cap(self, scores: Tensor, k_dim: int) -> None:
         scale = k_dim**-0.5 if self.scale is None else self.scale
+        if self.softcap is None:
+            scores.mul_(scale)
+            return
         scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
 
 
@@ -149,6 +157,7 @@ class TorchSdpa:
     """`windows`, `scales` and `softcaps`, by layer: what `LayerAttention` says of them. Missing: None everywhere."""
 
     graph_obstacle: ClassVar[str] = "the rows' lengths, which the host knows, decide the sizes of what it gathers"
+    fused: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -168,7 +177,7 @@ class TorchSdpa:
         nowhere = (None,) * len(pool.k)
         self._windows = nowhere if windows is None else tuple(windows)
         scores = zip(nowhere if scales is None else scales, nowhere if softcaps is None else softcaps, strict=True)
-        self._products = [Products(scale, softcap) for scale, softcap in scores]
+        self._products = [Products(scale, softcap, self.fused) for scale, softcap in scores]
         self._reads: dict[int | None, _Reads] = {}  # by window
         self._scratch = [torch.empty(0, dtype=dtype, device=device) for _ in "kv"]
 
@@ -355,3 +364,9 @@ class TorchSdpa:
         v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
         out = self._products[layer].extend(q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), row.mask)
         return out.squeeze(0).transpose(0, 1)
+
+
+class Eager(TorchSdpa):
+    """Attention step by step: scores, softmax, sum of values, each a call of torch."""
+
+    fused: ClassVar[bool] = False

@@ -28,6 +28,8 @@ ALIASES = (
     Alias("--attn-impl", "--attention-backend"),
     Alias("--graph", "--cuda-graph-max-bs"),
     Alias("--eager", "--cuda-graph-max-bs", 0),
+    Alias("--enforce-eager", "--cuda-graph-max-bs", 0),
+    Alias("--disable-cuda-graph", "--cuda-graph-max-bs", 0),
     Alias("--max-extend-length", "--max-prefill-length"),
     Alias("--max-seq-len-override", "--max-seq-len"),
     Alias("--dummy-weight", "--load-format", "dummy"),

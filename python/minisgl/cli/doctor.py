@@ -18,6 +18,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
+from minisgl.utils import older_variables
 from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing, version_of
 
 PACKAGES = (
@@ -229,7 +230,7 @@ def _environment() -> list[Finding]:
         Finding("environment", envs.FRONTEND, None, envs.frontend() or "not set"),
         Finding("environment", envs.CPU_ISA, None, envs.cpu_isa() or "not set"),
         Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
-        *(Finding("environment", "notice", None, line) for line in envs.notices()),
+        *(Finding("environment", "notice", None, line) for line in [*envs.notices(), *older_variables.notices()]),
     ]
 
 

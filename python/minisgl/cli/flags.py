@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from minisgl.llm import LLM
 
 T = TypeVar("T")
-TP_HELP = "processes that share each layer (tensor parallelism)"
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
@@ -393,7 +392,15 @@ STEPS = (
         metavar="N",
         help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
     ),
-    setting("--tp", "--tp-size", "--tensor-parallel-size", help=TP_HELP),
+    setting(
+        "--tp",
+        "--tp-size",
+        "--tensor-parallel-size",
+        type=checked(spellings.number_or_auto),
+        metavar="N|auto",
+        help="processes that share each layer (tensor parallelism); auto: as many as there are CUDA devices that the "
+        "model can be cut for, a power of two; 1 on a CPU",
+    ),
 )
 ENGINE = {"model": MODEL, "CPU engine": CPU, "CUDA": CUDA, "KV cache": CACHE, "scheduling": STEPS}
 """The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
@@ -472,7 +479,7 @@ SEVERAL = (
         "--dp",
         "--dp-size",
         "--data-parallel-size",
-        type=checked(spellings.number_of_engines),
+        type=checked(spellings.number_or_auto),
         metavar="N|auto",
         help="engine processes, each with the whole model, or with --tp that many devices; one that dies is started "
         "again, and its requests go on in another; auto: as many as there are CUDA devices for",

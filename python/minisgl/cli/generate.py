@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.cli import aliases
-from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, add_settings, command, engine_config, loaded, say
+from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, add_settings, command, engine_config, loaded, say, setting
+from minisgl.cli.narration import Narration
 from minisgl.config import ConfigError
 from minisgl.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from minisgl.llm import RequestOutput
+
+
+NARRATE = setting(
+    "--narrate",
+    action="store_true",
+    default=False,
+    help="tell the life of the answer step by step, with the id and the text of each token, and its times at the end; "
+    "each step waits for the one before it",
+)
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -24,7 +34,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
     sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
-    add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL,)})
+    add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL, NARRATE)})
     return aliases.add_to(parser)
 
 
@@ -38,18 +48,23 @@ def run(args: argparse.Namespace) -> int:
     ).check()
     config = engine_config(args)
     say(aliases.said(args), "generate")  # `LLM` tells of variables
-    on_text = None if config.log_level == "debug" else _show  # the log tells each step meanwhile
+    narration = Narration() if args.narrate else None
+    told: dict[str, Any] = {} if narration is None else narration.settings
+    # the log tells each step meanwhile
+    on_text = None if narration is not None or config.log_level == "debug" else _show
     try:
         args.prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"prompt: is not text in UTF-8: byte {error.start} cannot be read") from error
     from minisgl.tokenizer import ChatTemplateError
 
-    with loaded(config) as llm:
+    with loaded(config, **told) as llm:
         try:
             if not args.raw and not llm.tokenizer.template_source():
                 say(["this model has no chat template: the text is completed, as with --raw"], "generate")
                 args.raw = True
+            if narration is not None:
+                narration.begin(llm)
             if args.raw:
                 output = llm.generate(args.prompt, params, progress=False, on_text=on_text)[0]
             else:
@@ -57,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
                 output = llm.chat([message], params, progress=False, on_text=on_text)[0]
             if failure := output.outputs[0].error:
                 raise ConfigError(failure)
+            if narration is not None:
+                narration.end()
             print(output.text if on_text is None else "", flush=True)
         except ChatTemplateError as error:
             raise ConfigError(f"{error}: --raw completes the text without it") from error

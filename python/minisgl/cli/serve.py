@@ -12,6 +12,7 @@ from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
 from minisgl.config import Limits, ServerConfig, checked_seconds
+from minisgl.utils import older_variables
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
@@ -50,7 +51,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.any_key)
-    warnings = notices(args)
+    warnings = [*notices(args), *older_variables.notices()]
     if models.are_several(args):
         from minisgl.registry.start import run_several
 

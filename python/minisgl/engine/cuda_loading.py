@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from minisgl.attention import AttentionBackend, KVPool, LayerAttention, TorchSdpa
+from minisgl.attention import AttentionBackend, Eager, KVPool, LayerAttention, TorchSdpa
 from minisgl.attention.backend import BackendError, Choice, Shape, choose, machine
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise
@@ -30,6 +30,7 @@ INLINE = "inline"  # --device inline: the CUDA engine on the CPU, each job when 
 _MIB = 2**20
 _BACKENDS: dict[str, type[AttentionBackend]] = {
     "torch_sdpa": TorchSdpa,
+    "eager": Eager,
     "flashinfer": FlashInfer,
     "flash_attention": FlashAttention,
 }
@@ -84,6 +85,8 @@ def graphs_for(
 ) -> tuple[int, ...]:
     """The sizes to capture; says why there are none."""
     sizes = graph_sizes(config.cuda_graph_max_bs, config.rows_on(device))
+    if not sizes:
+        say("CUDA graphs: none: --cuda-graph-max-bs 0 asks for eager forwards")
     obstacle = f"{backend.__name__}: {backend.graph_obstacle}" if backend.graph_obstacle else model.graph_obstacle
     if sizes and obstacle:
         say(f"CUDA graphs: none: {obstacle}")
@@ -201,7 +204,7 @@ def _backend(
         return flashinfer, renormalise
     if choice.name == "flash_attention":
         return FlashAttention(pool, device, windows, max_pages_per_row=columns, graph_sizes=sizes), None
-    return TorchSdpa.of(layers, pool), None
+    return (Eager if choice.name == "eager" else TorchSdpa).of(layers, pool), None
 
 
 def compiled(model: Model) -> ModelForward:

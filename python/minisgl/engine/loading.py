@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from minisgl.attention import KVPool, TorchSdpa
+from minisgl.attention import Eager, KVPool, TorchSdpa
 from minisgl.attention.backend import BackendError, Shape, choose, machine
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig, ModelImpl
@@ -153,7 +153,7 @@ def _build_cpu(
 ) -> TorchEngine:
     device, dtype = torch.device(info.device), pool.k[0].dtype
     try:
-        choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
+        choice = choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
     except BackendError as error:
         raise ConfigError(str(error)) from error
     for flag in config.of_cuda_only():
@@ -162,7 +162,7 @@ def _build_cpu(
         model,
         info,
         pool,
-        TorchSdpa.of(model.attention, pool),
+        (Eager if choice.name == "eager" else TorchSdpa).of(model.attention, pool),
         max_rows=config.rows_on(info.device),
         max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
         thread=thread,
@@ -192,6 +192,24 @@ def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
     if problem := _uncut(config, ranks):
         good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))
         raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be cut into {ranks}: choose --tp {good}")
+
+
+def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
+    """Return the largest power of two of CUDA devices that the model can be cut for, and the reason; 1 on a CPU.
+    Raises `ConfigError`."""
+    kind, _, first = config.device.partition(":")
+    uses_cuda = kind in ("auto", "cuda") and torch.cuda.is_available()
+    count = max(0, torch.cuda.device_count() - (int(first) if first.isdecimal() else 0)) if uses_cuda else 0
+    if count < 2:
+        return 1, "there is one CUDA device to use" if count else "there is no CUDA device to use"
+    if config.torch_compile:
+        return 1, "--torch-compile cannot see collectives"
+    folder = folder_of(config, say)
+    if not is_native(folder, config.model_impl):
+        return 1, "the layers of this model are those of transformers, which are not cut"
+    sizes = load_config(folder)
+    found = max(n for n in (2**i for i in range(count.bit_length())) if n <= count and not _uncut(sizes, n))
+    return found, f"there are {count} CUDA devices, and the model's sizes come in {found} equal parts"
 
 
 def _uncut(config: ModelConfig, ranks: int) -> str:
@@ -230,15 +248,15 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if kind not in ("auto", "cpu", "cuda", INLINE) and config.device != "mps":
         raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda, cuda:N or mps")
     if kind == "mps":
-        return _check_mps(config.tp)
+        return _check_mps(config.num_ranks)
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
-    if 0 < num_devices < config.tp:
-        say(f"device: cpu: --tp {config.tp} needs as many CUDA devices, there are {num_devices}")
-    if kind in ("cpu", INLINE) or (kind == "auto" and num_devices < config.tp):
+    if 0 < num_devices < config.num_ranks:
+        say(f"device: cpu: --tp {config.num_ranks} needs as many CUDA devices, there are {num_devices}")
+    if kind in ("cpu", INLINE) or (kind == "auto" and num_devices < config.num_ranks):
         return torch.device("cpu")
-    if config.torch_compile and config.tp > 1:
-        raise ConfigError(f"--torch-compile: not with --tp {config.tp}: the compiler cannot see collectives")
-    return check_device("cuda" if kind == "auto" else config.device, rank, config.tp)
+    if config.torch_compile and config.num_ranks > 1:
+        raise ConfigError(f"--torch-compile: not with --tp {config.num_ranks}: the compiler cannot see collectives")
+    return check_device("cuda" if kind == "auto" else config.device, rank, config.num_ranks)
 
 
 def _check_mps(ranks: int) -> torch.device:

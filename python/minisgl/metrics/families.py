@@ -56,9 +56,13 @@ def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *
     return found
 
 
+def scheduler_in_use(info: EngineReady, stats: EngineStats | None) -> str:
+    """Return the name of the scheduler that serves now: another one than at start after a failover."""
+    return stats.cpu_backend if stats is not None and stats.num_failovers_total else info.cpu_backend
+
+
 def _about(info: EngineReady, stats: EngineStats | None) -> Iterable[Metric]:
-    backend = stats.cpu_backend if stats is not None and stats.num_failovers_total else info.cpu_backend
-    serves = (info.engine, backend, info.device, info.dtype, 1.0)
+    serves = (info.engine, scheduler_in_use(info, stats), info.device, info.dtype, 1.0)
     yield family(Gauge, "engine_info", "what serves", [serves], "engine", "cpu_backend", "device", "dtype")
     text = "starts with another scheduler than the one that was asked for"
     missing = ("extension_missing", bool(info.cpu_backend_fallback))

@@ -30,6 +30,7 @@ from minisgl.metrics.families import (
     family,
     of_batches,
     process_families,
+    scheduler_in_use,
     text_families,
 )
 from minisgl.metrics.families import Readings as OtherReadings
@@ -68,13 +69,16 @@ class Metrics(Collector):
         gateway: Callable[[], Readings] | None = None,
         beat: Callable[[], None] = lambda: None,
         aliases_for: str | None = None,
+        frontend: str = "python",
+        routing: str = "none",
         trace: ChromeTrace | None = None,
         engines: Callable[[], Sequence[EngineView]] = tuple,
         pool: Callable[[], OtherReadings] | None = None,
         keys: Sequence[KeyCounts] = (),
         batches: Callable[[], OtherReadings | None] = lambda: None,
     ) -> None:
-        self._stats = stats
+        self._stats, self._info = stats, info
+        self._front_end_and_routing = (frontend, routing)
         self._engines = engines
         self._pool: Callable[[], OtherReadings | None] = pool or (lambda: None)
         self._keys = keys
@@ -213,6 +217,9 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         self._there = self._gateway()
+        if (info := self._info()) is not None:
+            serves = (scheduler_in_use(info, self._stats()), *self._front_end_and_routing, 1.0)
+            yield family(Gauge, "server_info", "what serves", [serves], "scheduler", "frontend", "routing")
         yield family(Counter, "requests_accepted", "requests given to the engine", [(self._all("num_accepted"),)])
         yield family(Counter, "requests_finished", "by finish reason", self._all_finished().items(), "reason")
         for name, text, peak in (

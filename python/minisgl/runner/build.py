@@ -24,7 +24,7 @@ from minisgl.scheduler.backend import RUST_PARTS, Chosen, choose
 from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
-from minisgl.scheduler.wrapped import Narrate, NarratingControlPlane, make_faulty
+from minisgl.scheduler.wrapped import Describe, Narrate, NarratingControlPlane, make_faulty
 from minisgl.utils.installed import need, need_torch_engine
 from minisgl.utils.progress import Report
 from minisgl.weights.sources import find_tokenizer
@@ -97,7 +97,7 @@ def build_engine(
     Raises `ConfigError` and the errors of weights/ with what to change, `RankDied`."""
     config.check()
     if config.engine == "sim":
-        if config.tp != 1:
+        if config.num_ranks != 1:
             raise ConfigError(f"--tp {config.tp}: a simulated engine has no ranks: choose its --sim-profile instead")
         from minisgl.engine.sim import build_sim
 
@@ -107,6 +107,8 @@ def build_engine(
     if reason:
         report(f"engine: {name}: {reason}")
     config = msgspec.structs.replace(config, engine=name)
+    if config.tp == "auto":
+        config = msgspec.structs.replace(config, tp=_auto_ranks(config, report))
     if name == "cpu":
         try:
             return _build_cpu(config, report)
@@ -116,15 +118,15 @@ def build_engine(
             need_torch_engine(f"{error}; the torch engine, which may know it,", asked.device)
             report(f"engine: torch: {error}")
             config = msgspec.structs.replace(config, engine="torch")
-    if config.tp == 1:
+    if config.num_ranks == 1:
         return build_rank(config, ALONE, report)
-    need(f"--tp {config.tp}: a group of ranks", "torch", "zmq")
+    need(f"--tp {config.num_ranks}: a group of ranks", "torch", "zmq")
     from minisgl.runner.ranks import RankEngine, Ranks
 
     config = _resolve(config, report)
     ranks = Ranks(config, folder, on_rank_death, step_timeout)
     try:
-        report(f"tensor parallelism: {config.tp} ranks")
+        report(f"tensor parallelism: {config.num_ranks} ranks")
         group = join_group(config, 0, ranks.rendezvous)
         ranks.joined(group)
         engine = build_rank(config, group, report)
@@ -139,6 +141,17 @@ def build_engine(
     return RankEngine(engine, group, ranks)
 
 
+def _auto_ranks(config: EngineConfig, report: Report) -> int:
+    """Choose the number of ranks for `--tp auto` and report it with its reason. Raises `ConfigError`."""
+    found, reason = 1, f"--engine {config.engine} computes in one process"
+    if config.engine == "torch":
+        from minisgl.engine.loading import fitting_ranks  # imports torch
+
+        found, reason = fitting_ranks(config, report)
+    report(f"--tp auto: {found}: {reason}")
+    return found
+
+
 def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     """Before ranks start: refuse what they could not run, download the model once, choose the device for all."""
     if config.engine != "torch":
@@ -146,7 +159,7 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
     from minisgl.engine.loading import check_ranks, device_of, folder_of  # imports torch
 
     model = folder_of(config, report)
-    check_ranks(model, config.tp, config.model_impl)
+    check_ranks(model, config.num_ranks, config.model_impl)
     device = device_of(config, say=report)
     if config.device == "auto":
         config = msgspec.structs.replace(config, device=str(device))
@@ -167,7 +180,7 @@ def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
         device = device_of(config, rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # before anything makes a context on another one
-    return TorchGroup(rendezvous, rank, config.tp, device)
+    return TorchGroup(rendezvous, rank, config.num_ranks, device)
 
 
 def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
@@ -244,10 +257,14 @@ def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlane
 
 
 def choose_control_plane(
-    config: EngineConfig, info: EngineInfo, say: Say = lambda line: None, narrate: Narrate | None = None
+    config: EngineConfig,
+    info: EngineInfo,
+    say: Say = lambda line: None,
+    narrate: Narrate | None = None,
+    describe: Describe | None = None,
 ) -> Chosen:
     """The scheduler that `config` asks for; a shadow's lines go to `say`, what each step does to `narrate` if the
-    log level is debug. Raises `ConfigError`."""
+    log level is debug, with each token as `describe` names it. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
     settings = control_plane_config(config, info)
@@ -256,7 +273,7 @@ def choose_control_plane(
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
     plane = _wrapped(config, chosen, settings, say)
-    return replace(chosen, control_plane=_narrated(config, plane, narrate))
+    return replace(chosen, control_plane=_narrated(config, plane, narrate, describe))
 
 
 def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> ControlPlane:
@@ -286,8 +303,10 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
     return plane
 
 
-def _narrated(config: EngineConfig, plane: ControlPlane, narrate: Narrate | None) -> ControlPlane:
-    return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate)
+def _narrated(
+    config: EngineConfig, plane: ControlPlane, narrate: Narrate | None, describe: Describe | None = None
+) -> ControlPlane:
+    return plane if narrate is None or config.log_level != "debug" else NarratingControlPlane(plane, narrate, describe)
 
 
 def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
@@ -301,8 +320,10 @@ def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = Fa
     return StepTime(step_ms / 1000 if step_ms else None, config.prefill_on(info.device), info.page_size)
 
 
-def build_control_plane(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
-    return choose_control_plane(config, info, narrate=narrate).control_plane
+def build_control_plane(
+    config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None, describe: Describe | None = None
+) -> ControlPlane:
+    return choose_control_plane(config, info, narrate=narrate, describe=describe).control_plane
 
 
 def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) -> GrammarCompiler | None:

@@ -147,7 +147,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
 def _ranks_folder(config: ProcessConfig) -> Path:
     """Without what an earlier process of the same place left when it was killed."""
     folder = config.ranks_folder
-    if folder != config.folder and config.engine.tp > 1:
+    if folder != config.folder and config.engine.num_ranks > 1:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
     return folder

@@ -170,7 +170,7 @@ class Ranks:
         self._on_death = on_death
         self._group: Group | None = None
         self._step_timeout = step_timeout
-        self._watchdog = Watchdog(range(1, config.tp), ranks_named)
+        self._watchdog = Watchdog(range(1, config.num_ranks), ranks_named)
         self._changed = threading.Condition()
         self._num_ready = 0
         self._closing = False
@@ -180,7 +180,7 @@ class Ranks:
         self._acks.bind(f"ipc://{folder / 'acks'}")
         self._outboxes: list[zmq.Socket[bytes]] = []
         self.processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, config.tp):
+        for rank in range(1, config.num_ranks):
             address = f"ipc://{folder / f'steps-{rank}'}"
             outbox = self._context.socket(zmq.PUSH)
             outbox.setsockopt(zmq.SNDHWM, 0)

@@ -60,14 +60,14 @@ def _devices(config: EngineConfig) -> int:
     if config.engine not in ("auto", "torch") or config.device not in ("auto", "cuda") or any(config.of_cpu_only()):
         return 0
     found = num_cuda_devices()
-    return 0 if config.device == "auto" and found < config.tp else found
+    return 0 if config.device == "auto" and found < config.num_ranks else found
 
 
 def with_number(config: ServerConfig) -> ServerConfig:
     """With a number of engines for `auto`."""
     if config.dp != "auto":
         return config
-    return msgspec.structs.replace(config, dp=max(1, _devices(config.engine) // config.engine.tp))
+    return msgspec.structs.replace(config, dp=max(1, _devices(config.engine) // config.engine.num_ranks))
 
 
 def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], str]:
@@ -77,14 +77,15 @@ def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], s
     if config.engine in ("echo", "sim"):
         return [config] * number, f"{number} engines"
     if devices := _devices(config):
-        if number * config.tp > devices:
+        tp = config.num_ranks
+        if number * tp > devices:
             raise ConfigError(
-                f"--dp {number}: needs {number * config.tp} CUDA devices ({config.tp} each), there are {devices}: "
-                f"choose at most --dp {devices // config.tp}, or --device cpu"
+                f"--dp {number}: needs {number * tp} CUDA devices ({tp} each), there are {devices}: "
+                f"choose at most --dp {devices // tp}, or --device cpu"
             )
-        firsts = range(0, number * config.tp, config.tp)
+        firsts = range(0, number * tp, tp)
         dealt = [msgspec.structs.replace(config, device=f"cuda:{first}") for first in firsts]
-        return dealt, f"{number} engines, from {', '.join(one.device for one in dealt)} on, {config.tp} devices each"
+        return dealt, f"{number} engines, from {', '.join(one.device for one in dealt)} on, {tp} devices each"
     from minisgl.engine.pool_size import MEMORY_RATIO
 
     threads = config.num_threads or len(os.sched_getaffinity(0))

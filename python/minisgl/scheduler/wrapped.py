@@ -1,5 +1,6 @@
 """Schedulers around another one: what they do not override is the inner one's. `Narrating` tells what each step does,
-for people who learn (`--log-level debug`), in counts and request numbers, never a token or a text. `Faulty` fails on
+for people who learn (`--log-level debug`), in counts and request numbers. It names tokens only where it gets a
+`Describe`, which `minisgl generate --narrate` has and no server has. `Faulty` fails on
 order, for tests of what happens then; afterwards it refuses every call, as a broken one does.
 """
 
@@ -63,15 +64,17 @@ class WrappedControlPlane:
 
 
 Narrate = Callable[[Sequence[str]], None]
+Describe = Callable[[int], str]  # of a token id, for a person
 MAX_NAMED = 8  # requests of a step by number
 
 
 class NarratingControlPlane(WrappedControlPlane):
     """The one inside, with a few lines to `narrate` for each call in which something happens."""
 
-    def __init__(self, inner: ControlPlane, narrate: Narrate) -> None:
+    def __init__(self, inner: ControlPlane, narrate: Narrate, describe: Describe | None = None) -> None:
         super().__init__(inner)
         self._narrate = narrate
+        self._describe = describe
         self._num_prompt: dict[int, int] = {}
         self._owners: dict[int, int] = {}  # request by slot
 
@@ -106,8 +109,13 @@ class NarratingControlPlane(WrappedControlPlane):
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
         output = self._inner.commit(step, tokens)
-        ids = output.req_ids[output.tokens >= 0].tolist()
-        lines = [f"step {step}: sent, a token each: {_named(ids)}"] if ids else []
+        sent = output.tokens >= 0
+        ids = output.req_ids[sent].tolist()
+        if self._describe is None:
+            lines = [f"step {step}: sent, a token each: {_named(ids)}"] if ids else []
+        else:
+            named = zip(ids, map(self._describe, output.tokens[sent].tolist()), strict=True)
+            lines = [f"step {step}: request {req_id} gets token {token}" for req_id, token in named]
         for req_id, reason in zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True):
             if reason != FinishReason.NONE:
                 lines.append(f"step {step}: request {req_id} ends: {FinishReason(reason).name.lower()}")

@@ -73,6 +73,8 @@ def build_app(
         waiting=lambda: client.processor.num_waiting,
         gateway=None if gateway is None else gateway.readings,
         beat=(lambda: None) if gateway is None else gateway.beat,
+        frontend="python" if gateway is None else "rust",
+        routing=config.routing_in_use,
         aliases_for=config.model_name if config.metrics_aliases == "vllm" else None,
         engines=lambda: client.engines,
         pool=pool,

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.engines import READY
+from minisgl.metrics.families import scheduler_in_use
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import SERVER, ApiError, draining, loading
 from minisgl.server.formatter import json_response
@@ -127,6 +128,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
         "status": _status(context, wrong),
         "model": context.served.name,
         "frontend": "python" if context.gateway is None else "rust",
+        "routing": context.config.routing_in_use,
         "requests_open": client.num_live + (0 if context.gateway is None else context.gateway.waiting()[2]),
         "requests_queued": context.queue.num_requests,
         "tasks": len(asyncio.all_tasks()),
@@ -134,16 +136,15 @@ def _health(context: ServerContext) -> dict[str, Any]:
     if wrong is not None:
         found["reason"] = wrong
     if (info := client.info) is not None:
-        names = ("engine", "cpu_backend", "device", "dtype", "max_seq_len", "page_size", "num_pages")
+        names = ("engine", "device", "dtype", "max_seq_len", "page_size", "num_pages")
         found |= {name: getattr(info, name) for name in names}
+        found["cpu_backend"] = scheduler_in_use(info, client.stats)
         found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
         found["simulated"] = info.simulated or None
         found["engine_details"] = info.engine_details or None
     now = time.monotonic()
     found["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats
-    if stats is not None and stats.num_failovers_total:
-        found["cpu_backend"] = stats.cpu_backend
     found["stats"] = None
     if stats is not None:  # /stats has the others
         plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks", "prefixes")]

@@ -33,13 +33,12 @@ KV_DTYPES = {
     "int4": "q4",
 }
 QUANTIZATIONS = {"q8_0": "q8", "int8": "q8", "q4_1": "q4", "int4": "q4"}
-ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention")
+ATTENTION_BACKENDS = ("torch_sdpa", "flashinfer", "flashinfer:fa3", "flash_attention", "eager")
 ATTENTION = {
     "fi": "flashinfer",
     "fa": "flash_attention",
     "flash_attention_2": "flash_attention",
     "sdpa": "torch_sdpa",
-    "eager": "torch_sdpa",
 }
 NO_ATTENTION = {"trtllm": "not supported"}
 CACHES = {"radix": "lru"}
@@ -52,8 +51,11 @@ SETTINGS = {
     "cache_type": "cache",
     "num_page_override": "num_pages",
     "use_dummy_weight": "load_format",
+    "enforce_eager": "cuda_graph_max_bs",
 }
 """Settings of `LLM`, and the fields of `EngineConfig` they mean."""
+SWITCHES = {"use_dummy_weight": ("auto", "dummy"), "enforce_eager": (None, 0)}
+"""The values that a switch of `SETTINGS` gives its field: when it is false, when it is true."""
 
 
 def dtype(value: object) -> str:
@@ -90,14 +92,14 @@ def routing(value: object) -> str:
     return ROUTINGS.get(name, name)
 
 
-def number_of_engines(text: str) -> int | str:
-    """A number, or auto. Raises `ConfigError`."""
+def number_or_auto(text: str) -> int | str:
+    """Read a whole number, or auto. Raises `ConfigError`."""
     if text == "auto":
         return text
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{text!r}: must be a number of engines, or auto") from None
+        raise ConfigError(f"{text!r}: must be a number, or auto") from None
 
 
 def attention_backend(text: str) -> str:
@@ -153,7 +155,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if field in first:
             raise TypeError(f"LLM: {first[field]} and {name} are the same setting: give one of them")
         first[field] = name
-        found[field] = ("dummy" if value else "auto") if name == "use_dummy_weight" else value
+        found[field] = SWITCHES[name][bool(value)] if name in SWITCHES else value
     if "dtype" in found:
         found["dtype"] = dtype(found["dtype"])
     if "kv_dtype" in found:

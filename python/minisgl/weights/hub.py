@@ -22,7 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ class HubError(ConfigError):
 
 class NotThereError(HubError):
     """The hub answered that there is no such thing."""
+
+
+class NoAnswerError(HubError):
+    """No connection to the hub came about, or nothing came over it in time."""
 
 
 class BrokenError(HubError):
@@ -117,13 +121,17 @@ def hub_of(source: ModelSource) -> Hub:
 
 def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
     """The GGUF file or the folder of `wanted`, fetched now if it is not in the cache, which is enough where the hub
-    does not answer. Raises `ConfigError`."""
-    hub, cache = hub_of(wanted.source), RepoCache(wanted.source, wanted.repo)
-    kept = cache.find(wanted, weights=weights)
+    does not answer; without it ModelScope is asked, where `wanted` allows it. Raises `ConfigError`."""
+    other = replace(wanted, source="modelscope", or_modelscope=False) if wanted.or_modelscope else None
+    kept = RepoCache(wanted.source, wanted.repo).find(wanted, weights=weights)
+    if kept is not None:
+        other = None
+    elif other is not None:
+        kept = RepoCache(other.source, other.repo).find(other, weights=weights)
     try:
         if envs.hub_offline():
             raise HubError("HF_HUB_OFFLINE is set", "unset it, or give a local folder or file")
-        found = Client(hub, tries=TRIES if kept is None else 1).fetch(wanted, cache, say, weights=weights)
+        found = _ask(wanted, other, say, tries=TRIES if kept is None else 1, weights=weights)
     except BrokenError:
         raise
     except HubError as error:
@@ -135,6 +143,26 @@ def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
         found = kept
     used_now(found)
     return found
+
+
+def _ask(wanted: Wanted, other: Wanted | None, say: Report, *, tries: int, weights: bool) -> Path:
+    """Fetch `wanted` from its hub, or `other` from another one if the first does not answer. Raises `ConfigError`."""
+
+    def fetched(one: Wanted) -> Path:
+        return Client(hub_of(one.source), tries).fetch(one, RepoCache(one.source, one.repo), say, weights=weights)
+
+    try:
+        return fetched(wanted)
+    except NoAnswerError as error:
+        if other is None:
+            raise
+        say(f"{error.what}: looking for {other.repo} on {hub_of(other.source).name}")
+        try:
+            return fetched(other)
+        except BrokenError:
+            raise
+        except HubError as second:
+            raise HubError(f"{error.what}, {second.what}", error.remedy) from second
 
 
 class Client:
@@ -247,7 +275,8 @@ class Client:
         if asked is not None and asked > MAX_WAIT_S:
             raise _too_many(self._hub, asked) from error
         if wait_s is None or isinstance(error, httpx.ProxyError | httpx.UnsupportedProtocol):
-            raise HubError(
+            kind = HubError if isinstance(error, _Again) else NoAnswerError
+            raise kind(
                 f"{self._hub.name} cannot be reached ({str(error) or type(error).__name__})",
                 f"check the network and {self._hub.endpoint}, give a local folder or file, or try another hub "
                 f"({self._hub.another})",

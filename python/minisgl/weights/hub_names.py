@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from minisgl.config import ConfigError, ModelSource
@@ -75,13 +75,16 @@ _BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A repository of a hub and what of it is wanted. `quant` and `file` are of GGUF files; at most one is given."""
+    """A repository of a hub and what of it is wanted. `quant` and `file` are of GGUF files; at most one is given.
+    `or_modelscope`: nobody named the hub or a revision, so ModelScope may be asked where Hugging Face does not answer.
+    """
 
     source: ModelSource
     repo: str
     revision: str | None = None
     quant: str | None = None
     file: str | None = None
+    or_modelscope: bool = field(default=False, compare=False)
 
 
 def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | None:
@@ -89,9 +92,9 @@ def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | Non
     model = full_name(model)
     found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
     if found is None and (named := _NAMED.fullmatch(model)):
-        found = Wanted(source, revision=revision, **named.groupdict())
+        found = Wanted(source, named["repo"], revision, named["quant"], named["file"])
     if found is not None and found.source == "auto":
-        found = replace(found, source="huggingface")
+        found = replace(found, source="huggingface", or_modelscope=revision is None)
     return found
 
 
@@ -113,7 +116,7 @@ def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
             raise ConfigError(f"--model {model}: no GGUF file: name the repository, {page['repo']}")
         return Wanted(at, page["repo"], page["revision"], file=file)
     if named := _NAMED.fullmatch(path):
-        return Wanted(at, revision=revision, **named.groupdict())
+        return Wanted(at, named["repo"], revision, named["quant"], named["file"])
     raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
 
 

@@ -1,0 +1,61 @@
+"""`minisgl generate --narrate`: the whole life of one answer on standard error, for people who learn.
+
+The lines of each step are those of `--log-level debug`; this adds the model before them, each token, and the times
+after them. A server has none of it, because it logs no texts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minisgl.llm import LLM
+
+
+class Narration:
+    """Tells of one answer: `begin` when the model is loaded, `token` for each token, `end` after the last one."""
+
+    def __init__(self) -> None:
+        self._llm: LLM | None = None
+        self._begin_s = 0.0
+        self._token_s: list[float] = []  # when each token came
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of an `LLM` that tells its steps in order."""
+        return {"log_level": "debug", "overlap": False, "describe_token": self.token}
+
+    def begin(self, llm: LLM) -> None:
+        """Print the model, where it computes, and the tokens that end an answer; start the clock."""
+        self._llm, info = llm, llm.engine_info
+        ends = ", ".join(self._name(token) for token in sorted(info.eos_ids)) or "none"
+        _print(f"model {llm.config.shown_model}: {info.name} engine on {info.device}, {info.dtype}")
+        _print(f"end tokens: {ends}")
+        self._begin_s = time.monotonic()
+
+    def token(self, token_id: int) -> str:
+        """Note when a token came and return its id and text."""
+        self._token_s.append(time.monotonic())
+        return self._name(token_id)
+
+    def _name(self, token_id: int) -> str:
+        if self._llm is None:
+            return str(token_id)
+        return f"{token_id} {self._llm.tokenizer.decode([token_id], skip_special_tokens=False)!r}"
+
+    def end(self) -> None:
+        """Print the number of tokens, the time to the first one, and the pace of the others."""
+        count = len(self._token_s)
+        if not count:
+            return
+        first_s, last_s = self._token_s[0], self._token_s[-1]
+        line = f"answer: {count} {'token' if count == 1 else 'tokens'}, TTFT {(first_s - self._begin_s) * 1000:.1f} ms"
+        if last_s > first_s:
+            line += f", then {(count - 1) / (last_s - first_s):.1f} tok/s"
+        _print(line)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
