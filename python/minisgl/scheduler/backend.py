@@ -60,7 +60,7 @@ def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = 
 
         kind = _rust.ControlPlane
     except (ImportError, AttributeError) as error:
-        raise ExtensionMissing(f"{error}: build it with `maturin develop --release` or `pip install .`") from error
+        raise ExtensionMissing(f"{error}: build it with `maturin develop` or `pip install .`") from error
     check_config(config)
     if buffers is None:
         buffers = StepBuffers(config.limits(), max(config.graph_sizes, default=0))
