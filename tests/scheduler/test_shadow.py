@@ -22,7 +22,9 @@ def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
     planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
     plane = ShadowControlPlane(*planes, report=report)
     load(plane)
-    assert plane.summary.num_compared == 60 and plane.summary.num_diffs == 0 and not report.exists()
+    plane.compare_trees()
+    assert plane.summary.num_equal == 120 and plane.summary.num_diffs == 0 and not report.exists()
+    assert plane.summary.line() == "shadow: 120 of 120 calls were compared: 120 equal, 0 different, 0 failed"
 
 
 def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
@@ -42,12 +44,20 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
     assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
 
 
+def test_one_step_of_several_is_compared() -> None:
+    planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
+    plane = ShadowControlPlane(*planes, every_n=4)
+    load(plane)
+    assert (plane.summary.num_equal, plane.summary.num_calls) == (30, 120)
+
+
 def test_a_shadow_that_fails_does_not_disturb() -> None:
     plane = ShadowControlPlane(
         make_control_plane("python", CONFIG), make_faulty(make_control_plane("python", CONFIG), "commit:9:after")
     )
     load(plane)
     assert "on order" in plane.summary.stopped and plane.stats() is not None
+    assert plane.summary.line().endswith("19 equal, 0 different, 1 failed")
 
 
 def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,9 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_store_damaged_total: int = 0
     num_store_written_states_total: int = 0
     num_store_loaded_states_total: int = 0
+    num_shadow_equal_total: int = 0  # calls of the scheduler that a shadow compared, by result
+    num_shadow_different_total: int = 0
+    num_shadow_failed_total: int = 0
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

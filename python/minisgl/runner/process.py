@@ -42,6 +42,7 @@ from minisgl.runner.launch import ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats
 from minisgl.scheduler.backend import Chosen
+from minisgl.scheduler.shadow import SHADOW_RESULTS
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
@@ -135,6 +136,8 @@ def serve(config: ProcessConfig, link: Link) -> None:
         _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.close()
+        if chosen.shadow is not None:
+            link.send([LoadProgress(chosen.shadow.line())])
     finally:
         link.timers.close()
         if compiler is not None:
@@ -222,9 +225,15 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
         ranks=tuple(usage()),
-        **{**of_scheduler, **of_admitted, **_store_counts(engine)},
+        **{**of_scheduler, **of_admitted, **_store_counts(engine), **_shadow_counts(chosen)},
         prefixes=loop.prefixes.states(),
     )
+
+
+def _shadow_counts(chosen: Chosen) -> dict[str, int]:
+    if chosen.shadow is None:
+        return {}
+    return {f"num_shadow_{name}_total": getattr(chosen.shadow, f"num_{name}") for name in SHADOW_RESULTS}
 
 
 def _store_counts(engine: Engine) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import cast
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
+from minisgl.scheduler.shadow import ShadowSummary
 from minisgl.step import StepBuffers
 
 BACKENDS = ("python", "rust_hotpath")
@@ -26,11 +27,13 @@ class ExtensionMissing(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`fallback` says why `name` is not what was asked for; empty if it is."""
+    """`fallback` says why `name` is not what was asked for; empty if it is. `shadow` has the counts of a shadow that
+    follows it; None if none does."""
 
     name: str
     control_plane: ControlPlane
     fallback: str = ""
+    shadow: ShadowSummary | None = None
 
 
 def choose(name: str, config: ControlPlaneConfig) -> Chosen:
