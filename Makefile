@@ -28,7 +28,7 @@ $(2); code=$$?; kill $$lines; exit $$code
 endef
 
 .PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test \
-	client-test browser-test ray-test screenshots recording fmt bench audit client-environments file-environments replay \
+	client-test browser-test ray-test screenshots recording fmt bench ab audit client-environments file-environments replay \
 	wheel wheel-test clean
 
 install: $(STAMP)
@@ -278,6 +278,10 @@ fmt: install
 
 bench: install
 	$(BIN)/minisgl bench compare
+
+# Both schedulers by MINISGL_CPU_BACKEND, in pairs.
+ab: $(SERVING)
+	$(BIN)/minisgl bench ab
 
 clean:
 	rm -rf $(VENV) target .clients dist

@@ -123,7 +123,9 @@ def test_a_trace_from_before_drafts_is_one_without(tmp_path: Path) -> None:
 def shadow_calls(url: str) -> dict[str, float]:
     """Return the calls that a server's shadow compared, by result."""
     text = httpx.get(url + "/metrics").text
-    return {result: float(value) for result, value in re.findall(r'^minisgl:shadow_calls_total.*"(\w+)"} (\S+)', text, re.M)}
+    return {
+        result: float(value) for result, value in re.findall(r'^minisgl:shadow_calls_total.*"(\w+)"} (\S+)', text, re.M)
+    }
 
 
 def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:

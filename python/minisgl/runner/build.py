@@ -270,7 +270,9 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
         else:
             every_n = config.debug.shadow_every_n
             steps = "every step" if every_n == 1 else f"one step of {every_n}"
-            say(f"shadow: {other.name} gets the calls of {chosen.name}; plan, arrays and counts of {steps} are compared")
+            say(
+                f"shadow: {other.name} gets the calls of {chosen.name}; plan, arrays and counts of {steps} are compared"
+            )
             plane = shadow = ShadowControlPlane(
                 plane,
                 other.control_plane,
