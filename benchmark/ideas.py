@@ -70,7 +70,8 @@ SOURCES = "## Where the ideas come from\n"
 """The heading of the section that is written by hand, the last one of the page."""
 INTRODUCTION = """# What each idea gains
 
-Claims that engines of this kind are known for; the figures are written by one command, [the sources](#where-the-ideas-come-from) by hand.
+Claims that engines of this kind are known for; the figures are written by one command,
+[the sources](#where-the-ideas-come-from) by hand.
 
 ```sh
 python -m benchmark.ideas --page     # a minute; MINISGL_DATA has the published traces

@@ -167,7 +167,8 @@ FOREIGN = {
     *("--chain-limit", "--functions", "--key", "--openai-api-base", "--openai-api-key", "--edit-format"),
     *("--retry", "--retry-connrefused"),
 }
-"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm, aider, curl."""
+"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm, aider, and
+curl."""
 
 
 @pytest.fixture(scope="module")

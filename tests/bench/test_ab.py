@@ -1,4 +1,4 @@
-"""`minisgl bench ab`: who is measured when, and what the verdict says. The README's example runs all of it."""
+"""`minisgl bench ab`: the order of its runs and the words of its verdict. The README's example runs all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.bench.ab import Part, Turns, verdict
 from minisgl.bench.stats import paired_difference
 
 
-def test_who_goes_first_alternates_and_each_run_has_a_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_turns_alternate_and_report_each_run(capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str, int]] = []
 
     def one(name: str, pair: int) -> dict[str, float]:
@@ -35,11 +35,11 @@ def test_who_goes_first_alternates_and_each_run_has_a_line_of_progress(capsys: p
         ([10.0], [20.0], "b: 2.00 times the tok/s; one pair has no interval"),
     ],
 )
-def test_a_verdict_claims_what_its_interval_shows(first: list[float], second: list[float], said: str) -> None:
+def test_verdict_of_an_interval_with_1_claims_no_difference(first: list[float], second: list[float], said: str) -> None:
     assert verdict("b", paired_difference(first, second)).startswith(said)
 
 
-def test_each_scheduler_is_compared_with_the_first_and_empty_columns_are_left_out() -> None:
+def test_part_of_three_schedulers_compares_each_with_the_first() -> None:
     names = ("python", "rust_parts", "rust_hotpath")
     runs = {
         name: [{"output_tok_s": 10.0 * speed + i, "step_p50_us": 7.0} for i in range(3)]
@@ -59,6 +59,8 @@ def test_each_scheduler_is_compared_with_the_first_and_empty_columns_are_left_ou
         (["--backends", "python", "no-such"], "unknown scheduler 'no-such'"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_compare_nothing_are_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "ab", *flags]) == 2
     assert said in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 A comment before a block says what is to be seen (`prints: TEXT`) or why it is not run (`not run: REASON`). Shell blocks
 run in bash with `minisgl` on the path, Python blocks as scripts, YAML blocks are read as by `minisgl serve --config`.
-The examples' server stands at a free port instead of theirs, measurements are short, and the path is that of somebody who
-has activated the environment: nothing of the caller's but the system's folders.
+The examples' server stands at a free port instead of theirs, measurements are short, and the path is that of an
+activated environment: the environment's folder and the system's.
 """
 
 from __future__ import annotations

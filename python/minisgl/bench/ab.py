@@ -1,7 +1,7 @@
 """`minisgl bench ab`: the server under `MINISGL_CPU_BACKEND=python` and under `rust_hotpath`, in pairs, with a verdict.
 
 The first part is the step loop over a simulated engine whose steps take no time: the most that a scheduler can matter.
-The second part is the embedded model over HTTP, in one real server for each scheduler; only one of them has work at a time.
+The second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
 
 Invariants: who goes first alternates; both of a pair get the same prompts, and no pair gets those of another one.
 """
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.bench.load import Server, of_itself
-from minisgl.bench.offline import Offline
-from minisgl.bench.offline_run import run_job
+from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.bench.point import measure_point, point_from
 from minisgl.bench.report import print_result, table
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
@@ -26,7 +25,6 @@ from minisgl.bench.stats import PairedDifference, paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
 
 VARIABLE = "MINISGL_CPU_BACKEND"
-SIMULATED = {"num_sequences": 256, "input_len": (100, 100), "output_len": (128, 128)}
 LOAD = ("--concurrency", "4", "--warmup-requests", "0", "--input-len", "16", "32", "--output-len", "16", "16")
 PERCENTILES = ("p50", "p95", "p99")
 COLUMNS = {
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Who is measured, how often, and what the progress lines call it."""
+    """The schedulers of a part, the number of its pairs and its title in the lines of progress."""
 
     title: str
     names: Sequence[str]
@@ -112,7 +110,7 @@ class Part:
         return table(("scheduler", *shown), rows)
 
     def differences(self) -> dict[str, PairedDifference]:
-        """The tok/s of each scheduler but the first against those of the first."""
+        """Return the difference in tok/s between the first scheduler and each other one, by its name."""
         (_, base), *others = ((name, [one["output_tok_s"] for one in runs]) for name, runs in self.runs.items())
         return {name: paired_difference(base, values) for name, values in others}
 
@@ -125,7 +123,7 @@ class Part:
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """Return what the interval of the ratio says, as a sentence."""
+    """Return the ratio of tok/s with its interval as a sentence; no difference is claimed if the interval has 1 in it."""
     assert found.ratio is not None  # throughput is above 0
     times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
     interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
@@ -137,11 +135,14 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 
 def _simulated(ask: Turns) -> Part:
-    """The step loop without text and sockets, in this process."""
+    """Measure the step loop in this process, with 256 sequences that are there at the start."""
 
     def one(name: str, pair: int) -> Figures:
-        engine = EngineConfig(engine="sim", sim_profile="null", cpu_backend=name)
-        found = run_job(Offline(engine=engine, control_planes=(name,), **SIMULATED).job())
+        engine = EngineConfig(
+            engine="sim", sim_profile="null", cpu_backend=name, max_running_requests=256, num_pages=256 * 16
+        )
+        job = OfflineJob(engine=engine, num_sequences=256, input_len=(100, 100), output_len=(128, 128))
+        found = run_job(job)
         steps = {f"step_{which}_us": found["step_us"]["schedule"][which] for which in PERCENTILES}
         return {"output_tok_s": found["output_tok_s"], **steps}
 
@@ -149,7 +150,7 @@ def _simulated(ask: Turns) -> Part:
 
 
 def _served(ask: Turns, duration_s: float) -> Part:
-    """One server for each scheduler. The first round warms up; the percentiles of a step are those of all rounds."""
+    """Measure one server for each scheduler, after a round that warms up. A step's percentiles are those of all rounds."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
         for name in ask.names:

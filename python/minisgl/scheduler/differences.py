@@ -1,7 +1,7 @@
 """Where two schedulers differ after the same call, field by field: for a shadow beside a server, and for a replay.
 
-Invariants: the fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`; calls
-with equal results yield nothing.
+Invariants: the fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`;
+calls with equal results yield nothing.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def count_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Diff
 
 def tree_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Difference]:
     """Yield the number of nodes, the number of tokens and the nodes of the prefix cache where they differ."""
-    (*one, nodes), (*two, other_nodes) = ours.tree_view(WHOLE_TREE), theirs.tree_view(WHOLE_TREE)
-    for name, first, second in zip(("num_nodes", "num_tokens"), one, two, strict=True):
+    one, two = ours.tree_view(WHOLE_TREE), theirs.tree_view(WHOLE_TREE)
+    for name, first, second in (("num_nodes", one[0], two[0]), ("num_tokens", one[1], two[1])):
         if first != second:
             yield Difference(f"tree.{name}", first, second)
-    for index, (left, right) in enumerate(zip_longest(sorted(nodes), sorted(other_nodes))):
+    for index, (left, right) in enumerate(zip_longest(sorted(one[2]), sorted(two[2]))):
         if left != right:
             yield Difference(f"tree.nodes[{index}]", left, right)
             return
