@@ -123,7 +123,7 @@ class Part:
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """Return the ratio of tok/s with its interval as a sentence; no difference is claimed if the interval has 1 in it."""
+    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval has 1."""
     assert found.ratio is not None  # throughput is above 0
     times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
     interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
@@ -150,7 +150,7 @@ def _simulated(ask: Turns) -> Part:
 
 
 def _served(ask: Turns, duration_s: float) -> Part:
-    """Measure one server for each scheduler, after a round that warms up. A step's percentiles are those of all rounds."""
+    """Measure one server for each scheduler. A first round warms up; a step's percentiles are those of all rounds."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
         for name in ask.names:
