@@ -110,8 +110,8 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
         ("control_plane_calls", "calls of the scheduler", stats.num_control_plane_calls_total),
         ("control_plane_failovers", "times that it broke and was replaced", stats.num_failovers_total),
     )
-    compared = [(name, getattr(stats, f"num_shadow_{name}_total")) for name in ("equal", "different", "failed")]
-    yield family(Counter, "shadow_calls", "calls of the scheduler that a shadow compared", compared, "result")
+    text = "calls of the scheduler that a shadow compared"
+    yield family(Counter, "shadow_calls", text, stats.shadow_calls().items(), "result")
     for kind, rows in ((Gauge, gauges), (Counter, counters)):
         for name, text, value in rows:
             yield family(kind, name, text, [(value,)])

@@ -24,7 +24,16 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine, EngineInfo, Stores
-from minisgl.message import EngineReady, EngineStats, Heartbeat, LoadProgress, Narration, RankUsage, ToEngine
+from minisgl.message import (
+    SHADOW_RESULTS,
+    EngineReady,
+    EngineStats,
+    Heartbeat,
+    LoadProgress,
+    Narration,
+    RankUsage,
+    ToEngine,
+)
 from minisgl.message.codec import Codec, MeasuredCodec
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
@@ -42,7 +51,6 @@ from minisgl.runner.launch import ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats
 from minisgl.scheduler.backend import Chosen
-from minisgl.scheduler.shadow import SHADOW_RESULTS
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
@@ -136,8 +144,6 @@ def serve(config: ProcessConfig, link: Link) -> None:
         _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.close()
-        if chosen.shadow is not None:
-            link.send([LoadProgress(chosen.shadow.line())])
     finally:
         link.timers.close()
         if compiler is not None:

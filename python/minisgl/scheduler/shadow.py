@@ -27,8 +27,6 @@ from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import Events, Int32Array, StepOutput, StepPlan
 
 TRAIL = 32  # calls that a report shows
-SHADOW_RESULTS = ("equal", "different", "failed")
-"""The results of a compared call."""
 
 
 @dataclass(slots=True)
@@ -43,14 +41,6 @@ class ShadowSummary:
     stopped: str = ""  # why the shadow is left out
     first: dict[str, Any] | None = None  # the first difference, as a line of the report
     first_index: int = 0  # of its call
-
-    def line(self) -> str:
-        """Return the counts as a line for people."""
-        compared = self.num_equal + self.num_different + self.num_failed
-        return (
-            f"shadow: {compared} of {self.num_calls} calls were compared: {self.num_equal} equal, "
-            f"{self.num_different} different, {self.num_failed} failed"
-        )
 
 
 class ShadowControlPlane(WrappedControlPlane):
