@@ -96,7 +96,9 @@ def tree_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Diffe
 def first_difference(one: Array, two: Array) -> int:
     """Return the index of the first row in which the arrays differ, or the length of the shorter one."""
     length = min(len(one), len(two))
-    unequal = np.flatnonzero((one[:length] != two[:length]).reshape(length, -1).any(axis=1)) if length else ()
+    if not length:
+        return 0
+    unequal = np.flatnonzero((one[:length] != two[:length]).reshape(length, -1).any(axis=1))
     return int(unequal[0]) if len(unequal) else length
 
 
