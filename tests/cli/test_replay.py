@@ -64,7 +64,7 @@ def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert report["what"].startswith("output.")
     said = re.search(r"^the first, in commit\(\d+\): (\S+)\[\d+\], request (\d+)$", text, re.M)
     assert said is not None and (said[1], int(said[2])) == (report["what"], report["request"])
-    assert re.search(r"^  rust_hotpath \S.*\n  python       \S.*\nthe calls before it:\n  schedule\(", text, re.M)
+    assert re.search(r"^  rust_hotpath \S.*\n  python       \S.*\nthe calls up to it:\n  schedule\(", text, re.M)
 
 
 class OtherCounts(WrappedControlPlane):

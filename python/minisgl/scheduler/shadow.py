@@ -194,7 +194,7 @@ def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("p
     width = max(map(len, names))
     for name, key in zip(names, ("primary", "shadow"), strict=True):
         yield f"  {name:{width}} {_value(difference[key], index)}"
-    yield "the calls before it:"
+    yield "the calls up to it:"
     for call in difference["trail"][-CALLS_SHOWN:]:
         given = call.get("events", call.get("tokens"))
         yield f"  {call['call']}({call['step']}) {_shown(given)}"
@@ -204,7 +204,7 @@ def _value(value: Any, index: int | None) -> str:
     """Return a value as JSON; of an array the element that differs, and its length."""
     if index is None:
         return _shown(value)
-    return f"{_shown(value[index]) if index < len(value) else 'nothing'} ({len(value)} elements)"
+    return f"{_shown(value[index]) if index < len(value) else 'nothing'} (length {len(value)})"
 
 
 def summarize_report(path: Path) -> ReportSummary:
