@@ -28,7 +28,7 @@ $(2); code=$$?; kill $$lines; exit $$code
 endef
 
 .PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test \
-	client-test browser-test ray-test screenshots recording fmt bench audit client-environments file-environments replay \
+	client-test browser-test ray-test screenshots recording fmt bench ab audit client-environments file-environments replay \
 	wheel wheel-test clean
 
 install: $(STAMP)
@@ -43,7 +43,7 @@ UV := $(or $(shell command -v uv),$(BIN)/uv)
 PIP := $(UV) pip install --quiet --python $(BIN)/python
 # More jobs than cores: cargo begins last what few crates wait for, and the kernels take longest.
 JOBS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1))))
-MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX CARGO_BUILD_JOBS=$(JOBS) VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin develop --profile serve --locked --uv
+MATURIN := env -u MAKEFLAGS -u MFLAGS -u CONDA_PREFIX CARGO_BUILD_JOBS=$(JOBS) VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin develop --locked --uv
 SERVING := $(VENV)/.serving
 
 # An installed torch of the base interpreter is used as it is; without one pip takes the registry's default build.
@@ -58,7 +58,7 @@ $(SERVING): pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES) | $(BIN)/python
 	$(call need,cargo,install Rust 1.89 or newer)
 	@echo "make: 1 of 3: packages into $(VENV), and the compiler's tools"
 	@[ -x $(UV) ] || command -v $(UV) >/dev/null || $(BIN)/python -m pip install --quiet 'uv>=0.8,<1'
-	@$(PIP) 'maturin>=1.7,<2'
+	@$(PIP) 'maturin>=1.10,<2'
 	@echo "make: 2 of 3: the extension in Rust: one to four minutes the first time"
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > $(VENV)/needs.txt
 	@$(PIP) --requirement $(VENV)/needs.txt & packages=$$!; \
@@ -221,7 +221,7 @@ wheel-test:
 
 $(WHEEL)/.installed: Makefile
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet 'maturin>=1.7,<2' 'ziglang>=0.13' 'auditwheel>=6'
+	$(@D)/bin/python -m pip install --quiet 'maturin>=1.10,<2' 'ziglang>=0.13' 'auditwheel>=6'
 	touch $@
 
 # Known vulnerabilities of what is locked, where the services that know them answer (tools/audit.py).
@@ -278,6 +278,10 @@ fmt: install
 
 bench: install
 	$(BIN)/minisgl bench compare
+
+# Both schedulers by MINISGL_CPU_BACKEND, in pairs.
+ab: $(SERVING)
+	$(BIN)/minisgl bench ab
 
 clean:
 	rm -rf $(VENV) target .clients dist

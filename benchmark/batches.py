@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from benchmark.ab import PointLoad, measure_point, point_from
+from minisgl.bench.point import PointLoad, measure_point, point_from
 from minisgl.bench.render import WORDS
 from minisgl.bench.report import table
 from minisgl.bench.server_process import Launch, ServerProcess

@@ -257,9 +257,9 @@ def _start_stop(gate: Gate) -> Result:
 def _shadow(gate: Gate) -> Result:
     found = shadow_run()
     if found["num_diffs"] or found["stopped"]:
-        raise Failed(f"{found['num_diffs']} differences in {found['num_compared']} steps {found['stopped']}")
-    if not found["num_compared"]:
-        raise CouldNotRun("no step was compared")
+        raise Failed(f"{found['num_diffs']} differences, {found['num_equal']} equal calls {found['stopped']}")
+    if not found["num_equal"]:
+        raise CouldNotRun("no call was compared")
     return found
 
 
@@ -275,7 +275,7 @@ def shadow_run(num_requests: int = 400, seed: int = 0, page_size: int = 4) -> di
     """A seeded load with both schedulers under the same calls, in this process, made to reach every decision: shared
     prefixes, a pool that is too small (eviction and retraction), requests that are aborted, new ones while others run.
 
-    Returns num_calls, num_compared, num_diffs, stopped (why comparing ended, or nothing), num_retracted, num_steps."""
+    Returns the counts of `ShadowSummary`, num_retracted and num_steps."""
     config = EngineConfig(
         engine="echo",
         num_pages=96,

@@ -66,9 +66,12 @@ ABOUT = {
     "claims: [record](../benchmark/runs/2026-11-27-policies/README.md), "
     "[others](../benchmark/runs/2026-11-27-policies-more/README.md).",
 }
+SOURCES = "## Where the ideas come from\n"
+"""The heading of the section that is written by hand, the last one of the page."""
 INTRODUCTION = """# What each idea gains
 
-Claims that engines of this kind are known for; the page is written by one command, not by hand.
+Claims that engines of this kind are known for; the figures are written by one command,
+[the sources](#where-the-ideas-come-from) by hand.
 
 ```sh
 python -m benchmark.ideas --page     # a minute; MINISGL_DATA has the published traces
@@ -407,6 +410,7 @@ def write_page(found: Sequence[Found], docs: Path) -> Path:
             rows = [row for one in of_idea for row in one.rows()]
             parts += [f"## {_heading(idea)}", about, picture, table(HEAD, rows)]
     path = docs / "ideas.md"
+    parts.append(SOURCES + (DOCS / "ideas.md").read_text(encoding="utf-8").partition(SOURCES)[2].rstrip())
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
 

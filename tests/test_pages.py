@@ -176,8 +176,10 @@ FOREIGN = {
     *("--python-version", "--torch-backend", "--locked", "--profile", "--rm", "--target", "--time", "--now"),
     *("--kill-who", "--patch-file", "--strict", "--address", "--head", "--build"),
     *("--chain-limit", "--functions", "--key", "--openai-api-base", "--openai-api-key", "--edit-format"),
+    *("--retry", "--retry-connrefused"),
 }
-"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm, aider."""
+"""Flags of other programs that pages name: pip, uv, maturin, docker, systemctl, kubectl, Ray, cmake, llm, aider, and
+curl."""
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -144,19 +144,7 @@ def test_a_build_that_fails_is_said_and_nothing_stays(monkeypatch: pytest.Monkey
     assert worktrees() == before
 
 
-# ------------------------------------------------------------------------------------------------------------ one point
-
 SMALL = ["--concurrency", "2", "--num-requests", "4", "--input-len", "8", "8", "--output-len", "6", "6"]
-
-
-def test_a_real_server() -> None:
-    with ServerProcess(Launch(("--engine", "sim"))) as server:
-        found = ab.measure_point(server, ab.point_from([*SMALL, "--slo-ttft-ms", "600000"]))
-    assert found["output_tok_s"] > 0 and found["goodput_requests_s"] > 0
-    assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"] <= found["e2e_p99_ms"]
-    assert found["http_rss_mib"] > 1 and found["scheduler_us_per_step"] > 0
-    assert 0 < found["rows_per_step"] <= 2
-    assert 24 / 2 <= found["steps"] <= 24 + 4 * 2  # 24 tokens, at most two at once; no steps of the warm-up
 
 
 def test_two_loads_have_one_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,42 +162,6 @@ def test_two_loads_have_one_server(capsys: pytest.CaptureFixture[str], monkeypat
     assert [launch.flags for launch in started] == [("--engine", "echo")]
     assert found["b"] == "load --output-len 24 24"
     assert found["metrics"]["steps"]["median_b"] > found["metrics"]["steps"]["median_a"]
-
-
-def test_a_failed_request_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ab.figures
-
-    def one_failed(*args: Any) -> dict[str, Any]:
-        return {**honest(*args), "failed": 1, "failures": {"status 500": 1}}
-
-    monkeypatch.setattr(ab, "figures", one_failed)
-    with (
-        ServerProcess(Launch(("--engine", "echo"))) as server,
-        pytest.raises(ConfigError, match=r"1 of 4 .*status 500"),
-    ):
-        ab.measure_point(server, ab.point_from(SMALL))
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--concurrency", "1", "2"], "one point"),
-        (["--concurrency", "1", "--rate", "2"], "one point"),
-        (["--repeat", "2"], "one point"),
-        (["--base-url", "http://127.0.0.1:1"], "base_url"),
-        (["--out", "x"], "out"),
-        (["--num-requests", "-1"], "num-requests"),
-        (["--rate", "-1"], "--rate"),
-    ],
-)
-def test_what_is_no_load_is_refused(flags: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        ab.point_from(flags)
-
-
-def test_a_load_is_named_by_its_flags() -> None:
-    assert ab.point_from(SMALL).describe().startswith("minisgl bench serve --concurrency 2 --num-requests 4")
-    assert ab.point_from([]).settings.concurrency == (64,)
 
 
 def test_what_scatters_around_nothing_is_no_difference() -> None:

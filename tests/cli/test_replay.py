@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 
 from minisgl import cli
 from minisgl.cli import replay_run
-from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
+from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats, TreeView
 from minisgl.scheduler.backend import BACKENDS, make_control_plane
-from minisgl.scheduler.wrapped import make_faulty
+from minisgl.scheduler.wrapped import WrappedControlPlane, make_faulty
 from tests.replay.record import CORPUS
 
 TRACE = str(CORPUS / "short-page4-lfu.trace.gz")
@@ -42,6 +44,7 @@ def test_both_backends_agree_and_are_timed(capsys: pytest.CaptureFixture[str]) -
     assert code == 0 and report["first_difference"] is None and report["errors"] == {}
     assert list(report["us_per_step"]) == ["python", "rust_hotpath"] and all(report["us_per_step"].values())
     assert text.count("median: schedule") == 2
+    assert re.search(r"^equal: \d+ steps, \d+ calls, every plan, array and count, and the tree", text, re.M)
 
 
 def test_one_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +60,41 @@ def test_the_first_difference_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
     with_other_ends(monkeypatch)
     code, text, report = run(capsys, TRACE)
     assert code == 1 and report["first_difference"] > 0
-    assert f"differ first in call {report['first_difference']}: commit(" in text
+    assert f"differ first in call {report['first_difference']}: commit(" in text and "\nequal" not in text
+    assert report["what"].startswith("output.")
+    said = re.search(r"^the first, in commit\(\d+\): (\S+)\[\d+\], request (\d+)$", text, re.M)
+    assert said is not None and (said[1], int(said[2])) == (report["what"], report["request"])
+    assert re.search(r"^  rust_hotpath \S.*\n  python       \S.*\nthe calls up to it:\n  schedule\(", text, re.M)
+
+
+class OtherCounts(WrappedControlPlane):
+    """A scheduler with the decisions of another one, whose counts or tree are different."""
+
+    def __init__(self, inner: ControlPlane, what: str) -> None:
+        super().__init__(inner)
+        self._what = what
+
+    def stats(self) -> Stats:
+        found = super().stats()
+        return replace(found, num_hits_total=found.num_hits_total + 1) if self._what == "stats" else found
+
+    def tree_view(self, limit: int) -> TreeView:
+        num_nodes, num_tokens, nodes = super().tree_view(limit)
+        return (num_nodes, num_tokens, nodes[1:]) if self._what == "tree" else (num_nodes, num_tokens, nodes)
+
+
+@pytest.mark.parametrize(("what", "said"), [("stats", "stats.num_hits_total"), ("tree", "tree.nodes[15]")])
+def test_counts_and_trees_are_compared(
+    what: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(name: str, config: ControlPlaneConfig) -> ControlPlane:
+        plane = make_control_plane(name, config)
+        return OtherCounts(plane, what) if name == "python" else plane
+
+    monkeypatch.setattr(replay_run, "make_control_plane", make)
+    code, text, report = run(capsys, TRACE)
+    assert (code, report["what"]) == (1, said)
+    assert (report["first_difference"] == report["calls"] - 1) == (what == "tree") and f": {said}\n" in text
 
 
 def test_a_backend_that_fails_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

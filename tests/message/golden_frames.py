@@ -181,6 +181,9 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
             num_store_damaged_total=27,
             num_store_written_states_total=28,
             num_store_loaded_states_total=29,
+            num_shadow_equal_total=30,
+            num_shadow_different_total=31,
+            num_shadow_failed_total=32,
         )
     ],
     "heartbeat": [Heartbeat("idle", 0.5), Heartbeat("forward", 1.25, 17, 2.5, 4096)],

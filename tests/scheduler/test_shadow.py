@@ -22,7 +22,8 @@ def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
     planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
     plane = ShadowControlPlane(*planes, report=report)
     load(plane)
-    assert plane.summary.num_compared == 60 and plane.summary.num_diffs == 0 and not report.exists()
+    plane.compare_trees()
+    assert plane.summary.num_equal == 120 and plane.summary.num_diffs == 0 and not report.exists()
 
 
 def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
@@ -42,12 +43,21 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
     assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
 
 
+def test_one_step_of_several_is_compared() -> None:
+    planes = (make_control_plane("rust_hotpath", CONFIG), make_control_plane("python", CONFIG))
+    plane = ShadowControlPlane(*planes, every_n=4)
+    load(plane)
+    assert (plane.summary.num_equal, plane.summary.num_calls) == (30, 120)
+
+
 def test_a_shadow_that_fails_does_not_disturb() -> None:
     plane = ShadowControlPlane(
         make_control_plane("python", CONFIG), make_faulty(make_control_plane("python", CONFIG), "commit:9:after")
     )
     load(plane)
     assert "on order" in plane.summary.stopped and plane.stats() is not None
+    found = plane.summary
+    assert (found.num_equal, found.num_different, found.num_failed) == (19, 0, 1)
 
 
 def test_without_the_extension_a_shadow_compares_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

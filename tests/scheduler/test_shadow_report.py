@@ -40,7 +40,8 @@ def test_a_report_is_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, text, report = run(capsys, "--report", str(tmp_path / "report"))
     assert code == 1 and report["differences"] == num_lines == sum(report["what"].values())
     assert report["first"] == "commit(3)" and report["what"]["output.reasons"] == 1
-    assert "the first, in commit(3): output.reasons\n  primary [0]\n  shadow  [1]\n" in text
+    assert "the first, in commit(3): output.reasons[0], request 0\n" in text
+    assert "\n  primary 0 (length 1)\n  shadow  1 (length 1)\nthe calls up to it:\n" in text
     assert "schedule(3) []" in text
 
 

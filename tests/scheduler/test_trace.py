@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from minisgl.scheduler.policies import SchedulePolicy
 from minisgl.scheduler.trace import RecordingControlPlane, TraceError, parse_trace, read_trace, replay
 from minisgl.scheduler.wrapped import make_faulty
 from minisgl.step import Abort, Draft, Events, TokenBudget
-from tests.helpers.e2e import serving
+from tests.helpers.e2e import serving, until
 from tests.helpers.forking import run
 from tests.helpers.parity import draw_arrival
 from tests.helpers.scheduler import arrival
@@ -119,22 +120,37 @@ def test_a_trace_from_before_drafts_is_one_without(tmp_path: Path) -> None:
     assert not found.error and not any(getattr(event, "no_drafts", False) for event in arrivals)
 
 
+def shadow_calls(url: str) -> dict[str, float]:
+    """Return the calls that a server's shadow compared, by result."""
+    text = httpx.get(url + "/metrics").text
+    return {
+        result: float(value) for result, value in re.findall(r'^minisgl:shadow_calls_total.*"(\w+)"} (\S+)', text, re.M)
+    }
+
+
 def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:
     """`serve --record-trace` with a shadow, then `minisgl replay` on both."""
     trace, report = tmp_path / "trace", tmp_path / "report"
-    shadow = {"MINISGL_CPU_BACKEND_SHADOW": "1", "MINISGL_CPU_BACKEND_SHADOW_REPORT": str(report)}
-    flags = ("--engine", "echo", "--num-pages", "64", "--max-step-ms", "9", "--record-trace", str(trace))
-    with serving(*flags, env=shadow) as server:
+    shadow = ("--shadow", "--shadow-report", str(report))
+    flags = ("--engine", "echo", "--num-pages", "64", "--max-step-ms", "9", "--record-trace", str(trace), *shadow)
+    with serving(*flags) as server:
         for index in range(8):
             body = {"prompt": "a prompt " * index + "end", "max_tokens": 20, "n": 3}
             assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
+        until(lambda: shadow_calls(server.url)["equal"] > 40, "no call was equal")
+        counts = shadow_calls(server.url)
+        assert (counts["different"], counts["failed"]) == (0, 0)
     assert not report.exists()
+    said = [line for line in server.lines if "shadow: " in line]
+    assert "python gets the calls of rust_hotpath" in said[0] and "of every step are compared" in said[0]
+    assert len(said) == 2 and "equal, 0 different, 0 failed" in said[1]
     first = next(given for _, given in read_trace(trace).calls if isinstance(given, Events))
     assert isinstance(first.items[0], TokenBudget), "what a step may take is in the trace"
     command = [sys.executable, "-m", "minisgl", "replay", str(trace), "--repeat", "2"]
     done = run(command)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["first_difference"] is None and result["calls"] > 40
+    assert "\nequal: " in done.stdout and f" {result['calls']} calls, every plan, array and count" in done.stdout
     assert set(result["us_per_step"]) == {"python", "rust_hotpath"}
     wrong = run([*command[:4], str(tmp_path / "no")])
     assert wrong.returncode == 2 and "no" in wrong.stderr

@@ -18,6 +18,7 @@ from minisgl.cli.flags import notices, say
 from minisgl.config import ConfigError
 
 COMMANDS = {
+    "ab": "minisgl.bench.ab",
     "compare": "minisgl.bench.compare",
     "model": "minisgl.cli.bench_model",
     "offline": "minisgl.cli.bench_offline",

@@ -77,7 +77,7 @@ def _extension() -> list[Finding]:
     try:
         info = importlib.import_module("minisgl._rust").build_info()
     except ImportError as error:
-        return [Finding("extension", "minisgl._rust", False, f"{error}: run maturin develop --release")]
+        return [Finding("extension", "minisgl._rust", False, f"{error}: run `maturin develop`")]
     features = ", ".join(info["features"]) or "none"
     detail = f"version {info['version']}, {info['profile']} build, features: {features}"
     return [Finding("extension", "minisgl._rust", info["profile"] == "release", detail)]

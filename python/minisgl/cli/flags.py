@@ -369,23 +369,11 @@ STEPS = (
         "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones, with srpf 1023 short ones "
         "(default: fcfs)",
     ),
-    setting(
-        "--cpu-backend",
-        metavar="NAME",
-        default=None,
-        help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
-        "rust_parts:radix,metadata (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
-    ),
     hidden(
         "--disable-overlap-schedule",
         action="store_true",
         default=False,
         help="schedule a step only after the one before it",
-    ),
-    hidden(
-        "--record-trace",
-        metavar="FILE",
-        help="write every call of the scheduler, for minisgl replay (default: none)",
     ),
     hidden(
         "--profile-steps",
@@ -402,7 +390,54 @@ STEPS = (
         "model can be cut for, a power of two; 1 on a CPU",
     ),
 )
-ENGINE = {"model": MODEL, "CPU engine": CPU, "CUDA": CUDA, "KV cache": CACHE, "scheduling": STEPS}
+AB = (
+    setting(
+        "--cpu-backend",
+        metavar="NAME",
+        default=None,
+        help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
+        "rust_parts:radix,metadata (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
+    ),
+    setting(
+        "--shadow",
+        help="let the other scheduler get the same calls, and compare its decisions; the first one serves (default: "
+        "MINISGL_CPU_BACKEND_SHADOW)",
+    ),
+    setting(
+        "--shadow-report",
+        metavar="FILE",
+        default=None,
+        help="write each difference with the calls before it, for minisgl replay --report (default: "
+        "MINISGL_CPU_BACKEND_SHADOW_REPORT, else none)",
+    ),
+    setting(
+        "--shadow-every-n",
+        type=checked(spellings.positive),
+        metavar="N",
+        default=None,
+        help="compare one step of N (default: MINISGL_CPU_BACKEND_SHADOW_EVERY_N, else 1)",
+    ),
+    setting(
+        "--shadow-max-diffs",
+        type=checked(spellings.positive),
+        metavar="N",
+        default=None,
+        help="end the comparison after N differences (default: MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS, else 100)",
+    ),
+    setting(
+        "--record-trace",
+        metavar="FILE",
+        help="write every call of the scheduler, for minisgl replay; the file has the prompts' tokens (default: none)",
+    ),
+)
+ENGINE = {
+    "model": MODEL,
+    "CPU engine": CPU,
+    "CUDA": CUDA,
+    "KV cache": CACHE,
+    "scheduling": STEPS,
+    "scheduler: A/B, shadow and traces": AB,
+}
 """The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
 HTTP = (
     setting("--host", help="address to listen on; 0.0.0.0: every interface"),
@@ -617,7 +652,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     fields["cache"] = spellings.CACHES.get(args.cache, args.cache)
     fields["cpu_backend"] = args.cpu_backend or envs.cpu_backend() or EngineConfig().cpu_backend
     fields["overlap"] = not (args.disable_overlap_schedule or envs.disable_overlap_scheduling())
-    fields |= envs.shadow()
+    fields |= {name: value for name, value in envs.shadow().items() if not getattr(args, name, None)}
     fields["transport_stats"] = envs.transport_latency_stats()
     fields["faulty_control_plane"] = envs.faulty_control_plane()
     fields["step_delay_file"] = envs.step_delay_file()

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import zip_longest
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.scheduler.api import ControlPlaneError
+from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.scheduler.backend import BACKENDS, ExtensionMissing, make_control_plane
-from minisgl.scheduler.shadow import summarize_report
+from minisgl.scheduler.shadow import ShadowControlPlane, difference_lines, summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 
 
@@ -45,25 +46,59 @@ def _summarize(path: Path) -> int:
 def _compare(trace: Trace, names: list[str], repeat: int) -> int:
     found: dict[str, Replay] = {}
     for name in names:
-        try:
-            runs = [replay(trace, make_control_plane(name, trace.config)) for _ in range(repeat)]
-        except (ControlPlaneError, ExtensionMissing) as error:
-            raise ConfigError(f"{name}: {error}") from error
+        runs = [replay(trace, _make(name, trace)) for _ in range(repeat)]
         best = found[name] = min(runs, key=lambda one: one.seconds)
         print(f"{name}: {best.num_steps} steps, {_times(best)}")
         if best.error:
             print(f"{name}: {trace.call_name(len(best.digests))} failed: {best.error}")
-    first = _first_difference(found)
+    errors = {name: one.error for name, one in found.items() if one.error}
+    firsts = [one for other in names[1:] if (one := _difference(trace, found, names[0], other)) is not None]
+    first = min(firsts, key=lambda one: one.index, default=None)
     if first is not None:
-        print(f"they differ first in call {first}: {trace.call_name(first)}")
+        print(f"they differ first in call {first.index}: {trace.call_name(first.index)}")
+        print("\n".join(difference_lines(first.line, first.names)))
+    elif len(names) > 1 and not errors:
+        what = "every plan, array and count, and the tree at the end, bit for bit"
+        print(f"equal: {found[names[0]].num_steps} steps, {len(trace.calls)} calls, {what}")
     report = {
         "calls": len(trace.calls),
         "us_per_step": {name: _mean_us(one) for name, one in found.items()},
-        "first_difference": first,
-        "errors": {name: one.error for name, one in found.items() if one.error},
+        "first_difference": None if first is None else first.index,
+        "what": None if first is None else first.line["what"],
+        "request": None if first is None else first.line["request"],
+        "errors": errors,
     }
     print(json.dumps(report))
-    return 0 if first is None and not report["errors"] else 1
+    return 0 if first is None and not errors else 1
+
+
+def _make(name: str, trace: Trace) -> ControlPlane:
+    """Raises `ConfigError` for a scheduler that is not there, or not with this configuration."""
+    try:
+        return make_control_plane(name, trace.config)
+    except (ControlPlaneError, ExtensionMissing) as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first difference of two schedulers: the index of its call in the trace, and a line as a shadow reports it."""
+
+    names: tuple[str, str]
+    index: int
+    line: dict[str, Any]
+
+
+def _difference(trace: Trace, found: dict[str, Replay], name: str, other: str) -> _First | None:
+    """Drive both side by side, as a server with a shadow does; the one that gets further leads. The trees are compared
+    after the last call."""
+    if len(found[other].digests) > len(found[name].digests):
+        name, other = other, name
+    shadow = ShadowControlPlane(_make(name, trace), _make(other, trace), max_diffs=1)
+    if not replay(trace, shadow).error:
+        shadow.compare_trees()
+    summary = shadow.summary
+    return None if summary.first is None else _First((name, other), summary.first_index, summary.first)
 
 
 def _mean_us(one: Replay) -> float:
@@ -75,11 +110,3 @@ def _times(one: Replay) -> str:
         return f"{_mean_us(one)} us a step"
     schedule, commit = median(one.schedule_ns) / 1000, median(one.commit_ns) / 1000
     return f"{_mean_us(one)} us a step (median: schedule {schedule:.2f}, commit {commit:.2f})"
-
-
-def _first_difference(found: dict[str, Replay]) -> int | None:
-    """Index of the first call in which not all agree; one that failed there differs from one that did not."""
-    for index, digests in enumerate(zip_longest(*(one.digests for one in found.values()))):
-        if len(set(digests)) > 1:
-            return index
-    return None

@@ -173,6 +173,10 @@ class PrefixState(msgspec.Struct, frozen=True, array_like=True):
     num_hits: int = 0
 
 
+SHADOW_RESULTS = ("equal", "different", "failed")
+"""The results of a call that a shadow compared; `EngineStats` counts each."""
+
+
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
 
@@ -218,7 +222,14 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_store_damaged_total: int = 0
     num_store_written_states_total: int = 0
     num_store_loaded_states_total: int = 0
+    num_shadow_equal_total: int = 0  # calls of the scheduler that a shadow compared, by result
+    num_shadow_different_total: int = 0
+    num_shadow_failed_total: int = 0
     failovers: tuple[tuple[str, str, str], ...] = ()  # scheduler, part, kind of error
+
+    def shadow_calls(self) -> dict[str, int]:
+        """Return the number of calls that a shadow compared, by result."""
+        return {name: getattr(self, f"num_shadow_{name}_total") for name in SHADOW_RESULTS}
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):

@@ -118,6 +118,8 @@ def _requests_and_pages(stats: EngineStats) -> Iterable[Metric]:
     text = "failovers by scheduler, its part that failed (scheduler: not one by itself), kind of error"
     failovers = [(*labels, number) for labels, number in Tally(stats.failovers).items()]
     yield family(Counter, "failovers", text, failovers, "backend", "part", "reason")
+    text = "calls of the scheduler that a shadow compared"
+    yield family(Counter, "shadow_calls", text, stats.shadow_calls().items(), "result")
     for kind, rows in ((Gauge, gauges), (Counter, counters)):
         for name, text, value in rows:
             yield family(kind, name, text, [(value,)])

@@ -272,13 +272,13 @@ def choose_control_plane(
         chosen = choose(config.cpu_backend, settings)
     except ValueError as error:
         raise ConfigError(f"--cpu-backend {config.cpu_backend}: {error}") from error
-    plane = _wrapped(config, chosen, settings, say)
-    return replace(chosen, control_plane=_narrated(config, plane, narrate, describe))
+    chosen = _wrapped(config, chosen, settings, say)
+    return replace(chosen, control_plane=_narrated(config, chosen.control_plane, narrate, describe))
 
 
-def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> ControlPlane:
+def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> Chosen:
     """The scheduler in the wrappers that `config` asks for: a fault, a shadow, a recorder, from the inside out."""
-    plane = chosen.control_plane
+    plane, summary = chosen.control_plane, None
     if config.debug.faulty_control_plane:
         plane = make_faulty(plane, config.debug.faulty_control_plane)
     if config.debug.shadow:
@@ -286,21 +286,27 @@ def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig,
         if other.fallback:
             say(f"shadow: nothing is compared: {other.fallback}")
         else:
-            plane = ShadowControlPlane(
+            every_n = config.debug.shadow_every_n
+            steps = "every step" if every_n == 1 else f"one step of {every_n}"
+            say(
+                f"shadow: {other.name} gets the calls of {chosen.name}; plan, arrays and counts of {steps} are compared"
+            )
+            plane = shadow = ShadowControlPlane(
                 plane,
                 other.control_plane,
                 report=Path(config.debug.shadow_report) if config.debug.shadow_report else None,
-                every_n=config.debug.shadow_every_n,
+                every_n=every_n,
                 max_diffs=config.debug.shadow_max_diffs,
                 notify=say,
             )
+            summary = shadow.summary
     if config.debug.record_trace:
         try:
             file = Path(config.debug.record_trace).open("wb")  # noqa: SIM115  (open as long as the process)
         except OSError as error:
             raise ConfigError(f"--record-trace {config.debug.record_trace}: {error.strerror}") from error
         plane = RecordingControlPlane(plane, settings, file)
-    return plane
+    return replace(chosen, control_plane=plane, shadow=summary)
 
 
 def _narrated(

@@ -24,7 +24,16 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.engine.api import Engine, EngineInfo, Stores
-from minisgl.message import EngineReady, EngineStats, Heartbeat, LoadProgress, Narration, RankUsage, ToEngine
+from minisgl.message import (
+    SHADOW_RESULTS,
+    EngineReady,
+    EngineStats,
+    Heartbeat,
+    LoadProgress,
+    Narration,
+    RankUsage,
+    ToEngine,
+)
 from minisgl.message.codec import Codec, MeasuredCodec
 from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import GcWatch, cpu_seconds, resident_bytes
@@ -230,9 +239,15 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
         resident_bytes=resident_bytes(),
         meters=timers.meters.readings(),
         ranks=tuple(usage()),
-        **{**of_scheduler, **of_admitted, **_store_counts(engine)},
+        **{**of_scheduler, **of_admitted, **_store_counts(engine), **_shadow_counts(chosen)},
         prefixes=loop.prefixes.states(),
     )
+
+
+def _shadow_counts(chosen: Chosen) -> dict[str, int]:
+    if chosen.shadow is None:
+        return {}
+    return {f"num_shadow_{name}_total": getattr(chosen.shadow, f"num_{name}") for name in SHADOW_RESULTS}
 
 
 def _store_counts(engine: Engine) -> dict[str, int]:

@@ -15,6 +15,7 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.rust_parts import make_parts, parse_parts
+from minisgl.scheduler.shadow import ShadowSummary
 from minisgl.step import StepBuffers
 
 BACKENDS = ("python", "rust_hotpath")
@@ -30,11 +31,13 @@ class ExtensionMissing(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`fallback` says why `name` is not what was asked for; empty if it is."""
+    """`fallback` says why `name` is not what was asked for; empty if it is. `shadow` has the counts of a shadow that
+    follows it; None if none does."""
 
     name: str
     control_plane: ControlPlane
     fallback: str = ""
+    shadow: ShadowSummary | None = None
 
 
 def choose(name: str, config: ControlPlaneConfig) -> Chosen:
@@ -78,7 +81,7 @@ def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = 
 
         kind = _rust.ControlPlane
     except (ImportError, AttributeError) as error:
-        raise ExtensionMissing(f"{error}: build it with `maturin develop --release` or `pip install .`") from error
+        raise ExtensionMissing(f"{error}: build it with `maturin develop` or `pip install .`") from error
     check_config(config)
     if buffers is None:
         buffers = StepBuffers(config.limits(), max(config.graph_sizes, default=0))

@@ -9,27 +9,38 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
-from minisgl.scheduler.digest import live_regions
+from minisgl.scheduler.differences import (
+    Difference,
+    Planned,
+    count_differences,
+    output_differences,
+    plan_differences,
+    tree_differences,
+)
 from minisgl.scheduler.wrapped import WrappedControlPlane
-from minisgl.step import Events, Int32Array, RingEntry, StepOutput, StepPlan
+from minisgl.step import Events, Int32Array, StepOutput, StepPlan
 
 TRAIL = 32  # calls that a report shows
-OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
-PLAN_FIELDS = tuple(field.name for field in fields(StepPlan))
 
 
 @dataclass(slots=True)
 class ShadowSummary:
+    """Counts of calls: those that were compared, by result, and all of them."""
+
     num_calls: int = 0
-    num_compared: int = 0
-    num_diffs: int = 0
+    num_equal: int = 0
+    num_different: int = 0
+    num_failed: int = 0
+    num_diffs: int = 0  # fields that differed
     stopped: str = ""  # why the shadow is left out
+    first: dict[str, Any] | None = None  # the first difference, as a line of the report
+    first_index: int = 0  # of its call
 
 
 class ShadowControlPlane(WrappedControlPlane):
@@ -53,6 +64,7 @@ class ShadowControlPlane(WrappedControlPlane):
         self._max_diffs = max_diffs
         self._notify = notify
         self._trail: deque[dict[str, Any]] = deque(maxlen=TRAIL)
+        self._owners: dict[int, int] = {}  # request id by request slot
         self.summary = ShadowSummary()
 
     def schedule(self, step: int, events: Events) -> StepPlan:
@@ -67,6 +79,12 @@ class ShadowControlPlane(WrappedControlPlane):
         self._follow(lambda: self._compare_outputs(output, self._shadow.commit(step, tokens)))
         return output
 
+    def compare_trees(self) -> None:
+        """Compare the prefix caches as they are now: O(nodes)."""
+        if not self.summary.stopped:
+            for found in tree_differences(self._inner, self._shadow):
+                self._differs(found)
+
     # ------------------------------------------------------------------------------------------------- comparison
 
     def _note(self, **call: Any) -> None:
@@ -79,47 +97,49 @@ class ShadowControlPlane(WrappedControlPlane):
         try:
             compare()
         except (ControlPlaneError, ValueError) as error:
-            self._differs("error", "none", f"{type(error).__name__}: {error}")
+            self.summary.num_failed += 1
+            self._differs(Difference("error", "none", f"{type(error).__name__}: {error}"))
             self._stop(f"the shadow failed: {error}")
 
     def _compare_plans(self, plan: StepPlan, other: StepPlan) -> None:
-        if plan.step % self._every_n:
-            return
-        self.summary.num_compared += 1
-        for name in PLAN_FIELDS:
-            self._same(f"plan.{name}", getattr(plan, name), getattr(other, name))
-        ours = live_regions(plan, self._inner.buffers.ring[plan.ring_index])
-        theirs = live_regions(plan, self._shadow.buffers.ring[other.ring_index])
-        for name, one, two in zip(RingEntry.__slots__, ours, theirs, strict=True):
-            if one.tobytes() != two.tobytes():
-                self._differs(name, one.tolist(), two.tolist())
+        ours = Planned(plan, self._inner.buffers.ring[plan.ring_index])
+        theirs = Planned(other, self._shadow.buffers.ring[other.ring_index])
+        slots = ours.entry.assigned[: plan.num_assigned, 0].tolist()
+        self._owners.update(zip(slots, ours.entry.assigned_ids[: plan.num_assigned].tolist(), strict=True))
+        if plan.step % self._every_n == 0:
+            self._count(plan_differences(ours, theirs, self._owners))
 
     def _compare_outputs(self, output: StepOutput, other: StepOutput) -> None:
-        if output.step % self._every_n:
-            return
-        for name in OUTPUT_ARRAYS:
-            one, two = getattr(output, name), getattr(other, name)
-            if one.tobytes() != two.tobytes():
-                self._differs(f"output.{name}", one.tolist(), two.tolist())
-        self._same("stats", asdict(self._inner.stats()), asdict(self._shadow.stats()))
+        if output.step % self._every_n == 0:
+            self._count([*output_differences(output, other), *count_differences(self._inner, self._shadow)])
+
+    def _count(self, differences: Iterable[Difference]) -> None:
+        before = self.summary.num_diffs
+        for found in differences:
+            self._differs(found)
+        if self.summary.num_diffs > before:
+            self.summary.num_different += 1
+        else:
+            self.summary.num_equal += 1
 
     def _stop(self, why: str) -> None:
         self.summary.stopped = why
         self._notify(f"shadow: left out from now on: {why}")
 
-    def _same(self, what: str, one: object, two: object) -> None:
-        if one != two:
-            self._differs(what, one, two)
-
-    def _differs(self, what: str, primary: object, shadow: object) -> None:
-        self.summary.num_diffs += 1
-        if self.summary.num_diffs == 1:
+    def _differs(self, found: Difference) -> None:
+        summary = self.summary
+        summary.num_diffs += 1
+        line = {
+            **{"what": found.what, "primary": found.primary, "shadow": found.shadow},
+            **{"index": found.index, "request": found.req_id, "trail": list(self._trail)},
+        }
+        if summary.num_diffs == 1:
             call = self._trail[-1]
-            self._notify(f"shadow: differs first in {call['call']}({call['step']}): {what}")
-        if self.summary.num_diffs == self._max_diffs:
+            summary.first, summary.first_index = line, summary.num_calls - 1
+            self._notify(f"shadow: differs first in {call['call']}({call['step']}): {found.what}")
+        if summary.num_diffs == self._max_diffs:
             self._stop(f"{self._max_diffs} differences")
         if self._report is not None:
-            line = {"what": what, "primary": primary, "shadow": shadow, "trail": list(self._trail)}
             with self._report.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -147,8 +167,7 @@ class ReportSummary:
     @property
     def first_call(self) -> str:
         """Such as "schedule(12)"; empty if there is none."""
-        trail = [] if self.first is None else self.first["trail"]
-        return f"{trail[-1]['call']}({trail[-1]['step']})" if trail else ""
+        return "" if self.first is None else call_of(self.first)
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -156,13 +175,36 @@ class ReportSummary:
         for name, count in self.what.items():
             yield f"  {count:6} {name}"
         if self.first is not None:
-            yield f"the first, in {self.first_call}: {self.first['what']}"
-            yield f"  primary {_shown(self.first['primary'])}"
-            yield f"  shadow  {_shown(self.first['shadow'])}"
-            yield "the calls before it:"
-            for call in self.first["trail"][-CALLS_SHOWN:]:
-                given = call.get("events", call.get("tokens"))
-                yield f"  {call['call']}({call['step']}) {_shown(given)}"
+            yield from difference_lines(self.first)
+
+
+def call_of(difference: Mapping[str, Any]) -> str:
+    """Return the call of a report's line, such as "schedule(12)"; empty if its trail is."""
+    trail = difference["trail"]
+    return f"{trail[-1]['call']}({trail[-1]['step']})" if trail else ""
+
+
+def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("primary", "shadow")) -> Iterator[str]:
+    """Yield a report's line for people: the field, the request, both values and the last calls. `names` are those of
+    the two schedulers."""
+    index, request = difference.get("index"), difference.get("request")
+    element = "" if index is None else f"[{index}]"
+    owner = "" if request is None else f", request {request}"
+    yield f"the first, in {call_of(difference)}: {difference['what']}{element}{owner}"
+    width = max(map(len, names))
+    for name, key in zip(names, ("primary", "shadow"), strict=True):
+        yield f"  {name:{width}} {_value(difference[key], index)}"
+    yield "the calls up to it:"
+    for call in difference["trail"][-CALLS_SHOWN:]:
+        given = call.get("events", call.get("tokens"))
+        yield f"  {call['call']}({call['step']}) {_shown(given)}"
+
+
+def _value(value: Any, index: int | None) -> str:
+    """Return a value as JSON; of an array the element that differs, and its length."""
+    if index is None:
+        return _shown(value)
+    return f"{_shown(value[index]) if index < len(value) else 'nothing'} (length {len(value)})"
 
 
 def summarize_report(path: Path) -> ReportSummary:

@@ -92,6 +92,13 @@ def routing(value: object) -> str:
     return ROUTINGS.get(name, name)
 
 
+def positive(text: str) -> int:
+    """Return a whole number of at least 1. Raises `ConfigError`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{text}: must be a whole number, at least 1")
+    return int(text)
+
+
 def number_or_auto(text: str) -> int | str:
     """Read a whole number, or auto. Raises `ConfigError`."""
     if text == "auto":

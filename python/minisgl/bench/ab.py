@@ -1,0 +1,174 @@
+"""`minisgl bench ab`: the server under `MINISGL_CPU_BACKEND=python` and under `rust_hotpath`, in pairs, with a verdict.
+
+The first part is the step loop over a simulated engine whose steps take no time: the most that a scheduler can matter.
+The second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
+
+Invariants: who goes first alternates; both of a pair get the same prompts, and no pair gets those of another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.bench.load import Server, of_itself
+from minisgl.bench.offline_run import OfflineJob, run_job
+from minisgl.bench.point import measure_point, point_from
+from minisgl.bench.report import print_result, table
+from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
+from minisgl.bench.stats import PairedDifference, paired_difference, turns
+from minisgl.config import ConfigError, EngineConfig
+
+VARIABLE = "MINISGL_CPU_BACKEND"
+LOAD = ("--concurrency", "4", "--warmup-requests", "0", "--input-len", "16", "32", "--output-len", "16", "16")
+PERCENTILES = ("p50", "p95", "p99")
+COLUMNS = {
+    "tok/s": "output_tok_s",
+    **{f"{name.upper()} {which} ms": f"{name}_{which}_ms" for name in ("ttft", "itl") for which in PERCENTILES},
+    **{f"step {which} us": f"step_{which}_us" for which in PERCENTILES},
+}
+Figures = dict[str, float]
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "ab",
+        help=f"two schedulers by {VARIABLE}: a simulated engine, then the embedded model over HTTP",
+        description=f"A/B of the scheduler by {VARIABLE}: pairs of runs in alternating order, a table of medians and a "
+        "verdict with its interval; first with a simulated engine whose steps take no time, then with the embedded "
+        "model over HTTP. The last line of stdout is JSON. Takes one to two minutes.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--backends", nargs="+", default=["python", "rust_hotpath"], metavar="NAME",
+        help=f"values of {VARIABLE}; the first is what the others are compared with (default: python rust_hotpath)",
+    )  # fmt: skip
+    parser.add_argument("--pairs", type=int, default=6, help="runs of each scheduler in each part (default: 6)")
+    parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="of a run over HTTP (default: 2)")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    names = list(dict.fromkeys(args.backends))
+    if len(names) < 2:
+        raise ConfigError(f"--backends {' '.join(args.backends)}: two different schedulers are needed")
+    if args.pairs < 1:
+        raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
+    parts = {}
+    for title, measure in (
+        ("simulated engine, step loop", _simulated),
+        ("smollm2 over HTTP", lambda ask: _served(ask, args.duration)),
+    ):
+        part = parts[title] = measure(Turns(title, names, args.pairs))
+        print(f"{part.title}\n\n{part.table()}\n\n" + "\n".join(part.verdicts()) + "\n", flush=True)
+    print_result({"bench": "ab", "parts": [part.as_dict() for part in parts.values()]})
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The schedulers of a part, the number of its pairs and its title in the lines of progress."""
+
+    title: str
+    names: Sequence[str]
+    pairs: int
+
+    def measure(self, one: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
+        """Return the figures of `one(name, pair)` by scheduler; a line of progress for each."""
+        found: dict[str, list[Figures]] = {name: [] for name in self.names}
+        for pair, name in turns(self.names, self.pairs):
+            figures = one(name, pair)
+            found[name].append(figures)
+            said = f"pair {pair + 1} of {self.pairs}: {name}: {figures['output_tok_s']:,.0f} tok/s"
+            print(f"bench ab: {self.title}: {said}", file=sys.stderr, flush=True)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The figures of one part, by scheduler and pair."""
+
+    title: str
+    runs: Mapping[str, Sequence[Figures]]
+
+    def medians(self) -> dict[str, Figures]:
+        return {
+            name: {key: statistics.median(one[key] for one in runs) for key in COLUMNS.values() if key in runs[0]}
+            for name, runs in self.runs.items()
+        }
+
+    def table(self) -> str:
+        medians = self.medians()
+        shown = {head: key for head, key in COLUMNS.items() if any(key in one for one in medians.values())}
+        rows = [(name, *(one.get(key) for key in shown.values())) for name, one in medians.items()]
+        return table(("scheduler", *shown), rows)
+
+    def differences(self) -> dict[str, PairedDifference]:
+        """Return the difference in tok/s between the first scheduler and each other one, by its name."""
+        (_, base), *others = ((name, [one["output_tok_s"] for one in runs]) for name, runs in self.runs.items())
+        return {name: paired_difference(base, values) for name, values in others}
+
+    def verdicts(self) -> list[str]:
+        return [verdict(name, found) for name, found in self.differences().items()]
+
+    def as_dict(self) -> dict[str, Any]:
+        against = {name: found.as_dict() for name, found in self.differences().items()}
+        return {"part": self.title, "medians": self.medians(), "against": against, "verdicts": self.verdicts()}
+
+
+def verdict(name: str, found: PairedDifference) -> str:
+    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval has 1."""
+    assert found.ratio is not None  # throughput is above 0
+    times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
+    interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
+    if found.num_pairs == 1:
+        return f"{name}: {times:.2f} times the tok/s; one pair has no interval, so no difference can be seen"
+    if not found.ratio.excludes_zero:
+        return f"{name}: no difference can be seen in tok/s ({times:.2f} times, {interval})"
+    return f"{name}: {times:.2f} times the tok/s ({interval})"
+
+
+def _simulated(ask: Turns) -> Part:
+    """Measure the step loop in this process, with 256 sequences that are there at the start."""
+
+    def one(name: str, pair: int) -> Figures:
+        engine = EngineConfig(
+            engine="sim", sim_profile="null", cpu_backend=name, max_running_requests=256, num_pages=256 * 16
+        )
+        job = OfflineJob(engine=engine, num_sequences=256, input_len=(100, 100), output_len=(128, 128))
+        found = run_job(job)
+        steps = {f"step_{which}_us": found["step_us"]["schedule"][which] for which in PERCENTILES}
+        return {"output_tok_s": found["output_tok_s"], **steps}
+
+    return Part(ask.title, ask.measure(one))
+
+
+def _served(ask: Turns, duration_s: float) -> Part:
+    """Measure one server for each scheduler. A first round warms up; a step's percentiles are those of all rounds."""
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, ServerProcess] = {}
+        for name in ask.names:
+            try:
+                launch = Launch(("--model", "smollm2"), {VARIABLE: name})
+                servers[name] = stack.enter_context(ServerProcess(launch))
+            except ServerFailed as error:
+                raise ConfigError(f"{VARIABLE}={name}: {error}") from error
+
+        def one(name: str, pair: int) -> Figures:
+            flags = (*LOAD, "--duration", str(duration_s), "--seed", str(pair + 1))
+            return measure_point(servers[name], point_from(flags))
+
+        for name in ask.names:
+            one(name, -1)
+        found = ask.measure(one)
+        for name, server in servers.items():
+            said = of_itself(Server(server.url, server.model))
+            steps = {} if said is None else {f"step_{key}_us": said["schedule_us"][key] for key in PERCENTILES}
+            found[name] = [{**figures, **steps} for figures in found[name]]
+    return Part(ask.title, found)

@@ -1,0 +1,121 @@
+"""One point of `minisgl bench serve` against a server that runs already, as one flat dict of figures.
+
+Comparisons of servers measure with it: `minisgl bench ab` and the programs in `benchmark/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from minisgl.bench import serve
+from minisgl.bench.load import Server, send
+from minisgl.bench.serve_metrics import figures
+from minisgl.bench.serve_run import load_of, renderer_for, warm_up
+from minisgl.bench.serve_settings import Serve, points_of
+from minisgl.bench.server_process import ServerProcess
+from minisgl.bench.workloads import make_workload
+from minisgl.config import ConfigError
+
+SCHEDULER = ("schedule", "commit")
+LOOP = (*SCHEDULER, "receive", "launch", "wait", "send")
+OF_LATENCIES = ("p50", "p95", "p99")
+LATENCIES = {"ttft": OF_LATENCIES, "itl": OF_LATENCIES, "tpot": ("p50",), "e2e": OF_LATENCIES}
+NOT_FOR_A_LOAD = ("base_url", "out", "flags", "served_model")
+
+
+@dataclass(frozen=True, slots=True)
+class PointLoad:
+    """One point of `bench serve`; `flags` are those that it was made from."""
+
+    settings: Serve
+    flags: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"minisgl bench serve {shlex.join(self.flags)}"
+
+
+def point_from(flags: Sequence[str]) -> PointLoad:
+    """From the load's and the workload's flags of `minisgl bench serve`, for one point. Raises `ConfigError`."""
+    commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
+    args = serve.add_parser(commands).parse_args(list(flags))
+    if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
+        raise ConfigError(f"--load: {given[0]}: not part of a load: the servers are those of the variants")
+    if not args.concurrency and not args.rate and not args.trace_arrivals and not args.trace:
+        args.concurrency = [64]
+    settings = serve.settings_of(args)
+    settings.check()
+    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    if len(points_of(settings)) != 1 or settings.repeat != 1:
+        raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
+    return PointLoad(settings, tuple(flags))
+
+
+def measure_point(
+    server: ServerProcess, load: PointLoad, meanwhile: contextlib.AbstractContextManager[object] | None = None
+) -> dict[str, float]:
+    """Throughput, latencies in ms, CPU by process, time of the loop's parts. `meanwhile` is entered when the load
+    begins, and left when it ends. Raises `ConfigError` when one failed."""
+    settings = load.settings
+    target = Server(server.url, server.model, settings.api_key, server)
+    (point,) = points_of(settings)
+    renderer = renderer_for(settings, target)
+    warm_up(settings, target, renderer, point, 0)
+    before = _stats(server)
+    asked = load_of(settings, renderer, point, 0)
+    with meanwhile or contextlib.nullcontext():
+        measured = send(target, asked, point.label)
+    found = figures(measured, settings.slo)
+    if found["failed"]:
+        raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")
+    flat = {**_flat(found), **_steps(before, _stats(server))}
+    return {name: value for name, value in flat.items() if value is not None and math.isfinite(value)}
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
+    latencies = {
+        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
+    }
+    goodput, server = found["goodput"], found["server"] or {}
+    return {
+        "output_tok_s": found["output_tok_s"],
+        "goodput_requests_s": None if goodput is None else goodput["requests_s"],
+        **latencies,
+        "cached_share": found["cached_tokens"] / max(1, found["input_tokens"]),
+        "longest_pause_ms": found["longest_pause_ms"],
+        **{f"{role}_cpu_us_per_token": value for role, value in (server.get("cpu_us_per_token") or {}).items()},
+        "client_us_per_token": found["client"]["cpu_us_per_token"],
+        **{f"{role}_rss_mib": value for role, value in (server.get("rss_mib") or {}).items()},
+    }
+
+
+def _stats(server: ServerProcess) -> dict[str, Any]:
+    """The engine's own counts; empty for a server that has none (an older revision)."""
+    answer = httpx.get(f"{server.url}/stats")
+    found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+    return found.get("engine") or {}
+
+
+def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """us per step of the loop's parts. The last message of an idle engine carries all of them."""
+    steps = after.get("num_steps_total", 0) - before.get("num_steps_total", 0)
+    if steps <= 0 or "meters" not in after:
+        return {}
+
+    def us(part: str) -> float:
+        return float(1e6 * (after["meters"][part]["total_s"] - before["meters"][part]["total_s"]) / steps)
+
+    rows = after["num_rows_total"] - before["num_rows_total"]
+    return {
+        "scheduler_us_per_step": sum(us(part) for part in SCHEDULER),
+        **{f"{part}_us_per_step": us(part) for part in LOOP if part in after["meters"]},
+        "rows_per_step": rows / steps,
+        "steps": float(steps),
+    }
