@@ -14,17 +14,18 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from minisgl.bench.load import Server, of_itself
 from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.bench.point import measure_point, point_from
-from minisgl.bench.report import print_result, table
+from minisgl.bench.report import Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.stats import PairedDifference, paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
 
-VARIABLE = "MINISGL_CPU_BACKEND"
+VARIABLE, FRONTEND = "MINISGL_CPU_BACKEND", "MINISGL_FRONTEND"
 LOAD = ("--concurrency", "4", "--warmup-requests", "0", "--input-len", "16", "32", "--output-len", "16", "16")
 PERCENTILES = ("p50", "p95", "p99")
 COLUMNS = {
@@ -51,6 +52,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--pairs", type=int, default=6, help="runs of each scheduler in each part (default: 6)")
     parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="of a run over HTTP (default: 2)")
+    parser.add_argument(
+        "--frontends", nargs="+", choices=("rust", "python"), default=[],
+        help="over HTTP each scheduler with each of these front ends (default: the server's own)",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return parser
 
 
@@ -60,14 +66,31 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--backends {' '.join(args.backends)}: two different schedulers are needed")
     if args.pairs < 1:
         raise ConfigError(f"--pairs {args.pairs}: must be at least 1")
-    parts = {}
-    for title, measure in (
-        ("simulated engine, step loop", _simulated),
-        ("smollm2 over HTTP", lambda ask: _served(ask, args.duration)),
-    ):
-        part = parts[title] = measure(Turns(title, names, args.pairs))
-        print(f"{part.title}\n\n{part.table()}\n\n" + "\n".join(part.verdicts()) + "\n", flush=True)
-    print_result({"bench": "ab", "parts": [part.as_dict() for part in parts.values()]})
+    report = (
+        None if args.out is None else Report(args.out, "A/B of the scheduler", command=public_command(sys.argv[2:]))
+    )
+    servers = {
+        f"{name}, front end {front_end}" if front_end else name: {
+            VARIABLE: name,
+            **({FRONTEND: front_end} if front_end else {}),
+        }
+        for name in names
+        for front_end in args.frontends or [""]
+    }
+    parts = []
+    measures: tuple[Callable[[], Part], ...] = (
+        lambda: _simulated(Turns("simulated engine, step loop", names, args.pairs)),
+        lambda: _served(Turns("smollm2 over HTTP", list(servers), args.pairs), args.duration, servers),
+    )
+    for measure in measures:
+        part = measure()
+        parts.append(part)
+        texts = part.table(), "\n".join(part.verdicts())
+        print(f"{part.title}\n\n{texts[0]}\n\n{texts[1]}\n", flush=True)
+        if report is not None:
+            report.section(part.title, *texts)
+            report.write({"runs": {one.title: one.runs for one in parts}})
+    print_result({"bench": "ab", "parts": [part.as_dict() for part in parts]})
     return 0
 
 
@@ -149,16 +172,18 @@ def _simulated(ask: Turns) -> Part:
     return Part(ask.title, ask.measure(one))
 
 
-def _served(ask: Turns, duration_s: float) -> Part:
-    """Measure one server for each scheduler. A first round warms up; a step's percentiles are those of all rounds."""
+def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[str, str]]) -> Part:
+    """Measure a server in each of `environments`. A first round warms up; a step's percentiles are those of all
+    rounds."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
         for name in ask.names:
             try:
-                launch = Launch(("--model", "smollm2"), {VARIABLE: name})
+                launch = Launch(("--model", "smollm2"), environments[name])
                 servers[name] = stack.enter_context(ServerProcess(launch))
             except ServerFailed as error:
-                raise ConfigError(f"{VARIABLE}={name}: {error}") from error
+                variables = " ".join(f"{key}={value}" for key, value in environments[name].items())
+                raise ConfigError(f"{variables}: {error}") from error
 
         def one(name: str, pair: int) -> Figures:
             flags = (*LOAD, "--duration", str(duration_s), "--seed", str(pair + 1))
