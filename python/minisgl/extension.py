@@ -7,14 +7,17 @@ Invariants: importing this module never fails and loads nothing; no other module
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from minisgl import envs
 
 if TYPE_CHECKING:
-    from minisgl import _rust as rust
+    from minisgl import _rust
 
 NAME = "minisgl._rust"
+NEEDS = f"needs the extension {NAME}, which is missing"
+WITHOUT = "until then the torch engine, the Python scheduler and the Python front end serve"
 HOW_TO_BUILD = "build it with `maturin develop`"
 
 
@@ -22,31 +25,26 @@ class ExtensionMissing(ImportError):
     """The extension does not load, or is older than the package; the text says why and how to build it."""
 
 
-def load() -> Any:
-    """Return the extension's module. Raises `ExtensionMissing`."""
-    if envs.no_extension():
-        raise ExtensionMissing(f"the extension {NAME} is missing: {envs.NO_EXTENSION} hides it: {HOW_TO_BUILD}")
-    try:
-        return importlib.import_module(NAME)
-    except ImportError as error:
-        raise ExtensionMissing(f"the extension {NAME} is missing: {error}: {HOW_TO_BUILD}") from error
-
-
 def why_missing() -> str:
     """Return why the extension does not load and how to build it; empty if it loads."""
+    if envs.no_extension():
+        return f"{envs.NO_EXTENSION} hides it: {HOW_TO_BUILD}"
     try:
-        load()
-    except ExtensionMissing as error:
-        return str(error)
+        importlib.import_module(NAME)
+    except ImportError as error:
+        return f"{error}: {HOW_TO_BUILD}"
     return ""
 
 
 class _Lazy:
-    """The extension's module, loaded when one of its names is asked for."""
+    """The extension's module, loaded when one of its names is asked for. Raises `ExtensionMissing`, and
+    `AttributeError` for a name that an older extension lacks."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(load(), name)
+        if why := why_missing():
+            raise ExtensionMissing(f"{name} {NEEDS}: {why}")
+        return getattr(sys.modules[NAME], name)
 
 
 if not TYPE_CHECKING:
-    rust = _Lazy()
+    _rust = _Lazy()

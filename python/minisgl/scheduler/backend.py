@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from minisgl.extension import HOW_TO_BUILD, ExtensionMissing, _rust
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
@@ -18,10 +19,6 @@ from minisgl.step import StepBuffers
 BACKENDS = ("python", "rust_hotpath")
 AUTO = "auto"
 """rust_hotpath if the extension loads."""
-
-
-class ExtensionMissing(RuntimeError):
-    """The compiled part of the package is not there, or is older than this file; the text says how to build it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +53,9 @@ def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
 def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> ControlPlane:
     """Without `buffers` it makes its own. Raises `ExtensionMissing`, `ValueError` for a bad configuration."""
     try:
-        from minisgl import _rust
-
         kind = _rust.ControlPlane
-    except (ImportError, AttributeError) as error:
-        raise ExtensionMissing(f"{error}: build it with `maturin develop --release` or `pip install .`") from error
+    except AttributeError as error:
+        raise ExtensionMissing(f"{error}: {HOW_TO_BUILD}") from error
     check_config(config)
     if buffers is None:
         buffers = StepBuffers(config.limits(), max(config.graph_sizes, default=0))

@@ -1,11 +1,11 @@
-"""The text path in plain Python, on the `tokenizers` package: the reference of `rust/minisgl-text`, and what encodes and
-decodes where the extension is missing.
+"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it encodes
+and decodes where the extension is missing.
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
 bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
 
-Invariants: the ids and the pieces of text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`. It
-knows no lower bound of a text's length, so that a text is encoded to its end before it is too long.
+Invariants: the ids and the pieces of text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`.
+It knows no lower bound of a text's number of tokens: a text that is too long is encoded to its end first.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from minisgl.config import ConfigError
-from minisgl.extension import rust, why_missing
+from minisgl.extension import _rust, why_missing
 from minisgl.step import Int32Array
 from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, ContentShape, Message, Work
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
@@ -205,7 +205,7 @@ class Tokenizer:
 
 def _text_tokenizer(name: str, **source: Any) -> TextBackend:
     try:
-        return ReferenceTokenizer(**source) if why_missing() else rust.TextTokenizer(**source)
+        return ReferenceTokenizer(**source) if why_missing() else _rust.TextTokenizer(**source)
     except ValueError as error:
         raise TokenizerError(f"{name}/{FILE}: {error}") from error
 
