@@ -1,5 +1,5 @@
-"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it encodes
-and decodes where the extension is missing.
+"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and encodes and
+decodes where the extension is missing.
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
 bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
@@ -16,13 +16,15 @@ import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import char_to_byte
+
+if TYPE_CHECKING:
+    import tokenizers
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -54,6 +56,8 @@ class ReferenceTokenizer:
     `minisgl._rust.TextTokenizer`, which `_rust.pyi` describes."""
 
     def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
+        import tokenizers  # a server with the extension need not wait for it
+
         try:
             made = tokenizers.Tokenizer.from_str(text) if file is None else tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
@@ -65,7 +69,7 @@ class ReferenceTokenizer:
         self.special_ids = sorted(
             i for i, token in made.get_added_tokens_decoder().items() if token.special and i < self.num_ids
         )
-        steps = _decoder_steps(made)
+        steps = [] if made.decoder is None else _flat(json.loads(made.decoder.__getstate__()))
         self._falls_back = any(step["type"] == "ByteFallback" for step in steps)
         self.is_byte_level = [step["type"] for step in steps] == ["ByteLevel"]
         self.is_literal = _is_literal(steps)
@@ -154,13 +158,9 @@ class ReferenceTokenizer:
         return _WindowDecoder(self, skipped if shown else frozenset(), skip_special_tokens and not shown)
 
 
-def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """Return the decoder's steps in order, sequences of sequences made flat."""
-
-    def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-        return [one for part in step["decoders"] for one in flat(part)] if step["type"] == "Sequence" else [step]
-
-    return [] if backend.decoder is None else flat(json.loads(backend.decoder.__getstate__()))
+def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a decoder's steps in order, sequences of sequences made flat."""
+    return [one for part in step["decoders"] for one in _flat(part)] if step["type"] == "Sequence" else [step]
 
 
 def _is_literal(steps: list[dict[str, Any]]) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.extension import _rust
-from minisgl.utils.installed import need_extension
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
@@ -30,7 +29,6 @@ _MOST_FACTORS = 4096
 
 def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
     """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
-    need_extension(f"{file.name}: a GGUF file")
     named, place = file.absolute(), file.resolve()  # parts are known by names, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)

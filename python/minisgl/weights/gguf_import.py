@@ -19,7 +19,7 @@ import numpy.typing as npt
 from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.extension import _rust
-from minisgl.utils.installed import need, need_extension
+from minisgl.utils.installed import need
 from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
@@ -48,7 +48,6 @@ _CHUNK = 1 << 22  # bytes that are decoded at once
 
 def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
     """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
-    need_extension(f"{file.name}: a GGUF file")
     try:
         name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     except ValueError as error:
