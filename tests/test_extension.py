@@ -69,7 +69,8 @@ def test_the_error_names_what_needs_it_the_reason_and_the_way_out(hidden: None) 
         need_extension("--x y: z")
 
 
-def test_a_name_that_an_older_extension_lacks_is_an_attribute_error() -> None:
+def test_a_name_that_an_older_extension_lacks_is_an_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(envs.NO_EXTENSION, raising=False)
     with pytest.raises(AttributeError, match="of_tomorrow"):
         _ = _rust.of_tomorrow  # type: ignore[attr-defined]
 
