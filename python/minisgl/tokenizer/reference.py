@@ -1,5 +1,5 @@
-"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and encodes and
-decodes where the extension is missing.
+"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it serves
+where the extension is missing.
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
 bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
@@ -24,7 +24,7 @@ from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import char_to_byte
 
 if TYPE_CHECKING:
-    import tokenizers
+    pass
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
