@@ -15,6 +15,7 @@ from minisgl import envs
 if TYPE_CHECKING:
     from minisgl import _rust
 
+__all__ = ["HOW_TO_BUILD", "NAME", "NEEDS", "WITHOUT", "ExtensionMissing", "_rust", "why_missing"]
 NAME = "minisgl._rust"
 NEEDS = f"needs the extension {NAME}, which is missing"
 WITHOUT = "until then the torch engine, the Python scheduler and the Python front end serve"

@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import median
 
 from minisgl.config import ConfigError
+from minisgl.extension import ExtensionMissing
 from minisgl.scheduler.api import ControlPlaneError
-from minisgl.scheduler.backend import BACKENDS, ExtensionMissing, make_control_plane
+from minisgl.scheduler.backend import BACKENDS, make_control_plane
 from minisgl.scheduler.shadow import summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 

@@ -59,7 +59,7 @@ class ReferenceTokenizer:
         import tokenizers  # a server with the extension need not wait for it
 
         try:
-            made = tokenizers.Tokenizer.from_str(text) if file is None else tokenizers.Tokenizer.from_file(str(file))
+            made = tokenizers.Tokenizer.from_str(text or "") if file is None else tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"the tokenizer cannot be read: {error}") from error
         made.no_truncation()
