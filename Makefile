@@ -27,7 +27,7 @@ define said
 $(2); code=$$?; kill $$lines; exit $$code
 endef
 
-.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test avx2-test slow-test \
+.PHONY: install serve test lint quick-lint types rust-lint rust-test rust-checks python-test wide-test no-extension-test avx2-test slow-test \
 	client-test browser-test ray-test screenshots recording fmt bench ab audit client-environments file-environments replay \
 	wheel wheel-test clean
 
@@ -126,6 +126,12 @@ avx2-test: install
 # instruction sets.
 wide-test: install
 	$(PYTEST) --part core --part torch --part bench -m 'wide and not slow'
+
+# What serves without the compiled extension, in processes that do not load it.
+NO_EXTENSION_FILES := tests/test_extension.py tests/e2e/test_no_extension.py tests/server/test_completions.py \
+	tests/tokenizer/test_tokenizer.py tests/tokenizer/test_tokenizer_decode.py tests/tokenizer/test_tokenizer_kinds.py
+no-extension-test: install
+	MINISGL_NO_EXTENSION=1 $(PYTEST) $(NO_EXTENSION_FILES) --frontend python -m 'not slow'
 
 # What is too long for every change: more fuzzing, whole parity runs, soaks. TIMES=10: ten times the random cases.
 # SLICE=3/10: the fourth of ten shares of it.

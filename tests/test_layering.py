@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,19 +27,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling_params": set(),
     "envs": set(),
     "_rust": set(),
+    "extension": {"envs", "_rust"},
     "config": {"scheduler.policies"},  # for the names of the cache policies
-    "utils": {"config", "envs"},
+    "utils": {"config", "envs", "extension"},
     "message": {"sampling_params", "step"},
     # several engines
-    "routing": {"step", "_rust"},
+    "routing": {"step", "extension"},
     # the scheduler
-    "scheduler": {"step", "_rust"},
-    "hotpath": {"_rust"},
+    "scheduler": {"step", "extension"},
+    "hotpath": {"_rust", "extension"},
     # tensors, from the bottom
     "distributed": set(),
     "kernels": set(),
     "attention": {"kernels"},
-    "layers": {"attention", "config", "distributed", "envs", "kernels", "_rust"},
+    "layers": {"attention", "config", "distributed", "envs", "kernels", "extension"},
     "models": {
         "layers",
         "attention",
@@ -49,10 +51,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.quantization",
         "weights.gguf_config",
     },
-    "weights": {"config", "envs", "utils", "distributed", "_rust"},
+    "weights": {"config", "envs", "utils", "distributed", "extension"},
     # text and tokens of one answer
-    "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "_rust"},
-    "parsers": {"_rust"},
+    "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
+    "parsers": {"extension", "_rust"},
     "engine": {
         "grammar.slots",
         "utils",
@@ -65,14 +67,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling_params",
         "step",
         "envs",
-        "_rust",
+        "extension",
         "tokenizer",  # the words of the simulated engine; that of `--tokenizer`
     },
-    "receipt": {"config", "engine.page_store", "envs", "sampling_params", "utils", "weights", "_rust"},
+    "receipt": {"config", "engine.page_store", "envs", "sampling_params", "utils", "weights", "extension"},
     # where scheduler and engine meet
     "runner": {
         "envs",
         "utils",
+        "extension",
         "_rust",  # the pool
         "distributed",
         "scheduler",
@@ -87,8 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",  # whether two models have one vocabulary
     },
     # text and HTTP
-    "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources", "_rust"},
-    "metrics": {"message"},
+    "tokenizer": {"config", "metrics", "step", "envs", "utils", "weights.sources", "extension", "_rust"},
+    "metrics": {"extension", "message"},
     "frontend": {"config", "message", "tokenizer", "metrics", "sampling_params", "step"},
     "server": {
         "frontend",
@@ -102,6 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling_params",
         "step",
         "config",
+        "extension",
         "_rust",  # the gateway
     },
     # servers on many machines
@@ -121,6 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling_params",
         "step",
         "envs",
+        "extension",
         "_rust",
     },
     "llm": {
@@ -148,6 +153,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "config",
         "envs",
+        "extension",
         "_rust",  # types
     },
     "registry": {
@@ -170,7 +176,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "envs",
         "utils",
-        "_rust",
+        "extension",
     },  # tries everything
     "cli.batch": {"chat", "server.batches.store"},  # its server's folder
     "cli.batch_run": {"config", "server.batches.lines", "utils"},
@@ -191,7 +197,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights.sources",
         "weights.hub_cache",
         "weights.hub_names",
-        "_rust",  # pages on a disk
+        "extension",  # pages on a disk
         "config",
         "sampling_params",
         "utils",
@@ -228,6 +234,7 @@ NO_TORCH_PROCESS = (  # and whatever leads to it
     "runner.process",
     "engine.sim",
     "engine.choice",
+    "engine.cpu_engine",
     "models",
     "models.config",
     "weights.gguf_import",
@@ -322,7 +329,7 @@ def test_sources_without_tensors_name_no_torch(name: str) -> None:
         assert HEAVY.isdisjoint(t.split(".")[0] for t in imports_of(file.read_text(), module_name(file))), file
 
 
-def test_importing_them_brings_no_torch() -> None:
+def test_importing_them_brings_no_torch_and_needs_no_extension() -> None:
     modules = [f"minisgl.{name}" for name in NO_TORCH_PROCESS]
     for file in sources():
         parts = file.relative_to(PACKAGE).with_suffix("").parts
@@ -334,7 +341,8 @@ def test_importing_them_brings_no_torch() -> None:
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     command = [sys.executable, "-c", program]
-    loaded = set(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    hidden = os.environ | {"MINISGL_NO_EXTENSION": "1"}
+    loaded = set(json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=hidden).stdout))
     assert "minisgl" in loaded
     assert HEAVY.isdisjoint(loaded)
 

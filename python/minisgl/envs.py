@@ -19,6 +19,9 @@ CPU_BACKEND = "MINISGL_CPU_BACKEND"
 FRONTEND = "MINISGL_FRONTEND"
 """Front end: rust or python. `--frontend` wins."""
 
+NO_EXTENSION = "MINISGL_NO_EXTENSION"
+"""1: serve as if the compiled extension were missing (`minisgl/extension.py`)."""
+
 CPU_ISA = "MINISGL_CPU_ISA"
 """Hold the CPU engine down to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
 
@@ -79,6 +82,7 @@ ALL = (
     API_KEY,
     CPU_BACKEND,
     FRONTEND,
+    NO_EXTENSION,
     CPU_ISA,
     SHADOW,
     SHADOW_REPORT,
@@ -244,6 +248,11 @@ def frontend() -> Literal["rust", "python"] | None:
     if value == "python":
         return "python"
     return "rust" if value or os.environ.get(CPU_BACKEND) == RUST_GATEWAY else None
+
+
+def no_extension() -> bool:
+    """Return whether the compiled extension counts as missing."""
+    return _flag(NO_EXTENSION)
 
 
 def cpu_isa() -> str | None:

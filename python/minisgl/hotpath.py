@@ -5,16 +5,21 @@ that come out are new int32 arrays, which `torch.from_numpy` takes without a cop
 names it and changes nothing; a broken invariant is a `ControlPlaneError`.
 """
 
-from minisgl._rust import (
-    RadixCacheHandle,
-    RadixCacheManager,
-    RadixMatch,
-    make_input_mapping,
-    make_metadata_buffers,
-    make_positions,
-    make_write_mapping,
-    prefill_admission_plan,
-)
+from typing import TYPE_CHECKING, Any
+
+from minisgl.extension import _rust
+
+if TYPE_CHECKING:
+    from minisgl._rust import (
+        RadixCacheHandle,
+        RadixCacheManager,
+        RadixMatch,
+        make_input_mapping,
+        make_metadata_buffers,
+        make_positions,
+        make_write_mapping,
+        prefill_admission_plan,
+    )
 
 __all__ = [
     "RadixCacheHandle",
@@ -26,3 +31,9 @@ __all__ = [
     "make_write_mapping",
     "prefill_admission_plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(_rust, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ import numpy as np
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.extension import _rust
 from minisgl.sampling_params import ParamError, SamplingParams
 from minisgl.utils.installed import need, own_version
 from minisgl.weights.sources import find_model
@@ -220,11 +221,9 @@ def weights_digest(config: EngineConfig) -> str:
     long as they are what they were. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
-    from minisgl._rust import gguf_parts  # a front end without the extension says so itself
-
     found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
-        return _remembered(gguf_parts(found) if found.is_file() else weight_files(found))
+        return _remembered(_rust.gguf_parts(found) if found.is_file() else weight_files(found))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.model}: {error}") from error
 

@@ -16,6 +16,7 @@ import pytest
 
 from minisgl import envs
 from minisgl.cli import doctor
+from minisgl.extension import HOW_TO_BUILD
 
 PACKAGE = Path(doctor.__file__).parents[1]
 
@@ -116,7 +117,9 @@ def test_a_missing_extension_is_a_finding_with_the_way_out(
     code, found = findings(capsys)
     assert code == 0, "the Python control plane serves without it"
     assert not found["extension", "minisgl._rust"]["ok"]
-    assert "run `maturin develop`" in found["extension", "minisgl._rust"]["detail"]
+    assert HOW_TO_BUILD in (said := found["extension", "minisgl._rust"]["detail"])
+    assert "the torch engine, the Python scheduler and the Python front end serve" in said
+    assert found["engines", "torch"]["ok"] and not found["engines", "cpu"]["ok"]
 
 
 def test_nothing_that_could_serve_is_a_failure(

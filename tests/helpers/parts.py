@@ -29,6 +29,7 @@ PARTS = {
         "models/test_decoder.py",
         "models/test_transformers_*",
         "runner/test_ranks*",
+        "e2e/test_no_extension.py",
         "e2e/test_tp_server.py",
         "e2e/test_transformers_server.py",
     ),

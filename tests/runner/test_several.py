@@ -329,7 +329,9 @@ def test_the_bound_of_keys_follows_the_rows_of_a_device(
 def test_without_the_extension_the_error_says_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minisgl._rust", None)
     monkeypatch.delattr("minisgl._rust", raising=False)
-    with pytest.raises(ConfigError, match=r"--dp, --max-inflight, --api-key-file: need the extension"):
+    with pytest.raises(
+        ConfigError, match=r"--dp, --max-inflight, --api-key-file: the pool of engines needs the extension"
+    ):
         several.pool_class()
 
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from minisgl.extension import ExtensionMissing
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.backend import ExtensionMissing, choose, make_control_plane
+from minisgl.scheduler.backend import choose, make_control_plane
 from minisgl.scheduler.reference import ReferenceControlPlane
 
 CONFIG = ControlPlaneConfig(16, 4, 4, 16, 64)

@@ -18,7 +18,7 @@ from minisgl import envs
 from minisgl.config import ConfigError
 from minisgl.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
 from minisgl.tokenizer.echo import ECHO_BOS_ID, ECHO_EOS_ID, ECHO_VOCAB_SIZE
-from tests.helpers.seconds import WAIT_S
+from minisgl.tokenizer.reference import ReferenceTokenizer
 from tests.helpers.text import REAL, TEXTS, reference_tokenizer, tokenizer_named
 
 USER = [{"role": "user", "content": "hi"}]
@@ -183,14 +183,13 @@ def test_a_template_that_does_not_parse_leaves_completions_alone(tmp_path: Path)
             tokenizer.apply_chat_template(USER)
 
 
-def test_without_the_extension_there_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extension_the_reference_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(envs.NO_EXTENSION, "0")
+    assert not isinstance(Tokenizer.echo().text, ReferenceTokenizer)
     monkeypatch.setitem(sys.modules, "minisgl._rust", None)
-    with pytest.raises(TokenizerError, match=r"minisgl\._rust, .* is missing"):
-        Tokenizer.echo()
-    command = "import sys; sys.modules['minisgl._rust'] = None; from minisgl.cli import main; sys.exit(main())"
-    asked = [sys.executable, "-c", command, "serve", "--engine", "echo", "--port", "0"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert found.returncode and "minisgl._rust" in found.stderr and "Traceback" not in found.stderr
+    tokenizer = Tokenizer.echo()
+    assert isinstance(tokenizer.text, ReferenceTokenizer)
+    assert tokenizer.decode(tokenizer.encode("Paris").tolist()) == "Paris"
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from minisgl.extension import _rust, why_missing
 from minisgl.utils.installed import version_of
 
 PACKAGES = ("torch", "tokenizers", "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools")
@@ -73,9 +74,7 @@ def _number(release: str) -> str:
 
 
 def _extension() -> dict[str, Any] | None:
-    try:
-        from minisgl import _rust
-    except ImportError:
+    if why_missing():
         return None
     info = _rust.build_info()
     return {"version": info["version"], "profile": info["profile"]}

@@ -21,6 +21,8 @@ from minisgl.bench.render import PATHS, Endpoint, Line, probe, words
 from minisgl.bench.server_process import ServerProcess
 from minisgl.bench.stats import PERCENTILES
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
+from minisgl.utils.installed import need_extension
 
 if TYPE_CHECKING:
     from minisgl._rust import LoadResult
@@ -101,11 +103,8 @@ class Watch:
 
 def generator() -> Callable[..., LoadResult]:
     """`run_load` of the extension. Raises `ConfigError` if this installation has none."""
-    try:
-        from minisgl._rust import run_load
-    except ImportError as error:
-        raise ConfigError(f"the load generator is part of the Rust extension, which does not load: {error}") from error
-    return run_load
+    need_extension("the load generator")
+    return _rust.run_load
 
 
 def send(server: Server, load: Load, label: str) -> Measured:

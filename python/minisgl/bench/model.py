@@ -26,12 +26,12 @@ from typing import Any
 
 import msgspec
 
-from minisgl._rust import cpu_limits
 from minisgl.bench.compare_variants import ASK_TIMEOUT_S, START_TIMEOUT_S, Child, Missing
 from minisgl.bench.model_run import LAST_ID, Point
 from minisgl.bench.report import Report, number, print_result, table
 from minisgl.bench.stats import paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
+from minisgl.extension import _rust
 from minisgl.weights.sources import find_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequen
 def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
     report = None if out is None else Report(out, "A model's speed", command=command)  # the load before the runs
-    limits: Limits = {(what, isa): rate for what, isa, rate in cpu_limits(settings.threads, LIMIT_S)}
+    limits: Limits = {(what, isa): rate for what, isa, rate in _rust.cpu_limits(settings.threads, LIMIT_S)}
     found = measure(settings)
     texts = [speeds_table(settings, found, limits), limits_table(limits)]
     if found.missing:

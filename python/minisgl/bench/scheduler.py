@@ -15,6 +15,7 @@ from typing import Any
 
 from minisgl.bench.report import print_result
 from minisgl.bench.scheduler_cases import CASES, SMALLEST, in_rounds
+from minisgl.extension import _rust, why_missing
 from minisgl.scheduler.backend import BACKENDS, RUST_PARTS, make_control_plane
 
 DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for both implementations in
@@ -50,10 +51,8 @@ def refusal(backends: Sequence[str]) -> str | None:
     """Why this build cannot be measured."""
     if set(backends) == {"python"}:
         return None
-    try:
-        from minisgl import _rust
-    except ImportError as error:
-        return f"the extension is missing: {error}"
+    if why := why_missing():
+        return f"the extension is missing: {why}"
     profile = _rust.build_info()["profile"]
     if profile != "release":
         return f"the extension is a {profile} build; only release is measured"

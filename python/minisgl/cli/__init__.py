@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from minisgl import envs
 from minisgl.cli import batch, cache, chat, generate, models, replay, serve, verify
 from minisgl.config import ConfigError
+from minisgl.extension import ExtensionMissing
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
 
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             envs.keep_little()  # a flag's check loads the extension
         args = _parse(arguments)
         return int(args.run(args))
-    except (ConfigError, envs.EnvError, ParamError) as error:
+    except (ConfigError, envs.EnvError, ParamError, ExtensionMissing) as error:
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads the output has left, as `head` does

@@ -12,6 +12,7 @@ from minisgl.cli import request_body
 from minisgl.cli.flags import ENGINE, LOG_LEVEL, Commands, Formatter, add_settings, engine_config, loaded
 from minisgl.cli.models import size
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
 from minisgl.utils import prefix_file, spellings
 
 _ORDERS = {
@@ -55,12 +56,12 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from minisgl._rust import PageStore
-
     folder = Path(args.folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{args.folder}: no such folder: name that of --cache-dir")
-    order = {"info": PageStore.totals, "clear": PageStore.clear, "verify": PageStore.verify}[args.order]
+    order = {"info": _rust.PageStore.totals, "clear": _rust.PageStore.clear, "verify": _rust.PageStore.verify}[
+        args.order
+    ]
     try:
         num_pages, num_states, num_bytes, num_damaged = order(str(folder))
     except OSError as error:
@@ -78,14 +79,12 @@ def _count(number: int, what: str = "page") -> str:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from minisgl._rust import PageStore
-
     folder = Path(args.folder).expanduser()
 
-    def store_for(head: prefix_file.Head) -> PageStore:
+    def store_for(head: prefix_file.Head) -> _rust.PageStore:
         try:
             sizes = head.page_size, head.page_bytes, head.state_bytes
-            return PageStore(str(folder), _NO_LIMIT, head.identity, *sizes)
+            return _rust.PageStore(str(folder), _NO_LIMIT, head.identity, *sizes)
         except OSError as error:
             raise ConfigError(f"{args.folder}: {error}") from error
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
+from minisgl.extension import NAME, WITHOUT, _rust, why_missing
 from minisgl.utils import older_variables
 from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing, version_of
 
@@ -74,13 +75,12 @@ def _packages() -> list[Finding]:
 
 
 def _extension() -> list[Finding]:
-    try:
-        info = importlib.import_module("minisgl._rust").build_info()
-    except ImportError as error:
-        return [Finding("extension", "minisgl._rust", False, f"{error}: run `maturin develop`")]
+    if why := why_missing():
+        return [Finding("extension", NAME, False, f"missing: {why}: {WITHOUT}")]
+    info = _rust.build_info()
     features = ", ".join(info["features"]) or "none"
     detail = f"version {info['version']}, {info['profile']} build, features: {features}"
-    return [Finding("extension", "minisgl._rust", info["profile"] == "release", detail)]
+    return [Finding("extension", NAME, info["profile"] == "release", detail)]
 
 
 def _devices() -> list[Finding]:
@@ -228,6 +228,7 @@ def _environment() -> list[Finding]:
         Finding("environment", envs.DATA, None, where),
         Finding("environment", envs.CPU_BACKEND, None, envs.cpu_backend() or "not set"),
         Finding("environment", envs.FRONTEND, None, envs.frontend() or "not set"),
+        Finding("environment", envs.NO_EXTENSION, None, "1" if envs.no_extension() else "not set"),
         Finding("environment", envs.CPU_ISA, None, envs.cpu_isa() or "not set"),
         Finding("environment", "import cache", None, "exists" if envs.cache_dir().is_dir() else "empty"),
         *(Finding("environment", "notice", None, line) for line in [*envs.notices(), *older_variables.notices()]),

@@ -29,6 +29,7 @@ from minisgl.config import (
     Limits,
     ServerConfig,
 )
+from minisgl.extension import NEEDS, why_missing
 from minisgl.utils import spellings
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def reasoning_parser(text: str) -> str:
 
 def _one_of(text: str, names: list[str]) -> str:
     if text not in names:
+        if why := why_missing():
+            raise argparse.ArgumentTypeError(f"{text}: {NEEDS}: {why}")
         raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(names)}")
     return text
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, EngineName
-from minisgl.utils.installed import TORCH_ENGINE, how_to_get, missing, need_torch_engine
+from minisgl.utils.installed import TORCH_ENGINE, how_to_get, missing, need_extension, need_torch_engine
 
 DRIVER = Path("/proc/driver/nvidia/version")
 DEVICES = ("nvidia[0-9]*", "nvidiactl", "dxg")  # below /dev; the last under Windows
@@ -26,10 +26,14 @@ def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
     if config.engine != "auto":
         if config.engine == "torch":
             need_torch_engine("--engine torch: the torch engine", config.device)
+        if config.engine == "cpu":
+            need_extension("--engine cpu: the CPU engine")
         return config.engine, ""
     wanted, against = next(config.of_cpu_only(), ""), next(config.not_of_cpu(), "")
     if wanted and against:
         raise ConfigError(f"{wanted}: only the CPU engine has it, which has no {against}: leave one of them out")
+    if wanted:
+        need_extension(f"{wanted}: only the CPU engine has it, which")
     if against:
         need_torch_engine(f"{against}: only the torch engine has it, which", config.device)
         return "torch", f"the CPU engine has no {against}"

@@ -24,8 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl import envs
-from minisgl._rust import CpuAdapter, PageStore, gguf_parts
-from minisgl._rust import CpuEngine as RustEngine
 from minisgl.config import ConfigError, EngineConfig, Unsupported
 from minisgl.engine.adapters import find_adapter
 from minisgl.engine.api import (
@@ -44,6 +42,7 @@ from minisgl.engine.heads import NO_HEADS, read_heads
 from minisgl.engine.page_store import adapter_digest, export, open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.engine.worker import ForwardThread
+from minisgl.extension import _rust
 from minisgl.models.architectures import find_architecture, has_text_half
 from minisgl.models.config import ModelConfig, adapter_places, load_config, read_config, tensor_names
 from minisgl.models.rope import inverse_frequencies
@@ -61,13 +60,13 @@ _log = logging.getLogger("minisgl.engine")
 class CpuEngine:
     def __init__(
         self,
-        rust: RustEngine,
+        rust: _rust.CpuEngine,
         info: EngineInfo,
         model: ModelConfig,
         settings: str,
         *,
         threaded: bool = True,
-        store: PageStore | None = None,
+        store: _rust.PageStore | None = None,
         keeper: threading.Thread | None = None,
     ) -> None:
         """`settings`: those that `rust` was made of. `store` has pages of just this model; `keeper` writes panels."""
@@ -88,7 +87,7 @@ class CpuEngine:
         return self._info
 
     @property
-    def rust(self) -> RustEngine:
+    def rust(self) -> _rust.CpuEngine:
         """For measurements."""
         return self._rust
 
@@ -99,7 +98,7 @@ class CpuEngine:
         return kv * self._info.page_size * self._info.num_pages
 
     @property
-    def store(self) -> PageStore | None:
+    def store(self) -> _rust.PageStore | None:
         return self._store
 
     def store_counts(self) -> StoreCounts | None:
@@ -122,16 +121,16 @@ class CpuEngine:
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
-    def read_adapter(self, folder: str) -> tuple[CpuAdapter, bytes]:
+    def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
         """With its digest: of what was read, whatever becomes of the files meanwhile."""
         pairs, places = [], adapter_places(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
             for own, rows in _parts_of(self._model, (layer, part), b):
                 pairs.append((layer, own, a.tobytes(), rows.tobytes()))
-        return CpuAdapter(self._settings, pairs), adapter_digest(pairs)
+        return _rust.CpuAdapter(self._settings, pairs), adapter_digest(pairs)
 
-    def add_adapter(self, number: int, adapter: tuple[CpuAdapter, bytes]) -> None:
+    def add_adapter(self, number: int, adapter: tuple[_rust.CpuAdapter, bytes]) -> None:
         made, self._digests[number] = adapter
         self._thread.submit(lambda: self._rust.add_adapter(number, made))
 
@@ -246,10 +245,10 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     context_len = model.context_len(config.max_seq_len)
     settings = _settings(config, model, gguf or folder, context_len)
     page, in_q8 = (
-        _refused(partial(RustEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
+        _refused(partial(_rust.CpuEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
         for dtype in (config.kv_dtype, "q8")
     )
-    state = _refused(lambda: RustEngine.state_bytes(_json(settings)))
+    state = _refused(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
     taken = _weight_bytes(config, gguf or folder)
     smaller = in_q8 if in_q8 < page else None
     num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
@@ -263,7 +262,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         if config.weights_cache is not None:
             kept = {"folder": str(envs.cache_dir() / "panels"), "limit": config.weights_cache, "least": LEAST_KEPT}
             settings["panels"] = kept
-    rust = _refused(lambda: RustEngine(_json(settings), counter(say, "loading weights")))
+    rust = _refused(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
     _refused(lambda: rust.set_heads(*heads))
     about = rust.about()
     kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
@@ -304,7 +303,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     return CpuEngine(rust, info, model, _json(settings), store=store, keeper=keeper)
 
 
-def _keep_panels(rust: RustEngine, name: str) -> None:
+def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
     """Beside steps, which it leaves nearly all of the processor."""
     try:
         size = _refused(rust.keep_panels)
@@ -317,7 +316,7 @@ def _keep_panels(rust: RustEngine, name: str) -> None:
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
     """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
-    `RustEngine`."""
+    `_rust.CpuEngine`."""
     if model.packing is not None and source.is_dir():
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
@@ -483,7 +482,7 @@ def _refused(call: Callable[[], T]) -> T:
 
 
 def _files_of(source: Path) -> list[Path]:
-    return _refused(partial(gguf_parts, source)) if source.is_file() else weight_files(source)
+    return _refused(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
 
 
 def _weight_bytes(config: EngineConfig, source: Path) -> int:

@@ -30,12 +30,12 @@ from minisgl.models import ModelConfig, is_native, load_config, own_name
 from minisgl.models.api import LoadedModel, Model
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.tokenizer.borrowed import text_folder
-from minisgl.utils.installed import need
+from minisgl.utils.installed import need, need_extension
 from minisgl.utils.memory import Free
 from minisgl.utils.progress import Report, counter
 from minisgl.weights.checkpoint import HEAD, TABLE, dummy_weights, has_other_head, load_weights
 from minisgl.weights.quantization import Packing
-from minisgl.weights.sources import find_model, resolve_model
+from minisgl.weights.sources import A_GGUF_FILE, find_model, resolve_model
 from minisgl.weights.stored import weight_files
 
 
@@ -233,6 +233,8 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
     found = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
+    if found.is_file():
+        need_extension(f"--model {config.model}: {A_GGUF_FILE}")
     if found.is_file() and config.model_impl == "transformers":
         raise ConfigError(
             f"--model-impl transformers: --model {config.model} is a GGUF file, which only native code reads: "

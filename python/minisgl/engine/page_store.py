@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from minisgl._rust import PageStore
 from minisgl.config import ConfigError, EngineConfig, PrefixFile
+from minisgl.extension import _rust
 from minisgl.step import Int32Array
 from minisgl.utils import prefix_file
 from minisgl.utils.installed import own_version
@@ -67,7 +67,7 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
     with contextlib.suppress(OSError):
         if len(found := place.read_bytes()) == DIGEST_BYTES:
             return found
-    digest = PageStore.digest([str(file) for file in files])
+    digest = _rust.PageStore.digest([str(file) for file in files])
     with contextlib.suppress(OSError):  # of a folder that cannot be written
         known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         known.mkdir(mode=0o700, exist_ok=True)
@@ -95,13 +95,13 @@ def open_store(
     isa: str,
     page_and_state_bytes: tuple[int, int],
     say: Report,
-) -> PageStore:
+) -> _rust.PageStore:
     """In `config.cache_dir`. `files` have the weights. Raises `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
     try:
         made_by = identity(settings, digest_of(files, folder / "weights"), isa)
-        store = PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)
+        store = _rust.PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)
     except OSError as error:
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
     for prefix in config.warm_prefixes:
@@ -111,14 +111,14 @@ def open_store(
     return store
 
 
-def _same(store: PageStore, path: str, head: prefix_file.Head) -> PageStore:
+def _same(store: _rust.PageStore, path: str, head: prefix_file.Head) -> _rust.PageStore:
     """Whether a file's pages are of this model, computed in this way. Raises `ConfigError`."""
     if names := prefix_file.what_differs(head.identity, store.identity):
         raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
     return store
 
 
-def export(store: PageStore, tokens: Int32Array, page_size: int, path: Path) -> None:
+def export(store: _rust.PageStore, tokens: Int32Array, page_size: int, path: Path) -> None:
     """The pages, one at least, of a text that was computed, as a file; of a model with states the last of these with
     which the text begins, too. Raises `ConfigError`."""
     count = len(tokens) // page_size
@@ -149,7 +149,7 @@ def export(store: PageStore, tokens: Int32Array, page_size: int, path: Path) -> 
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def _last_state(store: PageStore, tokens: Int32Array, most: int) -> tuple[int, bytes]:
+def _last_state(store: _rust.PageStore, tokens: Int32Array, most: int) -> tuple[int, bytes]:
     """Behind how many pages of `tokens`, at most `most`, it is: 0, if there is none."""
     for count in range(most, 0, -1):
         if (state := store.stage(tokens, count - 1, 1).state) is not None:

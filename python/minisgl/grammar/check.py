@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
 from minisgl.grammar import sources
 from minisgl.grammar.bounds import check_size, checked_choice, checked_lark, checked_schema, walk
 from minisgl.grammar.sources import GrammarSource
@@ -121,6 +122,8 @@ def checked(source: GrammarSource) -> GrammarSource:
 
 def validate(grammar: str, field: str, value: object = None) -> None:
     """Whether the library takes it. `value`: what the client wrote in `field`, for the error. Raises `ParamError`."""
+    if why_missing():
+        raise ParamError(field, value, f"the compiler of grammars {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
     if reason := _reason(grammar):
         at = _place(value, reason)
         raise ParamError(f"{field}{at}", value, _PLACE.sub("", reason)[:MAX_REASON_CHARS])
@@ -143,9 +146,7 @@ def _reason(grammar: str) -> str:
 
 
 def _found(grammar: str) -> str:
-    from minisgl._rust import check_grammar
-
-    return _brief(check_grammar(grammar, LEXER_FUEL, NUM_STEPS, _BEGINS))
+    return _brief(_rust.check_grammar(grammar, LEXER_FUEL, NUM_STEPS, _BEGINS))
 
 
 def _brief(text: str) -> str:

@@ -13,14 +13,11 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from minisgl.extension import _rust
 from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer.tokenizer import tokenizer_json
 from minisgl.utils.memory import give_back
-
-if TYPE_CHECKING:  # loaded with the first grammar
-    from minisgl._rust import GrammarTokenizer
 
 MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
 COPIES_AT_ONCE = 8  # then others have their turn
@@ -76,7 +73,7 @@ class GrammarCompiler:
         self._wake = wake
         self._threaded = threaded
         self._making = threading.Lock()  # of `_tokenizer`
-        self._tokenizer: GrammarTokenizer | None = None
+        self._tokenizer: _rust.GrammarTokenizer | None = None
         self._changed = threading.Condition()  # of all below
         self._closed = False
         self._compiling = _Lane("grammar-compile", NUM_COMPILING, 0)
@@ -210,15 +207,11 @@ class GrammarCompiler:
             raise ValueError("the model has no end of sequence, where a grammar could end")
         with self._making:
             if self._tokenizer is None:
-                from minisgl._rust import GrammarTokenizer
-
                 text = tokenizer_json(self._model_dir)
-                self._tokenizer = GrammarTokenizer(text, self._vocab_size, self._eos_ids)
+                self._tokenizer = _rust.GrammarTokenizer(text, self._vocab_size, self._eos_ids)
                 del text
                 give_back()  # tens of megabytes, of a large vocabulary
-        from minisgl._rust import GrammarMatcher
-
-        return GrammarMatcher(self._tokenizer, grammar)
+        return _rust.GrammarMatcher(self._tokenizer, grammar)
 
 
 def _num_bytes(grammar: str, matcher: Matcher) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.extension import _rust, why_missing
 
 MIN_BYTES = 4 * 2**20
 _ROWS = 32  # the layout is chosen for this many rows
@@ -76,8 +77,6 @@ class WideProduct:
     and of which nothing is needed afterwards."""
 
     def __init__(self, table: Tensor) -> None:
-        from minisgl import _rust
-
         self._outputs = table.shape[0]
         self._head = _rust.CpuHead(
             table.contiguous().view(torch.uint8).numpy(),
@@ -93,9 +92,7 @@ class WideProduct:
         """Whether the kernels multiply such a table, and faster than torch. Raises `ConfigError`."""
         if table.device.type != "cpu" or table.dtype not in (torch.bfloat16, torch.float16):
             return False
-        try:
-            from minisgl import _rust
-        except ImportError:
+        if why_missing():
             return False
         try:
             return _rust.CpuHead.isa(envs.cpu_isa()) != "scalar"

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from minisgl.extension import why_missing
 from minisgl.message import EngineReady, EngineStats, MeterReading, RankUsage
 from minisgl.metrics.engines import EngineView
 from minisgl.metrics.meters import histogram
@@ -39,6 +40,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield family(Gauge, "engine_up", "1 while the engine process serves", [(self._up(),)])
+        yield family(Gauge, "extension_loaded", "1 if the compiled extension is there", [(not why_missing(),)])
         stats = self._stats()
         if (info := self._info()) is not None:
             yield from _about(info, stats)

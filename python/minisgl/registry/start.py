@@ -30,7 +30,7 @@ from minisgl.server.http import HttpServer
 from minisgl.server.log import say, set_up, warn
 from minisgl.server.middleware import Middleware
 from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_stdin_ends, url_of
-from minisgl.supervisor.start import early_signals, listen, raise_descriptors
+from minisgl.supervisor.start import check_extension, early_signals, listen, raise_descriptors
 from minisgl.utils.memory import free_memory, keep_little
 
 SHARE = 0.9  # of what is free, without --memory
@@ -41,6 +41,7 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
     """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
     store = None if config.state_dir is None else Store.open(config.state_dir)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    check_extension(config)
     for line in warnings:
         warn(f"minisgl: {line}")
     budget = _budget(config, entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl.extension import _rust
 from minisgl.routing.api import Router, RouterConfig
 from minisgl.routing.reference import ReferenceRouter
 
@@ -17,7 +18,5 @@ def make_router(config: RouterConfig) -> Router:
 
 
 def make_rust_router(config: RouterConfig) -> Router:
-    """Raises `ImportError` where the extension is missing, or older than this file."""
-    from minisgl._rust import Router as RustRouter
-
-    return RustRouter(msgspec.json.encode(config.check()).decode())
+    """Raises `ExtensionMissing`, an `ImportError`."""
+    return _rust.Router(msgspec.json.encode(config.check()).decode())

@@ -16,6 +16,7 @@ from minisgl.config import ConfigError, EngineConfig, Limits, Unsupported
 from minisgl.distributed import ALONE, Group, GroupError
 from minisgl.engine.api import Engine, EngineInfo
 from minisgl.engine.choice import choose_engine, may_fall_back
+from minisgl.extension import NEEDS, why_missing
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
@@ -193,10 +194,10 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
 
 
 def _build_cpu(config: EngineConfig, report: Report) -> CpuEngine:
-    try:
-        from minisgl.engine.cpu_engine import load_cpu_engine  # imports the extension
-    except ImportError as error:
-        raise Unsupported(f"the CPU engine is not there: {error}: run make install") from error
+    if why := why_missing():
+        raise Unsupported(f"the CPU engine {NEEDS}: {why}")
+    from minisgl.engine.cpu_engine import load_cpu_engine
+
     engine = load_cpu_engine(config, report)
     for flag in config.of_cuda_only():
         report(f"{flag}: without an effect on cpu: for CUDA devices only")

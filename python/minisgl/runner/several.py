@@ -27,6 +27,7 @@ import msgspec
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.engine.choice import may_use_cuda
+from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.message.heartbeat import TIMES
 from minisgl.runner.front_ends import RULES
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess
@@ -106,10 +107,8 @@ STEADY_S = 30.0  # one that was ready for so long begins anew with the first wai
 
 def pool_class() -> Callable[[str], EnginePool]:
     """The class in the extension. Raises `ConfigError` if there is none."""
-    try:
-        from minisgl import _rust
-    except ImportError as error:
-        raise ConfigError(f"{NEED}: need the extension, which is missing: {error}") from error
+    if why := why_missing():
+        raise ConfigError(f"{NEED}: the pool of engines {NEEDS}: {why}")
     found: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
     if found is None:
         raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from minisgl.extension import HOW_TO_BUILD, ExtensionMissing, _rust
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
 from minisgl.scheduler.reference import ReferenceControlPlane
@@ -23,10 +24,6 @@ RUST_PARTS = "rust_parts"
 """The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
 AUTO = "auto"
 """rust_hotpath if the extension loads."""
-
-
-class ExtensionMissing(RuntimeError):
-    """The compiled part of the package is not there, or is older than this file; the text says how to build it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +67,16 @@ def make_rust_parts(names: Sequence[str], config: ControlPlaneConfig) -> Control
     """The reference with `names` of its parts in Rust. Raises `ExtensionMissing`."""
     try:
         return ReferenceControlPlane(config, parts=make_parts(names))
-    except ImportError as error:
-        raise ExtensionMissing(f"{error}: build it with `maturin develop`") from error
+    except AttributeError as error:
+        raise ExtensionMissing(f"{error}: {HOW_TO_BUILD}") from error
 
 
 def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> ControlPlane:
     """Without `buffers` it makes its own. Raises `ExtensionMissing`, `ValueError` for a bad configuration."""
     try:
-        from minisgl import _rust
-
         kind = _rust.ControlPlane
-    except (ImportError, AttributeError) as error:
-        raise ExtensionMissing(f"{error}: build it with `maturin develop` or `pip install .`") from error
+    except AttributeError as error:
+        raise ExtensionMissing(f"{error}: {HOW_TO_BUILD}") from error
     check_config(config)
     if buffers is None:
         buffers = StepBuffers(config.limits(), max(config.graph_sizes, default=0))

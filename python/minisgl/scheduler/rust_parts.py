@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minisgl.extension import _rust
 from minisgl.scheduler.parts import PART_NAMES, MakeTree
 from minisgl.scheduler.reference import PYTHON, Parts
 
@@ -41,9 +42,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
 
 
 def make_parts(names: Sequence[str]) -> Parts:
-    """Those of `names` in Rust, the others in Python. Raises `ImportError`."""
-    from minisgl import _rust
-
+    """Those of `names` in Rust, the others in Python. Raises `ExtensionMissing`."""
     tree: MakeTree = _rust.RadixCacheManager if "radix" in names else PYTHON.tree
     plan_chunks, make_metadata = PYTHON.plan_chunks, PYTHON.make_metadata
     return Parts(

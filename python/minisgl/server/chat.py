@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from minisgl.extension import HOW_TO_BUILD, NEEDS, why_missing
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, PlainParser, Reasoning, Text
@@ -47,6 +48,7 @@ OF_MESSAGES = (
     "thinking_budget",
     "tools",
 )
+OF_REASONING = ("enable_thinking", "thinking_budget", "reasoning_effort", "include_reasoning", "separate_reasoning")
 
 
 @dataclass(slots=True)
@@ -188,7 +190,11 @@ def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
 
 
 def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
-    """What the model's template cannot be told is not promised."""
+    """Refuse what the model's template cannot be told, and reasoning where nothing can take it apart."""
+    asked = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
+    if asked and why_missing():
+        reason = f"the parser of reasoning {NEEDS}: {HOW_TO_BUILD}"
+        raise bad_value(asked[0], getattr(chat, asked[0]), reason, "unsupported_value")
     if chat.enable_thinking and "enable_thinking" not in context.parsing.variables:
         raise bad_value("enable_thinking", True, "not supported by this model", "unsupported_value")
 

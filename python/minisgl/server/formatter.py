@@ -25,6 +25,7 @@ from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minisgl._rust import TextDecoder
+    from minisgl.tokenizer.reference import ReferenceDecoder
 
 json_bytes = msgspec.json.Encoder().encode
 SSE_DONE = b"data: [DONE]\n\n"
@@ -149,7 +150,7 @@ def echoed_prompt(
     return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
 
 
-def _placed(decoder: TextDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
+def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
     """The new text, which begins at `start`, and the offset of each id."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:

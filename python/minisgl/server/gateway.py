@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
+from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.server.log import say
 
 if TYPE_CHECKING:  # the extension may be missing
@@ -29,10 +30,8 @@ class NoGateway(RuntimeError):
 def gateway_class() -> Callable[[int, str, str], Gateway]:
     """The class in the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the
     Python server's. Raises `NoGateway`."""
-    try:
-        from minisgl import _rust
-    except ImportError as error:
-        raise NoGateway(f"extension missing: {error}") from error
+    if why := why_missing():
+        raise NoGateway(f"the gateway {NEEDS}: {why}")
     found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
     if found is None:
         raise NoGateway("the extension was built without it")

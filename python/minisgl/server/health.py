@@ -13,6 +13,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minisgl.extension import why_missing
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.engines import READY
 from minisgl.metrics.families import scheduler_in_use
@@ -142,6 +143,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
         found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
         found["simulated"] = info.simulated or None
         found["engine_details"] = info.engine_details or None
+    found["extension_missing"] = why_missing() or None
     now = time.monotonic()
     found["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
+from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
 from minisgl.grammar import sources
 from minisgl.grammar.check import checked, grammar_of, validate
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
@@ -42,6 +43,8 @@ class Parsing:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
+        if why_missing():
+            raise wrong("tools", f"the parser of tool calls {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
         source = self._tokenizer.template_source(tools=True)
         try:
             return tool_format(self._tool_call_parser, source, self._tokenizer.token_id)
@@ -274,10 +277,8 @@ class TurnGrammar:
             validate(sources.grammar(body), self.source.field, self.source.value)
         if self.use is not None:
             check_arguments(self.use)
-        from minisgl._rust import answer_rules
-
         use = self.use
-        rules = answer_rules(
+        rules = _rust.answer_rules(
             None if use is None else self.tools,
             thinking,
             self.token_id,

@@ -40,6 +40,7 @@ from minisgl.server.log import complain, narrate, say, warn
 from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
+from minisgl.tokenizer.reference import ReferenceTokenizer
 from minisgl.utils import prefix_file
 from minisgl.utils.memory import give_back
 from minisgl.utils.progress import Display, to_all
@@ -284,6 +285,7 @@ def _open(
         text = encoded()
         if config.log_prompts:
             raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
+        assert not isinstance(tokenizer.text, ReferenceTokenizer)  # there is a gateway, so there is the extension
         for line in gateway.serve(text.decode(), tokenizer.text, answer):
             say(f"gateway: {line}")
     except (ValueError, OSError) as error:

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.extension import NAME, WITHOUT, why_missing
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.log import say, set_up, warn
+from minisgl.utils.installed import need_extension
 from minisgl.utils.memory import keep_little
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     if config.dp != 1:
         config = _with_number(config)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    check_extension(config)
     for line in warnings:
         warn(f"minisgl: {line}")
     check_files(config.engine)
@@ -62,6 +65,14 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
         process.start()
         with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
             return _serving()(config, front_end, process, came, began)
+
+
+def check_extension(config: ServerConfig) -> None:
+    """Say what serves where the compiled extension is missing. Raises `ConfigError` for a front end that is in it."""
+    if why := why_missing():
+        if config.frontend == "rust":
+            need_extension("--frontend rust: the gateway")
+        warn(f"the extension {NAME} is missing: {why}: {WITHOUT}")
 
 
 def check_files(config: EngineConfig) -> None:

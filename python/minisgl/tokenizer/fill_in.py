@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl.step import Int32Array
-from minisgl.tokenizer.tokenizer import NotEncodable, Tokenizer, TooManyTokens
+from minisgl.tokenizer.reference import NotEncodable, TooManyTokens
+from minisgl.tokenizer.tokenizer import Tokenizer
 
 BEFORE, AFTER = "before", "after"
 

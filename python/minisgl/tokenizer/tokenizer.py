@@ -1,4 +1,5 @@
-"""A model's tokenizer: files to object. Encoding and decoding are `rust/minisgl-text`'s.
+"""A model's tokenizer: files to object. Encoding and decoding are `rust/minisgl-text`'s, and where the extension is
+missing those of `reference.py`.
 
 Invariants: the same ids as transformers gives for the same files; safe to use from several threads.
 """
@@ -12,17 +13,27 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from minisgl.config import ConfigError
+from minisgl.extension import _rust, why_missing
 from minisgl.step import Int32Array
 from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, ContentShape, Message, Work
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
+from minisgl.tokenizer.reference import (
+    NotEncodable,
+    ReferenceDecoder,
+    ReferenceStream,
+    ReferenceTokenizer,
+    TooManyTokens,
+)
 
-if TYPE_CHECKING:  # loaded with the first tokenizer
+if TYPE_CHECKING:
     from minisgl._rust import TextDecoder, TextStream, TextTokenizer
+
+TextBackend: TypeAlias = "TextTokenizer | ReferenceTokenizer"
 
 FILE, FILE_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
@@ -38,26 +49,11 @@ def _silent(line: str) -> None:
     pass
 
 
-class NotEncodable(ValueError):
-    """A text that is not Unicode (lone surrogates), or has a character that is not in the vocabulary of a tokenizer
-    without a token for unknown ones."""
-
-
-class TooManyTokens(ValueError):
-    """A text that has more tokens than its caller can use: as many as `count`, or more if it was not encoded to its
-    end."""
-
-    def __init__(self, count: int, at_least: bool = False) -> None:
-        super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
-        self.count = count
-        self.at_least = at_least
-
-
 class Tokenizer:
     """Use `open`, `load`, `echo` or `from_json`."""
 
     def __init__(
-        self, text: TextTokenizer, special_tokens: dict[str, str], chat_templates: Mapping[str, str] | None = None
+        self, text: TextBackend, special_tokens: dict[str, str], chat_templates: Mapping[str, str] | None = None
     ) -> None:
         self.text = text
         """What encodes and decodes; the gateway uses the same one."""
@@ -165,11 +161,11 @@ class Tokenizer:
         """Ids that are no text."""
         return frozenset(self.text.special_ids)
 
-    def new_decoder(self, skip_special_tokens: bool = True) -> TextDecoder:
+    def new_decoder(self, skip_special_tokens: bool = True) -> TextDecoder | ReferenceDecoder:
         """The text of one stream of ids as it grows."""
         return self.text.decoder(skip_special_tokens)
 
-    def new_stream(self, stop: Sequence[str] = (), shown: Collection[int] = ()) -> TextStream:
+    def new_stream(self, stop: Sequence[str] = (), shown: Collection[int] = ()) -> TextStream | ReferenceStream:
         """The same, cut at the first stop string. Special tokens are no text, but for those `shown`, which are text for
         all but stop strings."""
         return self.text.stream(stop, sorted(shown))
@@ -207,15 +203,9 @@ class Tokenizer:
         return template.render(messages, most, tools=tools, **kwargs)
 
 
-def _text_tokenizer(name: str, **source: Any) -> TextTokenizer:
+def _text_tokenizer(name: str, **source: Any) -> TextBackend:
     try:
-        from minisgl._rust import TextTokenizer
-    except ImportError as error:
-        raise TokenizerError(
-            f"the extension minisgl._rust, which encodes and decodes text, is missing: {error}"
-        ) from None
-    try:
-        return TextTokenizer(**source)
+        return ReferenceTokenizer(**source) if why_missing() else _rust.TextTokenizer(**source)
     except ValueError as error:
         raise TokenizerError(f"{name}/{FILE}: {error}") from error
 

@@ -11,6 +11,7 @@ import importlib.util
 from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError
+from minisgl.extension import NEEDS, why_missing
 
 # package as it is imported -> the smallest extra that brings it
 EXTRA_OF = {
@@ -49,6 +50,12 @@ def need(asked: str, *packages: str, extra: str = "") -> None:
 def need_torch_engine(asked: str, device: str) -> None:
     """Raises `ConfigError` if the torch engine could not load a model for `device` (--device)."""
     need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
+
+
+def need_extension(asked: str) -> None:
+    """Raise `ConfigError` if the extension does not load. `asked`: the flag and its value, and what needs it."""
+    if why := why_missing():
+        raise ConfigError(f"{asked} {NEEDS}: {why}")
 
 
 def version_of(package: str) -> str | None:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minisgl import _rust, envs
+from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
 from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minisgl import _rust
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
 from minisgl.weights.gguf_config import Fields, Shapes
 from minisgl.weights.stored import write_tensors
 

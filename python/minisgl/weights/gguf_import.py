@@ -16,8 +16,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from minisgl import _rust, envs
+from minisgl import envs
 from minisgl.config import ConfigError
+from minisgl.extension import _rust
 from minisgl.utils.installed import need
 from minisgl.utils.made_once import made_once
 from minisgl.utils.progress import Report, track

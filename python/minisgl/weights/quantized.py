@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from minisgl import _rust, envs
+from minisgl import envs
 from minisgl.config import ConfigError, Quantization
+from minisgl.extension import _rust
 from minisgl.utils.progress import Report, counter
 
 FORMAT = "2"  # part of the name

@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
-from minisgl.utils.installed import find_smollm2
+from minisgl.utils.installed import find_smollm2, need_extension
 from minisgl.utils.progress import Report
 from minisgl.weights.hub_names import Wanted, like, parse
 
 __all__ = ["find_model", "find_smollm2", "find_tokenizer", "folder_at_hand", "is_gguf", "place_of", "resolve_model"]
 _GGUF = b"GGUF"
+A_GGUF_FILE = "a GGUF file, unlike a folder of safetensors,"
 
 
 def is_gguf(path: Path) -> bool:
@@ -49,6 +50,7 @@ def resolve_model(
     path = find_model(model, say, load_format=load_format)
     if path.is_dir():
         return path
+    need_extension(f"--model {model}: {A_GGUF_FILE}")
     from minisgl.weights.gguf_import import import_gguf
 
     return import_gguf(path, say, own_tokenizer=own_tokenizer)
@@ -60,6 +62,7 @@ def find_tokenizer(model: str, say: Report, *, source: ModelSource = "auto") -> 
     path = find_model(model, say, source=source, load_format="dummy", flag="--tokenizer")
     if path.is_dir():
         return path
+    need_extension(f"--tokenizer {model}: {A_GGUF_FILE}")
     from minisgl.weights.gguf_folder import gguf_folder
 
     return gguf_folder(path)

@@ -7,6 +7,7 @@ whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ NAMES: Names = (
     (r"thinking_budget", "thinking.budget_tokens"),
     (r"reasoning_effort", "output_config.effort"),
 )
+_BILLING_LINES = re.compile(r"\A(?:x-anthropic-billing-header:.*(?:\n|\Z))+", re.ASCII | re.IGNORECASE)
+"""Lines that agents write at the beginning of a system text for a provider's accounts."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -78,10 +81,8 @@ def _list(stop: str | Sequence[str] | None) -> list[str]:
 def _system(asked: AnthropicConversation) -> list[dict[str, Any]]:
     if asked.system is None:
         return []
-    from minisgl._rust import without_billing_header
-
     given = _text(asked.system, "\n")
-    text = without_billing_header(given)
+    text = _BILLING_LINES.sub("", given)
     return [{"role": "system", "content": text}] if text or not given else []
 
 

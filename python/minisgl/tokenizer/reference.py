@@ -1,0 +1,388 @@
+"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it serves
+where the extension is missing.
+
+Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
+bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
+
+Invariants: the ids and the pieces of text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`.
+It knows no lower bound of a text's number of tokens: a text that is too long is encoded to its end first.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minisgl.step import Int32Array
+from minisgl.tokenizer.echo import char_to_byte
+
+if TYPE_CHECKING:
+    pass
+
+REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LITERAL = re.compile(r"R+B?(FS?)?")
+"""The decoders of sentencepiece, by the first letters of their steps: a token's text depends on no neighbour."""
+_LETTERS = {"Replace": "R", "Metaspace": "R", "ByteFallback": "B", "Fuse": "F", "Strip": "S"}
+_WINDOW_HOLD = 8  # ids that a window holds back at most for a character that does not come
+_WINDOW_CONTEXT = 4  # ids that a window decodes again, so that rules which join have a left neighbour
+_CHAR_TO_BYTE = char_to_byte()
+
+
+class NotEncodable(ValueError):
+    """A text that is not Unicode (lone surrogates), or has a character that is not in the vocabulary of a tokenizer
+    without a token for unknown ones."""
+
+
+class TooManyTokens(ValueError):
+    """A text that has more tokens than its caller can use: as many as `count`, or more if it was not encoded to its
+    end."""
+
+    def __init__(self, count: int, at_least: bool = False) -> None:
+        super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
+        self.count = count
+        self.at_least = at_least
+
+
+class ReferenceTokenizer:
+    """A tokenizer.json, by its file or its text. Raises `ValueError` if it cannot be read. Its methods are those of
+    `minisgl._rust.TextTokenizer`, which `_rust.pyi` describes."""
+
+    def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
+        import tokenizers  # a server with the extension need not wait for it
+
+        try:
+            made = (
+                tokenizers.Tokenizer.from_str(text or "") if file is None else tokenizers.Tokenizer.from_file(str(file))
+            )
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"the tokenizer cannot be read: {error}") from error
+        made.no_truncation()
+        made.no_padding()
+        self.backend = made
+        self.num_ids = max(made.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.special_ids = sorted(
+            i for i, token in made.get_added_tokens_decoder().items() if token.special and i < self.num_ids
+        )
+        steps = [] if made.decoder is None else _flat(json.loads(made.decoder.__getstate__()))
+        self._falls_back = any(step["type"] == "ByteFallback" for step in steps)
+        self.is_byte_level = [step["type"] for step in steps] == ["ByteLevel"]
+        self.is_literal = _is_literal(steps)
+        self._replacements = _replacements(steps) if self.is_literal else []
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Int32Array:
+        return self.encode_batch([text], add_special_tokens, most)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
+    ) -> list[Int32Array]:
+        found = self._ids(list(texts), add_special_tokens)
+        for ids in found:
+            if most is not None and len(ids) > most:
+                raise TooManyTokens(len(ids))
+        return found
+
+    def encode_pair(self, one: str, other: str) -> Int32Array:
+        return self._ids([(one, other)], True)[0]
+
+    def _ids(self, inputs: list[Any], add_special_tokens: bool) -> list[Int32Array]:
+        for text in inputs:
+            "".join(text).encode()  # the library calls a lone surrogate a wrong type
+        try:
+            found = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises nothing narrower
+            raise NotEncodable(f"the tokenizer has no ids for it: {error}") from error
+        return [np.array(one.ids, np.int32) for one in found]
+
+    def min_tokens(self, text: str, most: int) -> int:
+        return 0
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        known = [i for i in ids if 0 <= i < self.num_ids]
+        return str(self.backend.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._make_bytes(token_id)
+        return found
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        token = self._token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            known = all(char in _CHAR_TO_BYTE for char in token)
+            return bytes(_CHAR_TO_BYTE[char] for char in token) if known else token.encode()
+        if self.is_byte(token_id):
+            return bytes.fromhex(token[3:5])
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+    def is_byte(self, token_id: int) -> bool:
+        """Return whether a tokenizer with byte fallback spells a single byte with this id."""
+        token = self._token(token_id) if self._falls_back else None
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _token(self, token_id: int) -> str | None:
+        return self.backend.id_to_token(token_id) if 0 <= token_id < self.num_ids else None
+
+    def token_id(self, text: str) -> int | None:
+        return self.backend.token_to_id(text)
+
+    @cached_property
+    def leading_ids(self) -> Int32Array:
+        plain, around = self.encode("a", False).tolist(), self.encode("a").tolist()
+        at = around.index(plain[0]) if plain and plain[0] in around else 0
+        return np.array(around[:at] if around[at : at + len(plain)] == plain else [], np.int32)
+
+    def decoder(self, skip_special_tokens: bool = True) -> ReferenceDecoder:
+        return self._decoder(skip_special_tokens, ())
+
+    def stream(self, stop: Sequence[str], shown: Collection[int]) -> ReferenceStream:
+        return ReferenceStream(self._decoder(True, shown), stop, shown)
+
+    def _decoder(self, skip_special_tokens: bool, shown: Collection[int]) -> ReferenceDecoder:
+        skipped = frozenset(self.special_ids) - set(shown) if skip_special_tokens else frozenset()
+        if self.is_byte_level:
+            return _ByteLevelDecoder(self, skipped)
+        if self.is_literal:
+            return _LiteralDecoder(self, skipped)
+        return _WindowDecoder(self, skipped if shown else frozenset(), skip_special_tokens and not shown)
+
+
+def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a decoder's steps in order, sequences of sequences made flat."""
+    return [one for part in step["decoders"] for one in _flat(part)] if step["type"] == "Sequence" else [step]
+
+
+def _is_literal(steps: list[dict[str, Any]]) -> bool:
+    """Return whether a token's text is the token with characters replaced, or one byte. A strip at the beginning of the
+    whole text is none of a text that goes on."""
+    return (
+        _LITERAL.fullmatch("".join(_LETTERS.get(step["type"], "?") for step in steps)) is not None
+        and all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
+        and all(step["stop"] == 0 for step in steps if step["type"] == "Strip")
+    )
+
+
+def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [
+        (step["replacement"], " ") if step["type"] == "Metaspace" else (step["pattern"]["String"], step["content"])
+        for step in steps
+        if step["type"] in ("Replace", "Metaspace")
+    ]
+
+
+class ReferenceDecoder:
+    """The text of one stream of ids; `skipped` ids are no text."""
+
+    def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that these ids complete."""
+        return "".join([self._push_one(token_id) for token_id in ids if token_id not in self._skipped])
+
+    def place(self, token_id: int) -> tuple[int, str]:
+        """Return the number of characters of the new text that stand before the one in which the id begins (those of
+        held back bytes that the id does not continue), and the text of `push`."""
+        return 0, self.push((token_id,))
+
+    def flush(self) -> str:
+        """Return what was held back: the bytes of an unfinished character as U+FFFD."""
+        raise NotImplementedError
+
+    def _push_one(self, token_id: int) -> str:
+        raise NotImplementedError
+
+
+class _ByteLevelDecoder(ReferenceDecoder):
+    """Every token is some bytes."""
+
+    def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
+        super().__init__(tokenizer, skipped)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def _push_one(self, token_id: int) -> str:
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def place(self, token_id: int) -> tuple[int, str]:
+        data = b"" if token_id in self._skipped else self._tokenizer.token_bytes(token_id)
+        held = self._utf8.getstate()[0]
+        before = len((held + data[:1]).decode(errors="replace")) - 1 if held and data else 0
+        return before, self._utf8.decode(data)
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _LiteralDecoder(ReferenceDecoder):
+    """A token is its own text; a run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD."""
+
+    def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
+        super().__init__(tokenizer, skipped)
+        self._pending = b""  # bytes of the current run that are not delivered
+        self._run_is_invalid = False
+
+    def _push_one(self, token_id: int) -> str:
+        data = self._tokenizer.token_bytes(token_id)
+        if self._tokenizer.is_byte(token_id):
+            return self._push_byte(data)
+        return self.flush() + data.decode() if data else ""
+
+    def place(self, token_id: int) -> tuple[int, str]:
+        held = len(self._pending)
+        text = self.push((token_id,))
+        goes_on = self._tokenizer.is_byte(token_id) and not self._run_is_invalid
+        return held if text and not goes_on else 0, text
+
+    def _push_byte(self, byte: bytes) -> str:
+        if self._run_is_invalid:
+            return REPLACEMENT
+        self._pending += byte
+        try:
+            text = self._pending.decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                return ""
+            self._run_is_invalid = True
+            text = REPLACEMENT * len(self._pending)
+        self._pending = b""
+        return text
+
+    def flush(self) -> str:
+        text = REPLACEMENT * len(self._pending)
+        self._pending, self._run_is_invalid = b"", False
+        return text
+
+
+class _WindowDecoder(ReferenceDecoder):
+    """The last few ids are decoded with and without the new ones; the difference is the text. That is approximate: the
+    first id is decoded as if it began the text, and rules of wider reach are missed."""
+
+    def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int], library_skips: bool) -> None:
+        super().__init__(tokenizer, skipped)
+        self._library_skips = library_skips
+        self._context: list[int] = []  # ids that are delivered
+        self._held: list[int] = []
+
+    def _push_one(self, token_id: int) -> str:
+        if not 0 <= token_id < self._tokenizer.num_ids:
+            return ""
+        self._held.append(token_id)
+        text = self._new_text()
+        waits = text.endswith(REPLACEMENT) and len(self._held) < _WINDOW_HOLD
+        return "" if waits else self._deliver(text)
+
+    def flush(self) -> str:
+        return self._deliver(self._new_text()) if self._held else ""
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._context, self._library_skips)
+        return self._tokenizer.decode(self._context + self._held, self._library_skips)[len(before) :]
+
+    def _deliver(self, text: str) -> str:
+        self._context, self._held = self._held[-_WINDOW_CONTEXT:], []
+        return text
+
+
+class _Search:
+    """One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are. Its
+    table grows with the matched length, so that a long stop string costs nothing before text resembles it."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched_len = 0  # length of the longest end of the text with which the stop string begins
+        self._borders = [0, 0]  # [n]: the same of the stop string's own first n characters, short of all n
+
+    def push(self, text: str) -> int | None:
+        """Return where in `text` the first match ends. Not to be called after a match."""
+        stop, matched, at = self.stop, self.matched_len, 0
+        while at < len(text):
+            if not matched and (at := text.find(stop[0], at)) < 0:
+                break
+            while matched and stop[matched] != text[at]:
+                matched = self._borders[matched]
+            if stop[matched] == text[at]:
+                matched += 1
+                self._extend(matched)
+                if matched == len(stop):
+                    self.matched_len = matched
+                    return at + 1
+            at += 1
+        self.matched_len = matched
+        return None
+
+    def _extend(self, length: int) -> None:
+        """Find the border of the first `length` characters; those of fewer are known."""
+        if len(self._borders) > length:
+            return
+        char, border = self.stop[length - 1], self._borders[length - 1]
+        while border and self.stop[border] != char:
+            border = self._borders[border]
+        self._borders.append(border + (self.stop[border] == char))
+
+
+class ReferenceStream:
+    """The text of one stream of ids, cut at the first stop string. The first match is the one that ends first; of those
+    that end at the same place, the one that begins first. Text that may begin a stop string is held back. `shown`:
+    special tokens that are text, but for stop strings."""
+
+    def __init__(self, decoder: ReferenceDecoder, stop: Sequence[str], shown: Collection[int]) -> None:
+        self._decoder = decoder
+        self._searches = [_Search(one) for one in stop if one]
+        self._shown = frozenset(shown if self._searches else ())
+        self._held = ""
+        self.matched_stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched_stop is not None
+
+    def push(self, ids: Sequence[int], may_stop: bool = True) -> str:
+        """Return the new text. With `may_stop` False it is text whatever it spells, and begins no stop string."""
+        if self._shown.isdisjoint(ids):
+            return self._add(self._decoder.push(ids), may_stop)
+        return "".join([self._push_one(token_id, may_stop and token_id not in self._shown) for token_id in ids])
+
+    def _push_one(self, token_id: int, may_stop: bool) -> str:
+        return "" if self.stopped else self._add(self._decoder.push((token_id,)), may_stop)
+
+    def _add(self, text: str, may_stop: bool) -> str:
+        if not may_stop:
+            for search in self._searches:
+                search.matched_len = 0
+            return self._take_held() + text
+        return self._search(text)
+
+    def _search(self, text: str) -> str:
+        """Return the text before a match, else all that cannot belong to a match to come."""
+        if self.stopped:
+            return ""
+        ends = [(end, -len(one.stop), one.stop) for one in self._searches if (end := one.push(text)) is not None]
+        text = self._held + text
+        if ends:
+            end, minus_len, self.matched_stop = min(ends)
+            return text[: len(self._take_held()) + end + minus_len]
+        cut = len(text) - max((search.matched_len for search in self._searches), default=0)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def _take_held(self) -> str:
+        text, self._held = self._held, ""
+        return text
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the request; nothing may be pushed after it."""
+        return self._search(self._decoder.flush()) + self._take_held()
