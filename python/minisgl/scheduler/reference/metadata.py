@@ -141,18 +141,18 @@ def _write_rows(
         pages += row.request.pages[start // size + covered :]
         starts.append(start)
         lens.append(row.num_tokens)
-    made = make_metadata(
-        starts + [0] * num_padding,
-        lens + [1] * num_padding,
-        pages + [limits.scratch_page] * num_padding,
-        size,
-    )
+    plan.num_tokens = len(inputs)
+    if num_padding:
+        starts += [0] * num_padding
+        inputs += [0] * num_padding
+        lens += [1] * num_padding
+        pages += [limits.scratch_page] * num_padding
+    made = make_metadata(starts, lens, pages, size)
     for name in MADE:
         getattr(entry, name)[: len(made[name])] = made[name]
-    entry.input_ids[: len(inputs) + num_padding] = inputs + [0] * num_padding
+    entry.input_ids[: len(inputs)] = inputs
     entry.req_slots[: len(slots)] = slots
-    entry.extend_lens[: len(slots)] = lens + [1] * num_padding
-    plan.num_tokens = len(inputs)
+    entry.extend_lens[: len(slots)] = lens
 
 
 MADE = ("positions", "out_loc", "seq_lens", "last_page_len", "qo_indptr", "kv_indptr")
@@ -164,15 +164,18 @@ def make_metadata_buffers(
     """See `MakeMetadata`."""
     first, lens, table = (np.array(one, np.int32) for one in (starts, extend_lens, pages))
     ends = first + lens
-    columns = first // page_size
     qo_indptr, kv_indptr = np.zeros((2, len(first) + 1), np.int32)
     np.cumsum(lens, out=qo_indptr[1:])
     last = ends - 1
     num_pages = last // page_size + 1
     np.cumsum(num_pages, out=kv_indptr[1:])
-    positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(first - qo_indptr[:-1], lens)
-    before = np.cumsum(num_pages - columns, dtype=np.int32) - num_pages  # where the page of column 0 would be
-    out_loc = table[positions // page_size + np.repeat(before, lens)] * page_size + positions % page_size
+    if qo_indptr[-1] == len(first):  # each row has one token
+        positions, own = first, table
+    else:
+        positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(first - qo_indptr[:-1], lens)
+        before = np.cumsum(num_pages - first // page_size, dtype=np.int32) - num_pages  # as if column 0 were there
+        own = table[positions // page_size + np.repeat(before, lens)]
+    out_loc = own * page_size + positions % page_size
     made = (positions, out_loc, ends, last % page_size + 1, qo_indptr, kv_indptr)
     return dict(zip(MADE, made, strict=True))
 
