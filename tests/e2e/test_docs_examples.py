@@ -111,6 +111,15 @@ def test_a_file_of_settings_is_accepted(block: Block, tmp_path: Path, monkeypatc
     assert config.port == 8000 and config.engine.max_running_requests == 32
 
 
+def test_line_of_rust_that_the_readme_changes_is_there(tmp_path: Path) -> None:
+    (block,) = (block for block in BLOCKS if "maturin develop" in block.text)
+    command, file = block.text.splitlines()[0].partition("#")[0].strip().rsplit(maxsplit=1)
+    (copy := tmp_path / "file.rs").write_text(before := (ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
+    subprocess.run(["bash", "-c", f"{command} {copy}"], check=True)
+    pairs = zip(before.splitlines(), copy.read_text(encoding="utf-8").splitlines(), strict=True)
+    assert sum(one != two for one, two in pairs) == 1
+
+
 def test_each_page_has_examples_that_run() -> None:
     for page in PAGES:
         assert any(block.place.startswith(page) for block in TYPED), page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.wrapped import make_faulty
+from minisgl.step import Events
+from tests.helpers.scheduler import arrival
 from tests.scheduler.test_trace import CONFIG, load
 
 
@@ -41,6 +44,15 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert len(lines) >= 5 and "5 differences" in plane.summary.stopped
     assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"
+
+
+def test_first_difference_of_a_plan_names_its_request() -> None:
+    planes = [make_control_plane("python", replace(CONFIG, max_prefill_length=length)) for length in (16, 8)]
+    plane = ShadowControlPlane(planes[0], planes[1])
+    plane.schedule(0, Events([arrival(31, list(range(5))), arrival(32, list(range(10, 22)))]))
+    first = plane.summary.first
+    assert first is not None
+    assert [first[name] for name in ("what", "primary", "shadow", "request")] == ["plan.num_rows", 2, 1, 32]
 
 
 def test_one_step_of_several_is_compared() -> None:
