@@ -52,6 +52,17 @@ def test_one_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and list(report["us_per_step"]) == ["rust_hotpath"]
 
 
+def test_parts_in_rust_are_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["rust_hotpath", "rust_parts:radix,metadata"]
+    code, text, report = run(capsys, TRACE, "--backend", names[0], "--backend", names[1])
+    assert code == 0 and list(report["us_per_step"]) == names and "equal: " in text
+
+
+def test_an_unknown_backend_is_refused_with_the_valid_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["replay", TRACE, "--backend", "fortran"])
+    assert code == 2 and "--backend fortran: unknown scheduler 'fortran'; valid: python" in capsys.readouterr().err
+
+
 def test_backends_are_both_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuple(run(capsys, TRACE)[2]["us_per_step"]) == BACKENDS
 

@@ -19,8 +19,8 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend",
         action="append",
-        choices=("python", "rust_hotpath"),
-        help="may be given several times (default: both)",
+        metavar="NAME",
+        help="a scheduler, as MINISGL_CPU_BACKEND names it; may be given several times (default: python, rust_hotpath)",
     )
     parser.add_argument("--repeat", type=int, default=1, help="times that each is driven; the fastest counts")
     parser.add_argument(

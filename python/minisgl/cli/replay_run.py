@@ -77,8 +77,8 @@ def _make(name: str, trace: Trace) -> ControlPlane:
     """Raises `ConfigError` for a scheduler that is not there, or not with this configuration."""
     try:
         return make_control_plane(name, trace.config)
-    except (ControlPlaneError, ExtensionMissing) as error:
-        raise ConfigError(f"{name}: {error}") from error
+    except (ControlPlaneError, ExtensionMissing, ValueError) as error:
+        raise ConfigError(f"--backend {name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
