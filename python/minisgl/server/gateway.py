@@ -30,8 +30,8 @@ class NoGateway(RuntimeError):
 def gateway_class() -> Callable[[int, str, str], Gateway]:
     """The class in the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the
     Python server's. Raises `NoGateway`."""
-    if why := why_missing():
-        raise NoGateway(f"the gateway {NEEDS}: {why}")
+    if why_missing():
+        raise NoGateway(f"it {NEEDS}")  # the first line of the log says why
     found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
     if found is None:
         raise NoGateway("the extension was built without it")

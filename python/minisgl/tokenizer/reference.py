@@ -58,10 +58,9 @@ class ReferenceTokenizer:
     def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
         import tokenizers  # a server with the extension need not wait for it
 
+        library = tokenizers.Tokenizer
         try:
-            made = (
-                tokenizers.Tokenizer.from_str(text or "") if file is None else tokenizers.Tokenizer.from_file(str(file))
-            )
+            made = library.from_str(text or "") if file is None else library.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"the tokenizer cannot be read: {error}") from error
         made.no_truncation()
