@@ -243,7 +243,7 @@ class ControlPlane:
 
 # -------------------------------------------------------------------------- minisgl.hotpath, see docs/hotpath.md
 
-Numbers: TypeAlias = list[int] | Int32Array
+_Numbers: TypeAlias = list[int] | Int32Array
 
 @final
 class RadixCacheHandle:
@@ -282,14 +282,14 @@ class RadixCacheManager:
     def take(self, num_pages: int) -> list[int]:
         """Get free pages; the cache evicts what lacks."""
 
-    def free(self, pages: Numbers) -> None:
+    def free(self, pages: _Numbers) -> None:
         """Give pages back that were taken; the last of them is given out first."""
 
-    def insert_prefix(self, tokens: Numbers, pages: Numbers, namespace: int = 0) -> int:
+    def insert_prefix(self, tokens: _Numbers, pages: _Numbers, namespace: int = 0) -> int:
         """Cache `tokens` [len(pages) * page_size] in `pages` that were taken; returns how many of the first ones the
         cache had already: those stay with the caller."""
 
-    def match_prefix(self, tokens: Numbers, namespace: int = 0) -> tuple[RadixCacheHandle, list[int]]:
+    def match_prefix(self, tokens: _Numbers, namespace: int = 0) -> tuple[RadixCacheHandle, list[int]]:
         """The longest cached prefix of `tokens` and its pages [cached_len // page_size]. It counts as used."""
 
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
@@ -326,15 +326,15 @@ class RadixCacheManager:
     def num_evicted_total(self) -> int: ...
     @property
     def num_checkpoints(self) -> int: ...
-    def match(self, node: int, tokens: Numbers, first_page: int, max_pages: int, namespace: int = 0) -> RadixMatch: ...
+    def match(self, node: int, tokens: _Numbers, first_page: int, max_pages: int, namespace: int = 0) -> RadixMatch: ...
     def beginning(self, node: int, found: RadixMatch, step: int) -> RadixMatch: ...
-    def has_page(self, node: int, tokens: Numbers, column: int, namespace: int = 0) -> bool: ...
-    def following(self, node: int, tokens: Numbers, first_page: int, count: int, namespace: int) -> list[int]: ...
+    def has_page(self, node: int, tokens: _Numbers, column: int, namespace: int = 0) -> bool: ...
+    def following(self, node: int, tokens: _Numbers, first_page: int, count: int, namespace: int) -> list[int]: ...
     def descend(self, handle: int, found: RadixMatch) -> int: ...
     def release(self, handle: int) -> None: ...
-    def append(self, handle: int, tokens: Numbers, pages: Numbers, namespace: int = 0) -> int: ...
+    def append(self, handle: int, tokens: _Numbers, pages: _Numbers, namespace: int = 0) -> int: ...
     def insert(
-        self, handle: int, tokens: Numbers, pages: Numbers, first_page: int, namespace: int = 0
+        self, handle: int, tokens: _Numbers, pages: _Numbers, first_page: int, namespace: int = 0
     ) -> tuple[int, int]: ...
     def drop(self, node: int, depth: int, keep: int) -> None: ...
     def reset(self) -> None: ...
@@ -373,17 +373,17 @@ def prefill_admission_plan(
     request may make are expected, and `needed` pages for those that run.
     """
 
-def make_positions(starts: Numbers, extend_lens: Numbers) -> Int32Array:
+def make_positions(starts: _Numbers, extend_lens: _Numbers) -> Int32Array:
     """The position of each token of a step [sum(extend_lens)]."""
 
-def make_input_mapping(req_slots: Numbers, extend_lens: Numbers) -> Int32Array:
+def make_input_mapping(req_slots: _Numbers, extend_lens: _Numbers) -> Int32Array:
     """The request slot of each token of a step [sum(extend_lens)]."""
 
-def make_write_mapping(seq_lens: Numbers, samples: Numbers) -> Int32Array:
+def make_write_mapping(seq_lens: _Numbers, samples: _Numbers) -> Int32Array:
     """The position of the token that each row samples [num_rows], -1 where `samples` is 0."""
 
 def make_metadata_buffers(
-    starts: Numbers, extend_lens: Numbers, pages: Numbers, page_size: int = 1
+    starts: _Numbers, extend_lens: _Numbers, pages: _Numbers, page_size: int = 1
 ) -> dict[str, Int32Array]:
     """The arrays of `MakeMetadata`, each a view of the array `packed`."""
 
@@ -453,7 +453,7 @@ class CpuHead:
     def isa(held_down_by: str | None) -> str: ...
     @property
     def width(self) -> int:
-        """Numbers of a row of products, a multiple of 16."""
+        """_Numbers of a row of products, a multiple of 16."""
     def product(self, x: object, out: object, bf16: bool) -> None:
         """float32 arrays: [n, columns] -> [n, width]. `bf16`: the numbers of `x` are bfloat16's."""
 
