@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from minisgl import _rust
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine import cpu_engine, pool_size
+from minisgl.engine import pool_size
 from minisgl.engine.cpu_engine import load_cpu_engine
 from minisgl.engine.loading import load_engine
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
@@ -122,8 +123,8 @@ def test_before_anything_is_read(
     def read(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    sizes_of = {name: staticmethod(getattr(cpu_engine.RustEngine, name)) for name in ("page_bytes", "state_bytes")}
-    monkeypatch.setattr(cpu_engine, "RustEngine", type("Engine", (), {"__init__": read, **sizes_of}))
+    sizes_of = {name: staticmethod(getattr(_rust.CpuEngine, name)) for name in ("page_bytes", "state_bytes")}
+    monkeypatch.setattr(_rust, "CpuEngine", type("Engine", (), {"__init__": read, **sizes_of}))
     monkeypatch.setattr("minisgl.engine.loading.load_weights", read)
     load = load_cpu_engine if engine == "cpu" else load_engine
     free[0] = sum(sizes) - 1
