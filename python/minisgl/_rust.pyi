@@ -358,7 +358,7 @@ class RadixCacheManager:
     def tree_states(self) -> list[tuple[tuple[int, ...], int]]: ...
 
 def prefill_admission_plan(
-    candidates: Sequence[Candidate],
+    candidates: list[Candidate],
     *,
     budget: int,
     available: int,

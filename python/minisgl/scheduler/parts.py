@@ -7,7 +7,7 @@ somebody's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,7 +112,7 @@ last."""
 class PlanChunks(Protocol):
     def __call__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: list[Candidate],
         *,
         budget: int,
         available: int,

@@ -192,8 +192,14 @@ pub struct Room {
 /// `Error::Argument`: a size of 0, a ratio above 1024, a candidate whose counts contradict one another.
 pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Result<Vec<PlannedChunk>> {
     let size = room.page_size;
-    if size == 0 || room.reserve_ratio > RATIO_MAX {
-        return argument("page_size, reserve_ratio", format!("{size}, {}", room.reserve_ratio));
+    if size == 0 || size > MAX_U32 / 2 {
+        return argument("page_size", format!("{size}: must be between 1 and 2^31 - 1"));
+    }
+    if room.reserve_ratio > RATIO_MAX {
+        return argument(
+            "reserve_ratio",
+            format!("{}: must be at most {RATIO_MAX}", room.reserve_ratio),
+        );
     }
     let ratio = ReserveRatio {
         value: room.reserve_ratio,
@@ -206,18 +212,23 @@ pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Resul
             .saturating_add(row.num_loadable);
         let is_possible = in_cache.saturating_mul(size) < row.length
             && row.num_matched <= row.num_found
-            && row.num_unlocked.saturating_add(row.num_loadable) <= room.available
+            && row.num_unlocked <= row.num_found
             && row.length <= MAX_U32;
         if !is_possible {
             return argument(
                 "candidates",
-                format!("{index}: {row:?}, {} pages available", room.available),
+                format!("{index}: its counts contradict one another: {row:?}"),
             );
         }
-        let mut chunk = plan_chunk(row, room.budget, room.available, size, room.max_page_changes);
+        let wanted = row.num_unlocked.saturating_add(row.num_loadable);
+        let mut chunk = match room.available >= wanted {
+            true => plan_chunk(row, room.budget, room.available, size, room.max_page_changes),
+            false => PlannedChunk::default(), // another one took what it matched
+        };
         let reserve = ratio.reserve_pages(row.num_unscheduled, PageSize::new(size));
         let rest = row.length.div_ceil(size) - row.num_matched;
-        chunk.num_missing = (rest + reserve + room.needed).saturating_sub(room.available - row.num_unlocked);
+        let estimate = (rest + reserve).saturating_add(room.needed);
+        chunk.num_missing = estimate.saturating_sub(room.available.saturating_sub(row.num_unlocked));
         plan.push(chunk);
         if chunk.num_tokens == 0 || chunk.num_missing > 0 {
             break;
@@ -228,7 +239,7 @@ pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Resul
         room.budget -= chunk.cost.to_i64();
         room.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
         room.max_page_changes -= row.num_matched + taken;
-        room.needed += rest - taken + ratio.reserve_pages(unscheduled, PageSize::new(size));
+        room.needed = room.needed.saturating_add(rest - taken) + ratio.reserve_pages(unscheduled, PageSize::new(size));
     }
     Ok(plan)
 }

@@ -157,6 +157,14 @@ pub(crate) fn argument<T>(name: &'static str, reason: impl Into<String>) -> Resu
     Err(Error::Argument { name, reason })
 }
 
+/// Whether so much memory can be had; where it cannot, an allocation would end the process.
+pub(crate) fn need_memory(name: &'static str, bytes: usize) -> Result<()> {
+    match Vec::<u8>::new().try_reserve_exact(bytes) {
+        Ok(()) => Ok(()),
+        Err(_) => argument(name, format!("no memory for {bytes} bytes")),
+    }
+}
+
 /// A refused call or a broken invariant.
 pub(crate) fn broken<T>(what: impl Into<String>) -> Result<T> {
     Err(Error::Broken(what.into()))

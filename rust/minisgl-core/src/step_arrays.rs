@@ -1,7 +1,7 @@
 //! The arrays of a step as functions over slices: the builders that Python calls. The scheduler writes its arrays in
 //! place (`metadata`).
 
-use crate::api::{Result, argument};
+use crate::api::{Result, argument, need_memory};
 use crate::metadata::write_places;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
@@ -12,6 +12,7 @@ use crate::page_pool::{Page, PageSize};
 /// `Error::Argument`: arrays of different lengths, a negative number, or more tokens than an int32 counts.
 pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     check_rows("starts", starts, extend_lens)?;
+    check_ends(starts, extend_lens)?;
     let rows = starts.iter().zip(extend_lens);
     Ok(rows.flat_map(|(&start, &len)| (start..).take(len.to_usize())).collect())
 }
@@ -31,9 +32,12 @@ pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<
 /// The position of the token that each row samples, which is its sequence length; -1 for a row that samples none.
 ///
 /// # Errors
-/// `Error::Argument`: arrays of different lengths.
+/// `Error::Argument`: arrays of different lengths, a negative length.
 pub fn make_write_mapping(seq_lens: &[i32], samples: &[i32]) -> Result<Vec<i32>> {
     same_len("samples", samples.len(), seq_lens.len())?;
+    if let Some(row) = seq_lens.iter().position(|&len| len < 0) {
+        return argument("seq_lens", format!("row {row}: {}: at least 0", seq_lens[row]));
+    }
     let rows = seq_lens.iter().zip(samples);
     Ok(rows
         .map(|(&len, &samples)| if samples != 0 { len } else { -1 })
@@ -57,9 +61,10 @@ pub struct Metadata {
 /// `Error::Argument`: as `make_positions`; a row without tokens, other pages than the rows have columns.
 pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32], page_size: usize) -> Result<Metadata> {
     if page_size == 0 || page_size > i32::MAX.to_usize() {
-        return argument("page_size", format!("{page_size}: at least 1"));
+        return argument("page_size", format!("{page_size}: must be between 1 and 2^31 - 1"));
     }
     let num_tokens = check_rows("starts", starts, extend_lens)?;
+    check_ends(starts, extend_lens)?;
     let (num_rows, size) = (starts.len(), PageSize::new(page_size));
     if let Some(row) = extend_lens.iter().position(|&len| len == 0) {
         return argument("extend_lens", format!("row {row}: 0 tokens, at least 1"));
@@ -75,7 +80,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         .map(|(&start, &len)| columns(start, len).3)
         .sum();
     same_len("pages", pages.len(), wanted)?;
-    let largest = i32::MAX.to_u32() / size.size();
+    let most = (1_u32 << 31) / size.size(); // pages whose last token an int32 counts
     let Ok(pages) = pages
         .iter()
         .map(|&page| Page::try_from(page))
@@ -83,7 +88,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
     else {
         return argument("pages", "a page below 0");
     };
-    if let Some(page) = pages.iter().find(|&&page| page >= largest) {
+    if let Some(page) = pages.iter().find(|&&page| page >= most) {
         return argument(
             "pages",
             format!("page {page} of {page_size} tokens: more than an int32 counts"),
@@ -107,7 +112,13 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         seq_lens[row] = end.to_i32();
         last_page_len[row] = size.split(end - 1).1.to_i32() + 1;
         qo_indptr[row + 1] = to.to_i32();
-        kv_indptr[row + 1] = kv_indptr[row].saturating_add(size.count(end).to_i32());
+        let Some(sum) = kv_indptr[row].checked_add(size.count(end).to_i32()) else {
+            return argument(
+                "starts",
+                format!("row {row}: the pages of all rows are more than an int32 counts"),
+            );
+        };
+        kv_indptr[row + 1] = sum;
     }
     Ok(Metadata {
         packed,
@@ -126,15 +137,31 @@ fn same_len(name: &'static str, len: usize, expected: usize) -> Result<()> {
 /// The number of tokens of all rows. `first` holds what is not negative.
 fn check_rows(name: &'static str, first: &[i32], extend_lens: &[i32]) -> Result<usize> {
     same_len("extend_lens", extend_lens.len(), first.len())?;
+    if let Some(row) = first.iter().position(|&one| one < 0) {
+        return argument(name, format!("row {row}: {}: at least 0", first[row]));
+    }
     let mut total = 0_i32;
-    for (row, (&one, &len)) in first.iter().zip(extend_lens).enumerate() {
-        if one < 0 || len < 0 || one.checked_add(len).is_none() {
-            return argument(name, format!("row {row}: {one}, with {len} tokens"));
+    for (row, &len) in extend_lens.iter().enumerate() {
+        if len < 0 {
+            return argument("extend_lens", format!("row {row}: {len}: at least 0"));
         }
         match total.checked_add(len) {
             Some(sum) => total = sum,
             None => return argument("extend_lens", format!("row {row}: more tokens than an int32 counts")),
         }
     }
+    need_memory("extend_lens", 12 * total.to_usize())?;
     Ok(total.to_usize())
+}
+
+/// No position is above what an int32 counts.
+fn check_ends(starts: &[i32], extend_lens: &[i32]) -> Result<()> {
+    let mut rows = starts.iter().zip(extend_lens);
+    match rows.position(|(&start, &len)| start.checked_add(len).is_none()) {
+        Some(row) => argument(
+            "starts",
+            format!("row {row}: {}, with {} tokens", starts[row], extend_lens[row]),
+        ),
+        None => Ok(()),
+    }
 }

@@ -28,7 +28,7 @@ impl<T: Element> Array<T> {
     /// An array of at least `needed` numbers. Raises `ValueError`, which calls it `name`.
     pub fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
         let refuse = |reason: &str| Err(PyValueError::new_err(format!("{name}: {reason}")));
-        let Ok(buffer) = PyBuffer::<T>::get(array) else {
+        let Some(buffer) = PyBuffer::<T>::get(array).ok().filter(|buffer| is_native(buffer)) else {
             return refuse("not an array of the right type");
         };
         if buffer.readonly() {
@@ -160,6 +160,16 @@ impl Ring {
     }
 }
 
+/// Whether its numbers have this machine's byte order, which PyO3 does not look at.
+fn is_native<T: Element>(buffer: &PyBuffer<T>) -> bool {
+    let foreign: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
+    buffer
+        .format()
+        .to_bytes()
+        .first()
+        .is_none_or(|order| !foreign.contains(order))
+}
+
 /// A one-dimensional array of the caller, read for the length of a call.
 pub(crate) struct View {
     buffer: PyBuffer<i32>,
@@ -169,7 +179,7 @@ impl View {
     /// None if it is no contiguous one-dimensional int32 array.
     pub fn of(array: &Bound<'_, PyAny>) -> Option<Self> {
         let buffer = PyBuffer::<i32>::get(array).ok()?;
-        (buffer.dimensions() == 1 && buffer.is_c_contiguous()).then_some(Self { buffer })
+        (buffer.dimensions() == 1 && buffer.is_c_contiguous() && is_native(&buffer)).then_some(Self { buffer })
     }
 
     pub fn as_slice(&self, _py: Python<'_>) -> &[i32] {

@@ -16,43 +16,53 @@ use crate::buffers::View;
 use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
 use crate::errors::{panic_text, to_python};
 
-/// Numbers `from` .. `to` of a list or an int32 array.
-fn part(numbers: &Bound<'_, PyAny>, from: usize, to: usize) -> PyResult<Vec<i32>> {
-    let refuse = || PyValueError::new_err(format!("{} numbers, not {to}", numbers.len().unwrap_or(0)));
+/// Numbers `from` .. `to` of `numbers`, a list or an int32 array; the whole of it without `to`. An error calls it `name`.
+fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) -> PyResult<Vec<i32>> {
+    let refuse = |reason: String| PyValueError::new_err(format!("{name}: {reason}"));
+    let too_few = |len: usize, to: usize| refuse(format!("{len} numbers, not {to}"));
     if let Ok(list) = numbers.cast::<PyList>() {
-        let slice = if from == 0 && to == list.len() {
-            list.clone()
-        } else {
-            list.get_slice(from, to)
-        };
-        let found: Vec<i32> = slice.extract()?;
-        return if found.len() == to.saturating_sub(from) {
-            Ok(found)
-        } else {
-            Err(refuse())
-        };
+        let to = to.unwrap_or(list.len());
+        if from > to || to > list.len() {
+            return Err(too_few(list.len(), to));
+        }
+        let wanted = list
+            .iter()
+            .skip(from)
+            .take(to - from)
+            .map(|number| number.extract::<i32>());
+        let found: PyResult<Vec<i32>> = wanted.collect();
+        return found.map_err(|error| refuse(format!("not a list of int32 numbers: {error}")));
     }
-    match View::of(numbers) {
-        Some(view) => view
-            .as_slice(numbers.py())
-            .get(from..to)
-            .map(<[i32]>::to_vec)
-            .ok_or_else(refuse),
-        None => Err(PyValueError::new_err(
-            "not a list of numbers or a contiguous int32 array",
-        )),
-    }
+    let Some(view) = View::of(numbers) else {
+        return Err(refuse("not a list of numbers or a contiguous int32 array".into()));
+    };
+    let array = view.as_slice(numbers.py());
+    let to = to.unwrap_or(array.len());
+    array
+        .get(from..to)
+        .map(<[i32]>::to_vec)
+        .ok_or_else(|| too_few(array.len(), to))
 }
 
-fn whole(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
-    part(numbers, 0, numbers.len()?)
+fn whole(name: &str, numbers: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    part(name, numbers, 0, None)
 }
 
 fn pages_of(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let pages = whole(pages)?.into_iter().map(u32::try_from);
+    let pages = whole("pages", pages)?.into_iter().map(u32::try_from);
     pages
         .collect::<Result<_, _>>()
         .map_err(|_| PyValueError::new_err("pages: a page below 0"))
+}
+
+/// A count that is an argument of its own.
+fn count<T: TryFrom<i64>>(name: &str, number: i64) -> PyResult<T> {
+    T::try_from(number).map_err(|_| PyValueError::new_err(format!("{name}: {number}: out of range")))
+}
+
+fn namespace_of(namespace: i64) -> PyResult<u32> {
+    count::<i32>("namespace", namespace)?;
+    count("namespace", namespace)
 }
 
 fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResult<T> {
@@ -77,14 +87,22 @@ impl RadixCacheHandle {
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct RadixMatch {
     found: Match,
+    cache: u64,
     #[pyo3(get)]
     pages: Py<PyList>,
 }
 
 impl RadixMatch {
-    fn new(py: Python<'_>, found: Match) -> PyResult<Self> {
+    fn new(py: Python<'_>, found: Match, cache: u64) -> PyResult<Self> {
         let pages = PyList::new(py, &found.pages)?.unbind();
-        Ok(Self { found, pages })
+        Ok(Self { found, cache, pages })
+    }
+
+    fn of(&self, cache: &Cache) -> PyResult<&Match> {
+        match self.cache == cache.id() {
+            true => Ok(&self.found),
+            false => Err(PyValueError::new_err("found: of another cache, or from before a reset")),
+        }
     }
 }
 
@@ -190,17 +208,20 @@ methods! {
     #[pyo3(signature = (num_pages, page_size=1, policy="lru", num_checkpoints=None))]
     fn new(
         py: Python<'_>,
-        num_pages: usize,
-        page_size: usize,
+        num_pages: i64,
+        page_size: i64,
         policy: &str,
-        num_checkpoints: Option<usize>,
+        num_checkpoints: Option<i64>,
     ) -> PyResult<Self> {
         let policy = policy_of("policy", policy)?;
+        let (num_pages, page_size) = (count("num_pages", num_pages)?, count("page_size", page_size)?);
+        let num_checkpoints = num_checkpoints.map(|slots| count("num_checkpoints", slots)).transpose()?;
         let cache = guarded(py, || Cache::new(num_pages, page_size, policy, num_checkpoints))?;
         Ok(Self { cache, broken: None })
     }
 
-    fn take(&mut self, py: Python<'_>, num_pages: usize) -> PyResult<Vec<u32>> {
+    fn take(&mut self, py: Python<'_>, num_pages: i64) -> PyResult<Vec<u32>> {
+        let num_pages = count("num_pages", num_pages)?;
         self.run(py, |cache| cache.take(num_pages))
     }
 
@@ -214,9 +235,9 @@ methods! {
         &mut self,
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
-        namespace: u32,
+        namespace: i64,
     ) -> PyResult<(RadixCacheHandle, Vec<u32>)> {
-        let tokens = whole(tokens)?;
+        let (tokens, namespace) = (whole("tokens", tokens)?, namespace_of(namespace)?);
         let (handle, pages) = self.run(py, |cache| cache.match_prefix(&tokens, namespace))?;
         Ok((RadixCacheHandle(handle), pages))
     }
@@ -232,13 +253,14 @@ methods! {
         py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
         pages: &Bound<'_, PyAny>,
-        namespace: u32,
+        namespace: i64,
     ) -> PyResult<usize> {
-        let (tokens, pages) = (whole(tokens)?, pages_of(pages)?);
+        let (tokens, pages, namespace) = (whole("tokens", tokens)?, pages_of(pages)?, namespace_of(namespace)?);
         self.run(py, |cache| cache.insert_prefix(&tokens, &pages, namespace))
     }
 
-    fn evict(&mut self, py: Python<'_>, num_pages: usize) -> PyResult<Vec<u32>> {
+    fn evict(&mut self, py: Python<'_>, num_pages: i64) -> PyResult<Vec<u32>> {
+        let num_pages = count("num_pages", num_pages)?;
         self.run(py, |cache| cache.evict(num_pages))
     }
 
@@ -260,21 +282,23 @@ methods! {
         namespace: u32,
     ) -> PyResult<RadixMatch> {
         let (py, size, num_pages) = (tokens.py(), self.cache.tree.page_size(), max_pages.saturating_sub(first_page));
-        let tokens = part(tokens, first_page * size, (first_page + num_pages) * size)?;
+        let (from, to) = (first_page.saturating_mul(size), max_pages.max(first_page).saturating_mul(size));
+        let tokens = part("tokens", tokens, from, Some(to))?;
         let found = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
-        RadixMatch::new(py, found)
+        RadixMatch::new(py, found, self.cache.id())
     }
 
     fn beginning(&mut self, py: Python<'_>, node: u32, found: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
-        let found = found.found.clone();
+        let found = found.of(&self.cache)?.clone();
         let found = self.run(py, |cache| Ok(cache.tree.beginning(node, found, step)))?;
-        RadixMatch::new(py, found)
+        RadixMatch::new(py, found, self.cache.id())
     }
 
     #[pyo3(signature = (node, tokens, column, namespace=0))]
     fn has_page(&mut self, node: u32, tokens: &Bound<'_, PyAny>, column: usize, namespace: u32) -> PyResult<bool> {
         let (py, size) = (tokens.py(), self.cache.tree.page_size());
-        let tokens = part(tokens, column * size, (column + 1) * size)?;
+        let from = column.saturating_mul(size);
+        let tokens = part("tokens", tokens, from, Some(from.saturating_add(size)))?;
         self.run(py, |cache| Ok(cache.tree.has_page(node, namespace, &tokens, 0)))
     }
 
@@ -286,13 +310,14 @@ methods! {
         count: usize,
         namespace: u32,
     ) -> PyResult<Vec<i32>> {
-        let first = first_page * self.cache.tree.page_size();
-        let rest = part(tokens, first, tokens.len()?)?;
+        let first = first_page.saturating_mul(self.cache.tree.page_size());
+        let rest = part("tokens", tokens, first, None)?;
         self.run(tokens.py(), |cache| Ok(cache.tree.following(node, &rest, 0, count, namespace).to_vec()))
     }
 
     fn descend(&mut self, py: Python<'_>, handle: u32, found: &RadixMatch) -> PyResult<u32> {
-        self.run(py, |cache| cache.tree.descend(handle, &found.found))
+        let found = found.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.descend(handle, found))
     }
 
     #[pyo3(signature = (handle, tokens, pages, namespace=0))]
@@ -304,7 +329,7 @@ methods! {
         pages: &Bound<'_, PyAny>,
         namespace: u32,
     ) -> PyResult<u32> {
-        let (tokens, pages) = (whole(tokens)?, pages_of(pages)?);
+        let (tokens, pages) = (whole("tokens", tokens)?, pages_of(pages)?);
         self.run(py, |cache| {
             cache.claim(&pages)?;
             cache.tree.append(handle, namespace, &tokens, &pages)
@@ -322,16 +347,16 @@ methods! {
         namespace: u32,
     ) -> PyResult<(u32, usize)> {
         let pages = pages_of(pages)?;
-        let tokens = part(tokens, 0, pages.len() * self.cache.tree.page_size())?;
+        let to = pages.len().saturating_mul(self.cache.tree.page_size());
+        let tokens = part("tokens", tokens, 0, Some(to))?;
         self.run(py, |cache| {
-            let (handle, had) = cache.tree.insert(handle, namespace, &tokens, &pages, first_page)?;
-            cache.claim(&pages[had..])?;
-            Ok((handle, had))
+            cache.insert(handle, namespace, &tokens, &pages, first_page)
         })
     }
 
     fn save(&mut self, py: Python<'_>, found: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
-        self.run(py, |cache| cache.tree.save(&found.found, step))
+        let found = found.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.save(found, step))
     }
 
     fn view(&mut self, py: Python<'_>, limit: usize, pinned: BTreeSet<u32>) -> PyResult<ShownTree> {
@@ -359,17 +384,19 @@ type Planned = (usize, usize, bool, usize, usize, usize, usize);
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn prefill_admission_plan(
     py: Python<'_>,
-    candidates: Vec<Row>,
+    candidates: &Bound<'_, PyList>,
     budget: i64,
-    available: usize,
-    page_size: usize,
-    max_page_changes: usize,
-    reserve_ratio: usize,
-    needed: usize,
+    available: i64,
+    page_size: i64,
+    max_page_changes: i64,
+    reserve_ratio: i64,
+    needed: i64,
 ) -> PyResult<Vec<Planned>> {
-    let rows: Vec<Candidate> = candidates
-        .into_iter()
-        .map(|row| Candidate {
+    let read = |(at, row): (usize, Bound<'_, PyAny>)| {
+        let row: Row = row
+            .extract()
+            .map_err(|error| PyValueError::new_err(format!("candidates: {at}: {error}")))?;
+        Ok(Candidate {
             length: row.0,
             num_pages: row.1,
             num_matched: row.2,
@@ -379,14 +406,15 @@ pub(crate) fn prefill_admission_plan(
             has_state: row.6,
             num_unscheduled: row.7,
         })
-        .collect();
+    };
+    let rows: Vec<Candidate> = candidates.iter().enumerate().map(read).collect::<PyResult<_>>()?;
     let room = Room {
         budget,
-        available,
-        page_size,
-        max_page_changes,
-        reserve_ratio,
-        needed,
+        available: count("available", available)?,
+        page_size: count("page_size", page_size)?,
+        max_page_changes: count("max_page_changes", max_page_changes)?,
+        reserve_ratio: count("reserve_ratio", reserve_ratio)?,
+        needed: count("needed", needed)?,
     };
     let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, room))?;
     let rows = plan.into_iter();
@@ -413,7 +441,8 @@ macro_rules! arrays {
             $first: &Bound<'py, PyAny>,
             $second: &Bound<'py, PyAny>,
         ) -> PyResult<Bound<'py, PyAny>> {
-            let (py, one, two) = ($first.py(), whole($first)?, whole($second)?);
+            let (one, two) = (whole(stringify!($first), $first)?, whole(stringify!($second), $second)?);
+            let py = $first.py();
             to_numpy(py, guarded(py, || minisgl_core::$name(&one, &two))?.into_iter())
         })*
     };
@@ -433,9 +462,10 @@ pub(crate) fn make_metadata_buffers<'py>(
     starts: &Bound<'py, PyAny>,
     extend_lens: &Bound<'py, PyAny>,
     pages: &Bound<'py, PyAny>,
-    page_size: usize,
+    page_size: i64,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (starts, extend_lens, pages) = (whole(starts)?, whole(extend_lens)?, whole(pages)?);
+    let (starts, extend_lens) = (whole("starts", starts)?, whole("extend_lens", extend_lens)?);
+    let (pages, page_size) = (whole("pages", pages)?, count("page_size", page_size)?);
     let made = guarded(py, || {
         minisgl_core::make_metadata_buffers(&starts, &extend_lens, &pages, page_size)
     })?;

@@ -98,12 +98,14 @@ def prefill_admission_plan(
     the started requests."""
     plan: list[PlannedChunk] = []
     for row in candidates:
-        length, num_pages, num_matched, num_unlocked, _, _, _, num_unscheduled = row
-        chunk = _plan_chunk(row, budget, available, page_size, max_page_changes)
+        length, num_pages, num_matched, num_unlocked, _, num_loadable, _, num_unscheduled = row
+        chunk = NOTHING  # where another one took what it matched
+        if available >= num_unlocked + num_loadable:
+            chunk = _plan_chunk(row, budget, available, page_size, max_page_changes)
         num_tokens, num_new_pages, _, num_covered, num_loads, cost = chunk
         rest = -(-length // page_size) - num_matched
         reserve = _reserve(num_unscheduled, reserve_ratio, page_size)
-        missing = max(0, rest + reserve + needed - (available - num_unlocked))
+        missing = max(0, rest + reserve + needed - max(0, available - num_unlocked))
         plan.append((*chunk, missing))
         if not num_tokens or missing:
             break

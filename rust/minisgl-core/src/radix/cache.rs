@@ -4,11 +4,13 @@
 //! Invariants: a page is in the pool, in the tree, or taken by the caller, and the caller gives back only what it took;
 //! a handle whose nodes may be gone is refused.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::check::check_tree;
 use super::checkpoints::Checkpoints;
 use super::nodes::{NodeId, ROOT};
 use super::tree::RadixTree;
-use crate::api::{CachePolicy, Result, argument};
+use crate::api::{CachePolicy, Result, argument, need, need_memory};
 use crate::numbers::{MAX_U32, ToUsize};
 use crate::page_pool::{Page, PagePool};
 
@@ -18,7 +20,11 @@ pub struct RadixCacheManager {
     #[doc(hidden)]
     pub tree: RadixTree,
     taken: Vec<bool>, // by page: whether the caller has it
+    id: u64,          // of this cache, since its last reset
 }
+
+/// Caches and resets so far: a handle of one means nothing to another.
+static NUM_CACHES: AtomicU64 = AtomicU64::new(0);
 
 /// The end of a matched prefix. Unlocked, it can be used until pages leave the cache.
 #[derive(Clone, Debug)]
@@ -27,6 +33,7 @@ pub struct Handle {
     cached_len: usize,
     num_locks: u32,
     num_evicted: u64,
+    cache: u64,
 }
 
 impl Handle {
@@ -54,11 +61,23 @@ impl RadixCacheManager {
                 return argument(name, format!("{size}: must be between 1 and 2^31 - 1"));
             }
         }
+        if num_checkpoints.is_some_and(|slots| slots > MAX_U32 / 2) {
+            return argument("num_checkpoints", "must be at most 2^31 - 1");
+        }
+        need_memory("num_pages", 128 * num_pages)?;
+        need_memory("num_checkpoints", 128 * num_checkpoints.unwrap_or(0))?;
         let checkpoints = num_checkpoints.map(Checkpoints::new);
         Ok(Self {
             tree: RadixTree::new(PagePool::new(num_pages), page_size, policy, checkpoints),
             taken: vec![false; num_pages],
+            id: NUM_CACHES.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// Says which cache this is, and since which reset.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Gives pages to the caller: free ones, and for what lacks those of the prefixes that are evicted for it.
@@ -111,6 +130,7 @@ impl RadixCacheManager {
         self.tree.pool.reset();
         self.tree.reset();
         self.taken.fill(false);
+        self.id = NUM_CACHES.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The longest cached prefix of `tokens` and its pages. It counts as used now.
@@ -126,6 +146,7 @@ impl RadixCacheManager {
             cached_len: found.pages.len() * size,
             num_locks: 0,
             num_evicted: self.tree.num_evicted_total,
+            cache: self.id,
         };
         self.tree.release(node)?;
         Ok((handle, found.pages))
@@ -136,6 +157,9 @@ impl RadixCacheManager {
     /// # Errors
     /// `Error::Argument`: a handle that is not locked, and whose pages may be gone or that is to be unlocked.
     pub fn lock_handle(&mut self, handle: &mut Handle, unlock: bool) -> Result<()> {
+        if handle.cache != self.id {
+            return argument("handle", "of another cache, or from before a reset");
+        }
         let is_current = handle.num_evicted == self.tree.num_evicted_total;
         if handle.num_locks == 0 && (unlock || !is_current) {
             let reason = if unlock {
@@ -176,6 +200,24 @@ impl RadixCacheManager {
         Ok(had)
     }
 
+    /// As `RadixTree::insert`, with pages that the caller took for the columns that the tree lacks.
+    ///
+    /// # Errors
+    /// `Error::Argument`: a page that the caller does not have.
+    #[doc(hidden)]
+    pub fn insert(
+        &mut self,
+        handle: NodeId,
+        namespace: u32,
+        tokens: &[i32],
+        pages: &[Page],
+        first_page: usize,
+    ) -> Result<(NodeId, usize)> {
+        let found = self.tree.find(handle, namespace, tokens, first_page, pages.len());
+        self.claim(&pages[first_page + found.pages.len()..])?;
+        self.tree.insert(handle, namespace, tokens, pages, first_page)
+    }
+
     /// Evicts `num_pages` pages, those of the prefixes that are due first; returns them. They are free then.
     ///
     /// # Errors
@@ -201,11 +243,18 @@ impl RadixCacheManager {
         (self.tree.num_evictable(), self.tree.num_protected())
     }
 
-    /// Checks all that must hold of the tree. O(everything).
+    /// Checks all that must hold of the tree, and that each page is free, cached or taken. O(everything).
     ///
     /// # Errors
     /// `Error::Broken`: the first that does not.
     pub fn check_integrity(&self) -> Result<()> {
-        check_tree(&self.tree)
+        check_tree(&self.tree)?;
+        let mut owners: Vec<u32> = self.taken.iter().map(|&taken| u32::from(taken)).collect();
+        let cached = self.tree.ids().flat_map(|id| &self.tree.node(id).pages);
+        for &page in self.free_pages().iter().chain(cached) {
+            owners[page.to_usize()] += 1;
+        }
+        let wrong = owners.iter().position(|&count| count != 1);
+        need(wrong.is_none(), || format!("page {wrong:?} has no owner, or several"))
     }
 }
