@@ -29,7 +29,7 @@ class ExtensionMissing(ImportError):
 def why_missing() -> str:
     """Return why the extension does not load and how to build it; empty if it loads."""
     if envs.no_extension():
-        return f"{envs.NO_EXTENSION} hides it: {HOW_TO_BUILD}"
+        return f"{envs.NO_EXTENSION} hides it: unset that; where it is not built, {HOW_TO_BUILD}"
     try:
         importlib.import_module(NAME)
     except ImportError as error:

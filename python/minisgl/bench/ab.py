@@ -42,7 +42,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help=f"two schedulers by {VARIABLE}: a simulated engine, then the embedded model over HTTP",
         description=f"A/B of the scheduler by {VARIABLE}: pairs of runs in alternating order, a table of medians and a "
         "verdict with its interval; first with a simulated engine whose steps take no time, then with the embedded "
-        "model over HTTP. The last line of stdout is JSON. Takes one to two minutes.",
+        "model over HTTP. The ratio of a verdict is the mean of the pairs' ratios, not that of the medians. The last "
+        "line of stdout is JSON, its ratios less 1. Takes one to two minutes.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)

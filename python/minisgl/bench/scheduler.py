@@ -18,8 +18,8 @@ from minisgl.bench.scheduler_cases import CASES, SMALLEST, in_rounds
 from minisgl.extension import _rust, why_missing
 from minisgl.scheduler.backend import BACKENDS, RUST_PARTS, make_control_plane
 
-DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for both implementations in
-one run of about half a minute. Prints median, minimum, p90, p95 and p99 of each case in us, each the median of five
+DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for each scheduler in one
+run of about half a minute. Prints median, minimum, p90, p95 and p99 of each case in us, each the median of five
 rounds through all cases; the lowest and the highest of the rounds' medians; its bar. The last line of stdout is JSON
 with the medians. The garbage collector is off while a case runs."""
 
@@ -27,7 +27,7 @@ with the medians. The garbage collector is off while a case runs."""
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "scheduler",
-        help="time of a step's scheduling, both implementations",
+        help="time of a step's scheduling, each scheduler",
         description=DESCRIPTION,
         allow_abbrev=False,
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import EngineConfig
-from minisgl.extension import NAME, WITHOUT, _rust, why_missing
+from minisgl.extension import NAME, NEEDS, WITHOUT, ExtensionMissing, _rust, why_missing
 from minisgl.utils import older_variables
 from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, how_to_get, missing, version_of
 
@@ -199,6 +199,8 @@ def _backends() -> list[Finding]:
     def embedded() -> str:
         from minisgl.weights.sources import find_smollm2
 
+        if why_missing():
+            raise ExtensionMissing(f"a GGUF file {NEEDS}")
         return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
 
     def gateway() -> str:

@@ -183,6 +183,7 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
             link.send([told := _stats(loop, chosen, engine)])
     link.has_news = lambda: False
     loop.drain()
+    link.send([_stats(loop, chosen, engine)])  # with the calls since the last ones, for the line of the shadow
 
 
 def _milliseconds(file: Path) -> int:
