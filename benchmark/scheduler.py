@@ -145,7 +145,11 @@ def run_parts(args: argparse.Namespace) -> int:
 
 
 def parity(
-    name: str, requests: list[TraceRequest], config: ControlPlaneConfig, step_ms: int, backend: str
+    name: str,
+    requests: list[TraceRequest],
+    config: ControlPlaneConfig,
+    step_ms: int,
+    backend: str = "rust_hotpath",
 ) -> dict[str, Any]:
     """Raises `Divergence`."""
     pair = Pair(config, keep=CALLS_SHOWN, backend=backend)
