@@ -46,7 +46,7 @@ def test_any_parts_in_rust(backend: str) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", PARTS_IN_RUST)
 def test_any_parts_in_rust_long(backend: str, times: int) -> None:
-    for seed in range(2_000_000, 2_000_000 + times * 300):
+    for seed in range(2_000_000, 2_000_000 + times * 100):
         check_seed(seed, backend)
 
 
