@@ -15,7 +15,7 @@ LATE = ("test_gpu_graphs.py", "test_gpu_scheduling.py", "test_gpu_failures.py")
 
 
 def rehearsal(how: str, *tests: str) -> str:
-    arguments = [sys.executable, "-m", "pytest", "-rs", "--tb=short", *(f"tests/gpu/{test}" for test in tests)]
+    arguments = [sys.executable, "-m", "pytest", "-rsfE", "--tb=short", *(f"tests/gpu/{test}" for test in tests)]
     environment = {**os.environ, "MINISGL_GPU_REHEARSAL": how, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
