@@ -75,7 +75,7 @@ def test_a_handle_of_another_cache_or_from_before_a_reset_is_refused() -> None:
     for unlock in (False, True):
         with pytest.raises(ValueError, match="handle: of another cache, or from before a reset"):
             other.lock_handle(handle, unlock)
-    with pytest.raises(ValueError, match="found: of another cache"):
+    with pytest.raises(ValueError, match="match: of another cache"):
         other.descend(0, one.match(0, [1], 0, 1))
     one.reset()
     with pytest.raises(ValueError, match="from before a reset"):

@@ -43,7 +43,7 @@ class PointLoad:
 
 
 def point_from(flags: Sequence[str]) -> PointLoad:
-    """From the load's and the workload's flags of `minisgl bench serve`, for one point. Raises `ConfigError`."""
+    """Return the point that flags of `minisgl bench serve` describe. Raises `ConfigError`."""
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:

@@ -147,6 +147,7 @@ class StepLoop:
         self._last_others = -CLEAR_STEPS  # the last step that had others than those in the background
         self._left_something = False  # in the cache, by the last output: the next step sees to the budget
         self._failovers: list[Failover] = []
+        self._has_parts = hasattr(control_plane, "part_failures")  # one without is not asked at each step
         self.failover_reason = ""
         self.admitted = Admitted()
         self._new_ids: list[int] = []
@@ -387,13 +388,12 @@ class StepLoop:
     @property
     def failovers(self) -> list[Failover]:
         """The failovers so far. The part is "scheduler" where it was not one by itself."""
-        failures = part_failures(self._control_plane).items()
-        backend = backend_of(self._control_plane)
-        return [*self._failovers, *((backend, part, reason.partition(":")[0]) for part, reason in failures)]
+        backend, failures = backend_of(self._control_plane), part_failures(self._control_plane)
+        return [*self._failovers, *((backend, part, why.partition(":")[0]) for part, why in failures.items())]
 
     @property
     def num_failovers(self) -> int:
-        return len(self.failovers)
+        return len(self._failovers) + (len(part_failures(self._control_plane)) if self._has_parts else 0)
 
     def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
         """The scheduler broke: process the steps in flight without it, and go on with another one, whose first call
@@ -401,9 +401,8 @@ class StepLoop:
         reported here.)"""
         if self._fallback is None:
             raise error
-        kind = type(error.__cause__ or error).__name__
-        broken = self._control_plane
-        self._failovers = [*self.failovers, (backend_of(broken), getattr(error, "part", "scheduler"), kind)]
+        backend, kind = backend_of(self._control_plane), type(error.__cause__ or error).__name__
+        self._failovers = [*self.failovers, (backend, getattr(error, "part", "scheduler"), kind)]
         self.failover_reason = str(error)
         steps = list(uncommitted)
         if self._in_flight is not None:
@@ -422,6 +421,7 @@ class StepLoop:
         self._requests.flush()
         self._failed_step = None
         self._control_plane, self._fallback = self._fallback(), None
+        self._has_parts = hasattr(self._control_plane, "part_failures")
         self.prefixes.lost()
         self.prefixes.events.clear()  # they are live as the others
         self._replay = self._timing.budget() + self._intake.arrivals()

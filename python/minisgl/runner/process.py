@@ -207,7 +207,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
 
 
 def failover_reason(loop: StepLoop) -> str:
-    """How the scheduler failed last, or its part."""
+    """Return the error with which the scheduler, or a part of it, failed last; empty if none did."""
     of_parts = [f"part {part}: {reason}" for part, reason in part_failures(loop.control_plane).items()]
     return of_parts[-1] if of_parts else loop.failover_reason
 

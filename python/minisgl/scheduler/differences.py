@@ -1,4 +1,4 @@
-"""Where two schedulers differ after the same call, field by field: for a shadow beside a server, and for a replay.
+"""Finds the fields in which two schedulers differ after the same call, for a shadow beside a server and for a replay.
 
 Invariants: the fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`;
 calls with equal results yield nothing.

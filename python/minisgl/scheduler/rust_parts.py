@@ -33,7 +33,7 @@ class Guarded:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """The parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
+    """Return the parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
     _, colon, listed = text.partition(":")
     names = listed.split(",") if colon else list(PART_NAMES)
     if wrong := [name for name in names if name not in PART_NAMES]:
@@ -42,7 +42,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
 
 
 def make_parts(names: Sequence[str]) -> Parts:
-    """Those of `names` in Rust, the others in Python. Raises `ExtensionMissing`."""
+    """Return the parts of a scheduler, those of `names` in Rust and the others in Python. Raises `ExtensionMissing`."""
     tree: MakeTree = _rust.RadixCacheManager if "radix" in names else PYTHON.tree
     plan_chunks, make_metadata = PYTHON.plan_chunks, PYTHON.make_metadata
     return Parts(

@@ -13,18 +13,16 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import char_to_byte
-
-if TYPE_CHECKING:
-    pass
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -182,7 +180,7 @@ def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-class ReferenceDecoder:
+class ReferenceDecoder(ABC):
     """The text of one stream of ids; `skipped` ids are no text."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
@@ -198,12 +196,12 @@ class ReferenceDecoder:
         held back bytes that the id does not continue), and the text of `push`."""
         return 0, self.push((token_id,))
 
+    @abstractmethod
     def flush(self) -> str:
         """Return what was held back: the bytes of an unfinished character as U+FFFD."""
-        raise NotImplementedError
 
-    def _push_one(self, token_id: int) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _push_one(self, token_id: int) -> str: ...
 
 
 class _ByteLevelDecoder(ReferenceDecoder):

@@ -171,8 +171,8 @@ fn plan_chunk(row: &Candidate, budget: i64, available: usize, size: usize, max_p
     }
 }
 
-/// What there is for rows that want chunks: tokens of the step, pages that are free or evictable, and page-table
-/// entries. `needed` pages are what started requests will yet take, at the ratio.
+/// Room of a step for rows that want chunks: tokens, pages that are free or evictable, and page-table entries. `needed`
+/// pages are what started requests will yet take, at the ratio in 1/1024.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Room {

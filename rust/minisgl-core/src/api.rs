@@ -118,9 +118,9 @@ pub enum Error {
     },
     /// A bad argument of a building block. The call changed nothing.
     Argument {
-        /// Its name.
+        /// The argument's name.
         name: &'static str,
-        /// What is wrong with it.
+        /// The rule that its value breaks.
         reason: String,
     },
     /// A broken invariant: the object must not be used any more.

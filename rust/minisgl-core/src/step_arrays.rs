@@ -20,7 +20,7 @@ pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
 /// The request slot of each token of a step.
 ///
 /// # Errors
-/// As `make_positions`.
+/// `Error::Argument`: arrays of different lengths, a negative number, or more tokens than an int32 counts.
 pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     check_rows("req_slots", req_slots, extend_lens)?;
     let rows = req_slots.iter().zip(extend_lens);

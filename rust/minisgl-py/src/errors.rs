@@ -18,7 +18,7 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     made.map_or_else(|_| PyRuntimeError::new_err(error.to_string()), PyErr::from_value)
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

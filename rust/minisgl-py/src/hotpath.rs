@@ -16,7 +16,7 @@ use crate::buffers::View;
 use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
 use crate::errors::{panic_text, to_python};
 
-/// Numbers `from` .. `to` of `numbers`, a list or an int32 array; the whole of it without `to`. An error calls it `name`.
+/// Reads numbers `from` .. `to` of a list or an int32 array, all behind `from` without `to`. An error calls it `name`.
 fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) -> PyResult<Vec<i32>> {
     let refuse = |reason: String| PyValueError::new_err(format!("{name}: {reason}"));
     let too_few = |len: usize, to: usize| refuse(format!("{len} numbers, not {to}"));
@@ -65,10 +65,14 @@ fn namespace_of(namespace: i64) -> PyResult<u32> {
     count("namespace", namespace)
 }
 
-fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResult<T> {
+/// Runs a call of the core; a panic is a broken invariant.
+fn caught<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let result = catch_unwind(AssertUnwindSafe(call));
-    let result = result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))));
-    result.map_err(|error| to_python(py, &error))
+    result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))))
+}
+
+fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResult<T> {
+    caught(call).map_err(|error| to_python(py, &error))
 }
 
 /// The end of a matched prefix.
@@ -83,7 +87,7 @@ impl RadixCacheHandle {
     }
 }
 
-/// What is cached of a text below a node.
+/// The longest part of a text that the cache holds below a node.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct RadixMatch {
     found: Match,
@@ -101,7 +105,7 @@ impl RadixMatch {
     fn of(&self, cache: &Cache) -> PyResult<&Match> {
         match self.cache == cache.id() {
             true => Ok(&self.found),
-            false => Err(PyValueError::new_err("found: of another cache, or from before a reset")),
+            false => Err(PyValueError::new_err("match: of another cache, or from before a reset")),
         }
     }
 }
@@ -129,18 +133,15 @@ pub(crate) struct RadixCacheManager {
 
 impl RadixCacheManager {
     fn run<T>(&mut self, py: Python<'_>, call: impl FnOnce(&mut Cache) -> Result<T, Error>) -> PyResult<T> {
-        let (cache, broken) = (&mut self.cache, &mut self.broken);
-        guarded(py, || match broken {
-            Some(what) => Err(Error::Broken(format!("the prefix cache is broken: {what}"))),
-            None => {
-                let result = catch_unwind(AssertUnwindSafe(|| call(cache)));
-                let result = result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))));
-                if let Err(Error::Broken(what)) = &result {
-                    *broken = Some(what.clone());
-                }
-                result
-            }
-        })
+        if let Some(what) = &self.broken {
+            let what = format!("the prefix cache is broken: {what}");
+            return Err(to_python(py, &Error::Broken(what)));
+        }
+        let result = caught(|| call(&mut self.cache));
+        if let Err(Error::Broken(what)) = &result {
+            self.broken = Some(what.clone());
+        }
+        result.map_err(|error| to_python(py, &error))
     }
 }
 
@@ -288,8 +289,8 @@ methods! {
         RadixMatch::new(py, found, self.cache.id())
     }
 
-    fn beginning(&mut self, py: Python<'_>, node: u32, found: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
-        let found = found.of(&self.cache)?.clone();
+    fn beginning(&mut self, py: Python<'_>, node: u32, r#match: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
+        let found = r#match.of(&self.cache)?.clone();
         let found = self.run(py, |cache| Ok(cache.tree.beginning(node, found, step)))?;
         RadixMatch::new(py, found, self.cache.id())
     }
@@ -315,8 +316,8 @@ methods! {
         self.run(tokens.py(), |cache| Ok(cache.tree.following(node, &rest, 0, count, namespace).to_vec()))
     }
 
-    fn descend(&mut self, py: Python<'_>, handle: u32, found: &RadixMatch) -> PyResult<u32> {
-        let found = found.of(&self.cache)?;
+    fn descend(&mut self, py: Python<'_>, handle: u32, r#match: &RadixMatch) -> PyResult<u32> {
+        let found = r#match.of(&self.cache)?;
         self.run(py, |cache| cache.tree.descend(handle, found))
     }
 
@@ -354,8 +355,8 @@ methods! {
         })
     }
 
-    fn save(&mut self, py: Python<'_>, found: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
-        let found = found.of(&self.cache)?;
+    fn save(&mut self, py: Python<'_>, r#match: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
+        let found = r#match.of(&self.cache)?;
         self.run(py, |cache| cache.tree.save(found, step))
     }
 
@@ -381,7 +382,7 @@ type Planned = (usize, usize, bool, usize, usize, usize, usize);
 #[pyo3(signature = (
     candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0
 ))]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments)] // keywords of a Python function
 pub(crate) fn prefill_admission_plan(
     py: Python<'_>,
     candidates: &Bound<'_, PyList>,
@@ -418,20 +419,19 @@ pub(crate) fn prefill_admission_plan(
     };
     let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, room))?;
     let rows = plan.into_iter();
-    Ok(rows
-        .map(|it| {
-            let counts = (it.num_covered, it.num_loads, it.cost, it.num_missing);
-            (
-                it.num_tokens,
-                it.num_new_pages,
-                it.lacks_pages,
-                counts.0,
-                counts.1,
-                counts.2,
-                counts.3,
-            )
-        })
-        .collect())
+    let rows = rows.map(|it| {
+        let (tokens, pages, lacks) = (it.num_tokens, it.num_new_pages, it.lacks_pages);
+        (
+            tokens,
+            pages,
+            lacks,
+            it.num_covered,
+            it.num_loads,
+            it.cost,
+            it.num_missing,
+        )
+    });
+    Ok(rows.collect())
 }
 
 macro_rules! arrays {

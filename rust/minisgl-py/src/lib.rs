@@ -38,7 +38,6 @@ mod text;
 fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control_plane::build_info, module)?)?;
     module.add_function(wrap_pyfunction!(answer::answer_rules, module)?)?;
-    module.add_function(wrap_pyfunction!(text::without_billing_header, module)?)?;
     module.add_class::<answer::AnswerParser>()?;
     module.add_class::<answer::AnswerTools>()?;
     module.add_class::<answer::Thinking>()?;

@@ -50,12 +50,6 @@ fn written(write: impl FnOnce(&mut String)) -> String {
 }
 
 /// See `_rust.pyi`.
-#[pyfunction]
-pub(crate) fn without_billing_header(system: &str) -> &str {
-    minisgl_text::without_billing_header(system)
-}
-
-/// See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct TextTokenizer {
     pub inner: Arc<Tokenizer>,

@@ -47,8 +47,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class Room:
-    """What a step has for a row: tokens of its budget, page-table entries, and the `needed` pages that started requests
-    will yet take, at the ratio."""
+    """Room of a step for a row: tokens of the budget, page-table entries, and the `needed` pages that started requests
+    will yet take, at the ratio in 1/1024."""
 
     budget: int
     max_page_changes: int

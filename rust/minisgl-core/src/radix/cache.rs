@@ -200,7 +200,7 @@ impl RadixCacheManager {
         Ok(had)
     }
 
-    /// As `RadixTree::insert`, with pages that the caller took for the columns that the tree lacks.
+    /// Moves a handle as `RadixTree::insert` does. The caller took the pages of the columns that the tree lacks.
     ///
     /// # Errors
     /// `Error::Argument`: a page that the caller does not have.

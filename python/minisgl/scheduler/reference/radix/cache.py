@@ -1,4 +1,4 @@
-"""The radix tree as the part that a scheduler takes: `reference.parts.PrefixTree`."""
+"""The radix tree as the part that a scheduler takes: `scheduler.parts.PrefixTree`."""
 
 from __future__ import annotations
 
