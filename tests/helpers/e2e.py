@@ -45,7 +45,8 @@ def is_gone(pid: int) -> bool:
 
 class ServerProcess:
     """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs. `wait`: until it is
-    ready. `forked`: without a start of the interpreter (tests.helpers.forking)."""
+    ready. `forked`: without a start of the interpreter (tests.helpers.forking), unless `env` has other folders of
+    modules."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class ServerProcess:
         self._ready = threading.Event()
         self.url = ""
         # threads that wait for each other sleep: on a busy machine those that spin take the cores from those that work
-        self.process = (Minisgl if forked else subprocess.Popen)(
+        self.process = (Minisgl if forked and "PYTHONPATH" not in (env or {}) else subprocess.Popen)(
             [sys.executable, *minisgl, "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

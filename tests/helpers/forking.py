@@ -77,6 +77,7 @@ class Minisgl(subprocess.Popen[Any]):
         request: dict[str, Any] = {"flag": args[1], "program": args[2], "args": args[3:]}
         request |= {"cwd": str(asked["cwd"] or os.getcwd()), "new_session": asked["start_new_session"]}
         request["env"] = dict(os.environ if asked["env"] is None else asked["env"])
+        assert request["env"].get("PYTHONPATH") == os.environ.get("PYTHONPATH"), "a fork imports from no other folders"
         ours, ends = os.pipe()
         streams = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         given_streams = [number if one == -1 else one for number, one in enumerate(streams)]

@@ -31,7 +31,7 @@ def test_a_function_that_breaks_is_replaced_in_the_same_step(part: str) -> None:
     failover.check(clients, 3)
     left = ",".join(name for name in PART_NAMES if name != part)
     assert loop.failovers == [(f"rust_parts:{left}", part, "OverflowError")]
-    assert loop.control_plane is plane and len(calls) == 40
+    assert loop.control_plane is plane and len(calls) == 40 and loop.num_failovers == 1
 
 
 def test_a_prefix_cache_that_breaks_ends_its_scheduler() -> None:

@@ -152,5 +152,6 @@ def test_a_server_records_what_replay_drives(tmp_path: Path) -> None:
     assert result["first_difference"] is None and result["calls"] > 40
     assert "\nequal: " in done.stdout and f" {result['calls']} calls, every plan, array and count" in done.stdout
     assert set(result["us_per_step"]) == {"python", "rust_hotpath"}
+    assert f"shadow: {result['calls']} calls were compared: " in said[1], "the last calls are counted, too"
     wrong = run([*command[:4], str(tmp_path / "no")])
     assert wrong.returncode == 2 and "no" in wrong.stderr

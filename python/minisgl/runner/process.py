@@ -144,6 +144,8 @@ def serve(config: ProcessConfig, link: Link) -> None:
         _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.close()
+        if chosen.shadow is not None:  # the front ends listen no more: this process says it itself
+            print(chosen.shadow.line(), file=sys.stderr, flush=True)
     finally:
         link.timers.close()
         if compiler is not None:
@@ -183,7 +185,6 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
             link.send([told := _stats(loop, chosen, engine)])
     link.has_news = lambda: False
     loop.drain()
-    link.send([_stats(loop, chosen, engine)])  # with the calls since the last ones, for the line of the shadow
 
 
 def _milliseconds(file: Path) -> int:

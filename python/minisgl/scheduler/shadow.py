@@ -42,6 +42,12 @@ class ShadowSummary:
     first: dict[str, Any] | None = None  # the first difference, as a line of the report
     first_index: int = 0  # of its call
 
+    def line(self) -> str:
+        """Return the counts as a line for people."""
+        num_compared = self.num_equal + self.num_different + self.num_failed
+        counts = f"{self.num_equal} equal, {self.num_different} different, {self.num_failed} failed"
+        return f"shadow: {num_compared} calls were compared: {counts}"
+
 
 class ShadowControlPlane(WrappedControlPlane):
     """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `notify` gets a

@@ -27,7 +27,7 @@ from minisgl.config import MODEL_SMOLLM2, ServerConfig
 from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
 from minisgl.frontend.generation_config import read_defaults, show_defaults
 from minisgl.frontend.warming import NotKept, load_adapters, warm
-from minisgl.message import EngineReady, EngineStats
+from minisgl.message import EngineReady
 from minisgl.runner.launch import EngineProcess
 from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
@@ -248,8 +248,6 @@ async def _serve(
         wait.cancel()
     if front_end.gateway is not None:  # before the engine hears of it; the death of the engine was seen here first
         await asyncio.to_thread(front_end.gateway.fail, client.failure or SHUTTING_DOWN)
-    if config.engine.debug.shadow and client.stats is not None:
-        say(_shadow_line(client.stats))
     process.leave()
     client.shut_down()
     app.context.metrics.stop()
@@ -313,13 +311,6 @@ async def _drain(
     with under_way(all_answered()) as idle:
         await asyncio.wait({died, stop, *idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     say(f"drained: {num_open()} requests are cut off")
-
-
-def _shadow_line(stats: EngineStats) -> str:
-    """Return what a shadow found, as the engine said last."""
-    calls = stats.shadow_calls()
-    counts = ", ".join(f"{count} {result}" for result, count in calls.items())
-    return f"shadow: {sum(calls.values())} calls were compared: {counts}"
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
