@@ -28,7 +28,6 @@ __all__ = [
     "CpuSampler",
     "EnginePool",
     "Gateway",
-    "GatewayTemplate",
     "GrammarMatcher",
     "GrammarTokenizer",
     "PageStore",
@@ -501,16 +500,25 @@ class PageStore:
 
 @final
 class Gateway:
-    """HTTP in front of the Python server: answers by itself what it is sure of, passes all else on. Its threads start
-    with it; they need no interpreter."""
+    """HTTP in front of the Python server: writes the answers to requests for text, of which it asks Python what is to
+    be generated, and passes all else on. Its thread starts with it; it needs no interpreter."""
 
     def __new__(cls, listener_fd: int, engine: str, fallback: str) -> Gateway:
         """Accept clients on a duplicate of the descriptor. `engine` and `fallback` are the Unix sockets of the engine
         process and of the Python server. Raises `OSError`."""
 
-    def serve(self, config: str, tokenizer: TextTokenizer, answer: Callable[[str], str | None]) -> list[str]:
-        """Answer what it is sure of, from now on. `config`: `server.gateway_config` as JSON; `answer`: see
-        `server.app.Application`, called by threads of its own, not after `stop`. Returns what is passed on, and why.
+    def serve(self, config: str, tokenizer: TextTokenizer) -> bool:
+        """Answer requests for text, from now on. `config`: `server.gateway_config` as JSON. False: not before the
+        engine process answers. Raises `ValueError`."""
+
+    def questions_fd(self) -> int:
+        """A descriptor that can be read when there is a question: it is to be read empty before they are taken."""
+
+    def questions(self) -> list[tuple[int, str, str, list[tuple[bytes, bytes]], bytes | None]]:
+        """Those that wait: number, method, target, headers, and the body; None: may the caller send one?"""
+
+    def answer(self, number: int, prepared: bytes) -> None:
+        """Answer a question by a frame of `message.prepared`. What is to be generated counts as waiting from now on.
         Raises `ValueError`."""
 
     def drain(self) -> None:
@@ -522,20 +530,8 @@ class Gateway:
     def stop(self, grace_s: float) -> None:
         """Close connections, at the latest after `grace_s`. Idempotent."""
 
-    def publish(
-        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
-    ) -> None:
-        """What waits in the Python server: limits count both."""
-
     def beat(self) -> None:
-        """The Python server's event loop runs. Probes are passed on when it has not said so for a while."""
-
-    def set_adapters(self, numbers: dict[str, int]) -> None:
-        """The adapters that requests may name from now on. `GET /v1/models` is passed on while there are some."""
-
-    def take_kept(self) -> list[tuple[int, str, list[str], str, str]]:
-        """The answers to POST /v1/responses that are kept, and were not taken yet: number of the caller's key, id, ids
-        of the items of its output, the object, and what was its input."""
+        """The Python server's event loop runs. `/readyz` is passed on when it has not said so for a while."""
 
     @property
     def num_open(self) -> int:
@@ -653,14 +649,6 @@ class TextStream:
     @property
     def matched_stop(self) -> str | None: ...
     def finish(self) -> str: ...
-
-@final
-class GatewayTemplate:
-    """See `minisgl.tokenizer.ChatTemplate`. `ValueError`: the gateway leaves it to Python."""
-
-    def __new__(cls, source: str, content: str, special_tokens: dict[str, str] = ...) -> GatewayTemplate: ...
-    def render(self, messages: str, variables: str, add_generation_prompt: bool) -> str:
-        """`messages` and `variables` are JSON."""
 
 @final
 class GrammarTokenizer:

@@ -40,14 +40,9 @@ class AdapterBook:
         self._changed = changed
         self._next_number = 1
         self.by_name: dict[str, Adapter] = {}  # those that are being loaded, too
-        self.on_change: Callable[[dict[str, int]], None] = lambda numbers: None
 
     def ready(self) -> list[Adapter]:
         return [one for one in self.by_name.values() if one.is_ready]
-
-    def numbers(self) -> dict[str, int]:
-        """The numbers of the adapters that are ready, by name."""
-        return {one.name: one.number for one in self.ready()}
 
     def number(self, name: str) -> int | None:
         """For requests; None: there is none of this name that is ready."""
@@ -70,7 +65,6 @@ class AdapterBook:
         if self.by_name.get(adapter.name) is adapter:
             del self.by_name[adapter.name]
             adapter.is_ready = False
-            self.on_change(self.numbers())
             self._post(UnloadAdapter(adapter.number))
 
     def take(self, engine: int, message: AdapterChanged) -> None:
@@ -94,4 +88,3 @@ class AdapterBook:
         serving = self._serving()
         if not adapter.is_ready and serving and all(engine in adapter.said for engine in serving):
             adapter.is_ready = True
-            self.on_change(self.numbers())

@@ -22,10 +22,6 @@ from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import Tokenizer, bad_token_ids
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
@@ -199,7 +195,6 @@ class OutputProcessor:
         self.num_waiting = 0  # of the others: sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
         self.num_waiting_of: dict[int, int] = {}  # by API key, but for number 0
-        self.on_change: Callable[[], None] = _nothing  # called when one of these changes
         self.queue: Histogram | None = None  # time from sending a request to its first step
         self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
 
@@ -223,7 +218,6 @@ class OutputProcessor:
         self.num_waiting_tokens += len(state.prompt)
         if state.key:
             self.num_waiting_of[state.key] = self.num_waiting_of.get(state.key, 0) + 1
-        self.on_change()
 
     def remove(self, state: RequestState) -> bool:
         """What still comes for it is dropped. False if it has ended."""
@@ -231,14 +225,12 @@ class OutputProcessor:
             return False
         self.num_background -= state.background
         self._no_longer_waits(state)
-        self.on_change()
         return True
 
     def remove_all(self) -> list[RequestState]:
         found, self.live = list(self.live.values()), {}
         self.num_background = self.num_waiting = self.num_waiting_tokens = 0
         self.num_waiting_of.clear()
-        self.on_change()
         self._due.clear()
         return found
 
@@ -261,7 +253,6 @@ class OutputProcessor:
             self.num_waiting_tokens -= len(state.prompt)
             if state.key:
                 self.num_waiting_of[state.key] -= 1
-            self.on_change()
 
     # ----------------------------------------------------------------------------------------------------- outputs
 

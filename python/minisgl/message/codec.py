@@ -36,6 +36,11 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
     return _VERSION + _encoder.encode(messages)
 
 
+def encode_any(messages: Sequence[msgspec.Struct]) -> bytes:
+    """Messages of another kind, in the same form."""
+    return _VERSION + _encoder.encode(messages)
+
+
 def stamped(frame: bytes, sent_ns: int) -> bytes:
     """A frame of `encode` with the time of sending, nanoseconds of a clock that both sides share."""
     return b"".join((_STAMPED, sent_ns.to_bytes(8, "little"), frame[2:]))

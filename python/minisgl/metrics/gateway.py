@@ -57,9 +57,8 @@ class Readings(TypedDict):
     num_finished: dict[str, int]  # by finish reason
     num_generated: int
     num_live: int  # choices that the engine computes
-    num_shortened: int  # whose default length was, by --adaptive-max-tokens
     keys: list[KeyReading]  # by number
-    requests: list[tuple[str, str, int]]  # route, why it was passed on (empty: it was answered), how many
+    requests: list[tuple[str, str, int]]  # route, why Python answered (empty: the gateway did), how many
     most: dict[str, PeakReading]  # choices in_flight, and queued: without a row
     cache: CacheReading
     histograms: dict[str, HistogramReading]

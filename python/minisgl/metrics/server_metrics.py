@@ -45,7 +45,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 REASONS = ("stop", "length", "abort", "error")
 TRACED = ("dispatch", "tokenize", "gc", "encode", "decode")
-Count = Literal["num_accepted", "num_generated", "num_shortened"]
+Count = Literal["num_accepted", "num_generated"]
 """As `Readings` names them."""
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
@@ -90,6 +90,7 @@ class Metrics(Collector):
         if aliases_for is not None:
             self._registry.register(AliasCollector((engine, self), aliases_for))
         self._counts: dict[Count, int] = dict.fromkeys(get_args(Count), 0)
+        self._num_shortened = 0
         self._num_finished = dict.fromkeys(REASONS, 0)
         self._gateway: Callable[[], Readings | None] = gateway or (lambda: None)
         self._waiting = waiting
@@ -152,7 +153,7 @@ class Metrics(Collector):
 
     def shortened(self, count: int) -> None:
         """As many accepted requests have less than their default length."""
-        self._counts["num_shortened"] += count
+        self._num_shortened += count
 
     def tokens(self, count: int, arrival_time: float | None, last_time: float | None, now: float) -> None:
         """`count` tokens of one request came at once; the time since the last is shared among them. Without an
@@ -229,8 +230,9 @@ class Metrics(Collector):
             recent = self._peak(name, peak)["recent"]
             yield family(Gauge, f"requests_{name}_most", f"{text}, most of the last 10 to 20 s", [(recent,)])
         yield family(Counter, "generated_tokens", "tokens received from the engine", [(self._all("num_generated"),)])
-        short = self._all("num_shortened")
-        yield family(Counter, "requests_shortened", "requests with less than their default length", [(short,)])
+        yield family(
+            Counter, "requests_shortened", "requests with less than their default length", [(self._num_shortened,)]
+        )
         yield from key_families(self._all_keys())
         yield from of_batches(self._batches())
         there = self._there
@@ -255,7 +257,7 @@ class Metrics(Collector):
             "requests_in_flight": self._peak("in_flight", self._in_flight),
             "requests_queued": self._peak("queued", self._queued),
             "generated_tokens": self._all("num_generated"),
-            "requests_shortened": self._all("num_shortened"),
+            "requests_shortened": self._num_shortened,
             "cpu_s": cpu_seconds(),
             "resident_bytes": resident_bytes(),
             "meters": {name: _meter(reading) for name, reading in self._meter_readings().items()},

@@ -89,7 +89,6 @@ class KeyUse:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = [KeyCounts(name) for name in names(keys)]
-        self.on_tokens: Callable[[], None] = lambda: None  # called when the tokens of a key change
         self._keys = keys
         self._waiting = waiting
         self._gateway = gateway
@@ -105,19 +104,13 @@ class KeyUse:
             found = self.counts[number]
             found.num_requests += num_requests
             found.num_prompt += num_prompt
-            self.on_tokens()
 
     def generated(self, number: int, num_tokens: int) -> None:
         if self.counts:
             self.counts[number].num_generated += num_tokens
-            self.on_tokens()
-
-    def here(self) -> list[tuple[int, int]]:
-        """By number: requests that wait on this side, and tokens that were used on it."""
-        return [(self._waiting(number), one.num_tokens) for number, one in enumerate(self.counts)]
 
     def readings(self) -> list[tuple[int, int]]:
-        """The same of both sides."""
+        """By number: requests that wait, and tokens that were used, on both sides."""
         found = list[tuple[int, int]]()
         for number, one in enumerate(self.counts):
             there = self._gateway(number)

@@ -22,13 +22,13 @@ from minisgl.server.batches.store import Store
 from minisgl.server.context import Served, ServerContext
 from minisgl.server.errors import install_handlers
 from minisgl.server.formatter import json_response
-from minisgl.server.gateway_forms import form_of
 from minisgl.server.live import add_live
 from minisgl.server.log import say
 from minisgl.server.middleware import Middleware, Posts
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
+from minisgl.server.prepare import Preparing
 from minisgl.server.prompts import Prompts
-from minisgl.server.receipts import OF_GATEWAY, Receipts
+from minisgl.server.receipts import Receipts
 from minisgl.server.responses.endpoint import add_responses
 from minisgl.server.routes import POSTS, ROUTES, Told, card
 from minisgl.server.tools import Parsing
@@ -46,7 +46,7 @@ class Application:
     context: ServerContext
     middleware: Middleware  # an ASGI application
     batches: Batches | None  # to be started, and stopped
-    answer: Callable[[str], str | None]  # for the gateway: of forms (`gateway_forms`) and of receipts
+    preparing: Preparing | None  # answers the gateway's questions, if there is one; to be started, and stopped
 
 
 def build_app(
@@ -107,12 +107,9 @@ def build_app(
     install_openapi(app)
     _add_docs(app)
     inner = Background(posts, room_of(context)) if config.takes_lines else posts
-    return Application(context, Middleware(inner, config), batches, _answering(form_of(parsing), receipts.of_gateway))
-
-
-def _answering(form: Callable[[str], str | None], receipt: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """What the gateway calls with its questions, of forms and of receipts."""
-    return lambda question: (receipt if question.startswith(OF_GATEWAY) else form)(question)
+    middleware = Middleware(inner, config)
+    preparing = None if gateway is None else Preparing(gateway, middleware, posts)
+    return Application(context, middleware, batches, preparing)
 
 
 async def _for_the_page() -> None:

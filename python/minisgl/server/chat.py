@@ -6,14 +6,16 @@ Invariants: what the chat APIs have in common stands here once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minisgl.extension import HOW_TO_BUILD, NEEDS, why_missing
 from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.message.prepared import AnswerParts
 from minisgl.parsers import ids
-from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, PlainParser, Reasoning, Text
+from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.context import ServerContext
@@ -22,6 +24,7 @@ from minisgl.server.formatter import (
     NOT_ASKED_FOR,
     SSE_DONE,
     Formatter,
+    Shown,
     chat_logprobs,
     json_bytes,
     of_its_end,
@@ -36,7 +39,7 @@ from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from minisgl._rust import Thinking
+    from minisgl._rust import AnswerTools, Thinking, ToolFormat
 
 TEXT_MARK = "\x00text\x00"
 OF_MESSAGES = (
@@ -107,19 +110,43 @@ class TurnChoice:
 class Turn(Wanted):
     """A call with one prompt, a conversation. `shown`: what the parser looks for."""
 
-    new_parser: Callable[[], MessageParser] = PlainParser
+    calls: ToolFormat | None = None  # of the tools that may be called
+    thinking: Thinking | None = None  # the model may think, and that is told from the content
+    schemas: dict[str, dict[str, Any]] | None = None  # of the parameters of tools, by name
     named_call: bool = False
-    thinks: bool = False  # the model may, and that is told from the content
     shows_thoughts: bool = True
     think_end: int | None = None  # the token that ends it, if one does
+    _known: AnswerTools | None = None
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None
 
     @property
     def is_plain(self) -> bool:
         """An answer is its text."""
-        return self.new_parser is PlainParser
+        return self.calls is None and self.thinking is None
 
     def choice(self) -> TurnChoice:
-        return TurnChoice(self.new_parser(), self.named_call)
+        if self._known is None and self.schemas is not None:
+            self._known = answer_tools(self.schemas)
+        return TurnChoice(new_parser(self.calls, self.thinking, self._known), self.named_call)
+
+    def parts(self) -> AnswerParts | None:
+        """How the gateway takes answers apart; None: an answer is its text."""
+        if self.is_plain:
+            return None
+        thinking = self.thinking
+        return AnswerParts(
+            None if self.calls is None else self.calls.name,
+            None if thinking is None else thinking.name,
+            None if thinking is None else thinking.is_open,
+            "" if self.schemas is None else json_bytes(self.schemas).decode(),
+            self.named_call,
+            self.shows_thoughts,
+            self.think_end,
+            sorted(self.shown),
+        )
 
     def num_thought(self, choice: TurnChoice, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
         """Tokens of what was thought, with the marker that ends it."""
@@ -168,13 +195,12 @@ def _parsed(
     calls = None if use is None else parsing.tool_format
     if thinking is None and calls is None:
         return turn
-    known = None if use is None else answer_tools({tool.name: tool.parameters or {} for tool in use.tools})
-    turn.new_parser = lambda: new_parser(calls, thinking, known)
+    turn.calls, turn.thinking = calls, thinking
+    turn.schemas = None if use is None else {tool.name: tool.parameters or {} for tool in use.tools}
     turn.named_call = use is not None and use.named is not None
     turn.shown = parsing.shown(() if calls is None else calls.markers)
     turn.shows_thoughts = chat.include_reasoning is not False
     if thinking is not None:
-        turn.thinks = True
         turn.shown |= parsing.shown(thinking.markers)
         turn.think_end = context.tokenizer.token_id(thinking.end)
     return turn
@@ -241,7 +267,6 @@ class ChatFormatter(Formatter):
         super().__init__(turn, chat.stream, chat.priority)
         self._turn = turn
         self._is_plain = turn.is_plain
-        self._choices = [turn.choice() for _ in range(sampling.n)]
         self._tokenizer = context.tokenizer
         self._n = sampling.n
         self._with_logprobs = sampling.logprobs is not None
@@ -252,11 +277,24 @@ class ChatFormatter(Formatter):
         self._as_ids = bool(chat.return_tokens_as_token_ids)
         self._has_begun = False
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{ids.new_id()}",
             "created": ids.created(),
             "model": context.served.check(chat.model),
         }
+
+    @cached_property
+    def _choices(self) -> list[TurnChoice]:
+        """Made when they are needed: where the gateway shows the answer, they are not."""
+        return [self._turn.choice() for _ in range(self._n)]
+
+    def for_gateway(self) -> Shown | None:
+        if self._with_prompt_logprobs or self._continuous_usage or self._with_token_ids or self._as_ids:
+            return None
+        head, parts = self._head, self._turn.parts()
+        return Shown(
+            "chat", head["id"], head["created"], head["model"], self._include_usage, self._with_logprobs, parts
+        )
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, tokens, as_ids=self._as_ids) if self._with_logprobs else None

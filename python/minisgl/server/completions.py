@@ -20,6 +20,7 @@ from minisgl.server.formatter import (
     CompletionLogprobs,
     EchoedPrompt,
     Formatter,
+    Shown,
     echoed_prompt,
     of_its_end,
     prompt_logprobs,
@@ -74,13 +75,13 @@ async def _filled_in(
 class _Options:
     n: int
     best_of: int  # generated, of which the best n are returned
-    echo: bool
-    with_logprobs: bool
-    with_prompt_logprobs: bool
-    include_usage: bool  # in a stream
-    continuous_usage: bool
-    with_token_ids: bool
-    as_ids: bool  # so tokens are shown
+    echo: bool = False
+    with_logprobs: bool = False
+    with_prompt_logprobs: bool = False
+    include_usage: bool = False  # in a stream
+    continuous_usage: bool = False
+    with_token_ids: bool = False
+    as_ids: bool = False  # so tokens are shown
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -137,12 +138,22 @@ class CompletionFormatter(Formatter):
         self._given = found.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompt_logprobs: dict[int, msgspec.Raw] = {}
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"cmpl-{ids.new_id()}",
             "object": "text_completion",
             "created": ids.created(),
             "model": context.served.check(completion.model),
         }
+
+    def for_gateway(self) -> Shown | None:
+        options = self._options
+        usual = _Options(options.n, options.n, with_logprobs=options.with_logprobs, include_usage=options.include_usage)
+        if options != usual:
+            return None
+        head = self._head
+        return Shown(
+            "completion", head["id"], head["created"], head["model"], options.include_usage, options.with_logprobs
+        )
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         options = self._options

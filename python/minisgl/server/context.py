@@ -81,9 +81,6 @@ class ServerContext:
         self.queue, self.keys, self.gateway = queue, queue.keys, queue.gateway
         self.metrics = metrics
         self.turns = Turns(config.limits.max_encoding_bytes, prompts.give_back)
-        if self.gateway is not None:
-            client.adapters.on_change = self.gateway.set_adapters
-            self.gateway.set_adapters(client.adapters.numbers())
         self.running: set[Running] = set()
         self.responses = ResponseStore()
         self.draining = False

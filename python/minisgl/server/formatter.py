@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
+from minisgl.message.prepared import AnswerParts
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.receipts import FIELD
@@ -81,6 +82,19 @@ class JsonList:
         return msgspec.Raw(bytes(self._data) + b"]")
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How the gateway shows an answer: the fields of `PreparedGeneration` of these names."""
+
+    shape: Literal["chat", "completion", "generate"]
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    include_usage: bool = False
+    shows_logprobs: bool = False
+    parts: AnswerParts | None = None
+
+
 class Formatter(ABC):
     """What an endpoint makes of a body: what is to be generated, and how that is shown, whole or as a stream."""
 
@@ -93,6 +107,10 @@ class Formatter(ABC):
         self.stream = bool(stream)
         names = ", ".join(wanted.ignored).encode()
         self.headers = [(b"x-minisgl-ignored", names)] if names else []
+
+    def for_gateway(self) -> Shown | None:
+        """How the gateway shows the answer; None: only this does."""
+        return None
 
     @abstractmethod
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:

@@ -49,15 +49,37 @@ class Wanted:
     receipts: OfAnswers | None = None
 
 
+def resolved(context: ServerContext, request: HttpRequest, wanted: Wanted) -> tuple[SamplingParams, Lengths, bool]:
+    """What the engine gets of a call, whichever front end writes the answer: `wanted.sampling` with its adapter, the
+    limits of lengths, and whether log probabilities are many. The server has room for it. Raises `ApiError`: 400, 404
+    for an adapter that has gone, 429 if too much waits already."""
+    prompts, sampling = wanted.prompts, wanted.sampling
+    context.keys.check_priority(request.key, wanted.priority)
+    context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)
+    model = request.model or context.served.name
+    sampling = context.served.sampling_for(sampling, model)
+    resumable = request.resumable
+    if resumable is not None:
+        sampling = resumable.seeded(sampling, fingerprint(model, context.info))
+    room = [context.info.max_seq_len - len(prompt) for prompt in prompts]
+    found = lengths(room, sampling, context.limits, context.queue.num_in_flight, named=wanted.names_length)
+    if resumable is not None:
+        found = Lengths(resumable.lengths(found.by_prompt, room), found.are_shortened)
+    found, is_large = _with_room_for_logprobs(found, prompts, sampling, named=wanted.names_length)
+    if found.are_shortened:
+        context.metrics.shortened(len(prompts) * sampling.n)
+        request.shortened_to = found.shown()
+    return sampling, found, is_large
+
+
 class Generation:
     """Prompts times `sampling.n` choices; choice i * n + j belongs to prompt i."""
 
     def __init__(self, context: ServerContext, request: HttpRequest, wanted: Wanted) -> None:
         """Submit to the engine. Raises `ApiError` 429 if too much waits already."""
-        prompts, sampling, names_length = wanted.prompts, wanted.sampling, wanted.names_length
-        context.keys.check_priority(request.key, wanted.priority)
+        prompts = wanted.prompts
+        sampling, found, self.is_large = resolved(context, request, wanted)
         num_prompt_tokens = sum(map(len, prompts))
-        context.check_room(len(prompts), num_prompt_tokens, sampling.n, request.key)
         self._run_in_lane = context.prompts.run
         self._client = context.client
         self._metrics = context.metrics
@@ -76,17 +98,10 @@ class Generation:
         self._keys = context.keys
         self._receipts = wanted.receipts
         self._prompt_tokens: dict[int, list[Logprob]] = {}  # by prompt, with log probabilities
-        sampling = context.served.sampling_for(sampling, request.model or context.served.name)
-        resumable, before = request.resumable, None
-        if resumable is not None:
-            sampling = resumable.seeded(sampling, fingerprint(request.model or context.served.name, context.info))
         max_seq_len, subscriber = context.info.max_seq_len, Subscriber(self.notify)
-        room, in_flight = [max_seq_len - len(prompt) for prompt in prompts], context.queue.num_in_flight
-        found = lengths(room, sampling, context.limits, in_flight, named=names_length)
-        if resumable is not None:
-            found = Lengths(resumable.lengths(found.by_prompt, room), found.are_shortened)
-            before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
-        found, self.is_large = _with_room_for_logprobs(found, prompts, sampling, named=names_length)
+        before = None
+        if request.resumable is not None:
+            before = request.resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
         self._lengths = found
         try:
             self._states = context.client.submit(
@@ -111,9 +126,6 @@ class Generation:
             self._running |= self._entry
         self._metrics.accepted(len(self._states))
         self._keys.accepted(request.key, len(self._states), num_prompt_tokens)
-        if found.are_shortened:
-            self._metrics.shortened(len(self._states))
-            request.shortened_to = found.shown()
         request.prompt_tokens = num_prompt_tokens * sampling.n
         if request.submitted is not None:
             request.submitted.set()

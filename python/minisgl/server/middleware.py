@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server import api_keys
 from minisgl.server.admin import Later
-from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers
+from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
 from minisgl.server.formatter import Formatter, json_response
@@ -44,6 +45,17 @@ Show = Callable[[Generation, list[Delta]], bytes]
 Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request, by its head. `path` is that of its route; every answer has the headers `more`, unless it has them
+    already. `early`: the answer, if the head is all that it needs, as where its caller may not ask."""
+
+    request: HttpRequest
+    path: str
+    more: Pairs
+    early: Response | None
+
+
 class Middleware:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
@@ -60,20 +72,27 @@ class Middleware:
     def num_open(self) -> int:
         return self._num_open
 
+    def admit(self, method: str, version: str, target: str, pairs: Pairs) -> Admitted:
+        """By the head of a request alone. `target`: its path, `version`: of HTTP."""
+        headers = dict(pairs)
+        if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
+            headers[b"host"] = SEVERAL
+        request = HttpRequest.of(method, target, headers)
+        path = target.rstrip("/") or "/"  # with slashes at the end a route is the same one
+        path = f"/v1{path}" if path in WITHOUT_V1 else path
+        more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
+        if is_anthropic(path):
+            more.append((b"request-id", request.request_id.encode()))
+        return Admitted(request, path, more, self._early_answer(method, version, path, headers, request))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            headers[b"host"] = SEVERAL
-        request = HttpRequest.of(scope["method"], scope["path"], headers)
-        path = scope["path"].rstrip("/") or "/"  # with slashes at the end a route is the same one
-        scope["path"] = f"/v1{path}" if path in WITHOUT_V1 else path
+        admitted = self.admit(scope["method"], scope["http_version"], scope["path"], scope["headers"])
+        request, more, early = admitted.request, admitted.more, admitted.early
+        scope["path"] = admitted.path
         scope[REQUEST] = request
-        more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
-        if is_anthropic(scope["path"]):
-            more.append((b"request-id", request.request_id.encode()))
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -86,7 +105,7 @@ class Middleware:
         if counts:
             self._enter()
         try:
-            if (early := self._early_answer(scope, headers, request)) is not None:
+            if early is not None:
                 await early(scope, receive, answer)
             elif counts:
                 await unless_gone(self._app, scope, receive, answer)
@@ -107,14 +126,16 @@ class Middleware:
         if not self._num_open:
             self.idle.set()
 
-    def _early_answer(self, scope: Scope, headers: Headers, request: HttpRequest) -> Response | None:
+    def _early_answer(
+        self, method: str, version: str, path: str, headers: Headers, request: HttpRequest
+    ) -> Response | None:
         """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
-        error = self._callers.refusal(scope["method"], scope["http_version"], headers, scope["path"])
-        if error is None and (answer := self._callers.preflight(scope["method"], headers)) is not None:
+        error = self._callers.refusal(method, version, headers, path)
+        if error is None and (answer := self._callers.preflight(method, headers)) is not None:
             return answer  # a browser asks this without the key
-        if error is None and (page := self._page.answer(scope["method"], scope["path"], headers)) is not None:
+        if error is None and (page := self._page.answer(method, path, headers)) is not None:
             return page  # it asks for the key
-        if error is None and not self._has_key(scope["path"], headers, request):
+        if error is None and not self._has_key(path, headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
         if error is None and self._is_resumable:
@@ -125,7 +146,7 @@ class Middleware:
         if error is None:
             return None
         request.error = error.code
-        return error.response(scope["path"])
+        return error.response(path)
 
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
         """In `Authorization`, or as Anthropic's clients send it."""
@@ -167,20 +188,19 @@ class Posts:
         app: ASGIApp,
         receipts: Receipts,
     ) -> None:
-        self._context = context
+        self.context = self._context = context
         self._endpoints = endpoints  # with the types of their bodies, by path
         self._app = app
         self._receipts = receipts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        if found is None:
+        if scope["method"] != "POST" or scope["path"] not in self._endpoints:
             await self._app(scope, receive, send)
             return
         request: HttpRequest = scope[REQUEST]
         end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
         try:
-            answer = await self._prepare(request, receive, *found)
+            answer = await self.prepare(request, receive, scope["path"])
             if isinstance(answer, Formatter):
                 with Generation(self._context, request, answer.wanted) as generation:
                     if answer.stream:
@@ -207,16 +227,24 @@ class Posts:
         elif isinstance(answer, Response):
             await answer(scope, receive, send)
 
-    async def _prepare(
-        self, request: HttpRequest, receive: Receive, model: type[Any], endpoint: Endpoint
-    ) -> Formatter | Response | Later:
-        """Everything before the engine. The time of what comes then is taken by `Generation`."""
+    async def prepare(
+        self,
+        request: HttpRequest,
+        receive: Receive | None,
+        path: str,
+        is_wanted: Callable[[Any], bool] = lambda body: True,
+    ) -> Formatter | Response | Later | None:
+        """Everything before the engine. The time of what comes then is taken by `Generation`. `receive`: see
+        `HttpRequest.read`. None for a checked body that is not `is_wanted`. Raises `ApiError` and `ClientGone`."""
         context = self._context
+        model, endpoint = self._endpoints[path]
         limits = context.limits
         try:
             context.check_accepts(request.key)
             async with asyncio.timeout(limits.request_timeout):
                 body = await request.read(receive, model, context)
+                if not is_wanted(body):
+                    return None
                 request.model = context.served.check(body.model)
                 with ids.of(None if request.resumable is None else request.resumable.source):
                     answer = await endpoint(context, body, request)

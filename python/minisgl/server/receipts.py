@@ -1,5 +1,5 @@
 """Receipts of answers that asked for one (`receipt: true`): what the server's model is, found out once, and what each
-answer adds. The gateway says what its answers were by a call within this process, which no client can make.
+answer adds.
 
 Invariants: nothing is read or computed for requests that do not ask; what is signed was generated here.
 """
@@ -10,14 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from minisgl import receipt
 from minisgl.config import ConfigError
 from minisgl.frontend.output_processor import Delta, RequestState
 from minisgl.receipt import LogprobDigest, Model, Numerics, Receipt
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.errors import ApiError, wrong
+from minisgl.server.errors import wrong
 from minisgl.tokenizer.tokenizer import tokenizer_json
 
 if TYPE_CHECKING:
@@ -26,26 +25,6 @@ if TYPE_CHECKING:
     from minisgl.server.context import ServerContext
 
 FIELD = "receipt"
-OF_GATEWAY = f'{{"{FIELD}":'
-"""The gateway's questions of receipts begin so."""
-
-
-class GatewayAnswer(msgspec.Struct, frozen=True):
-    """An answer of the gateway that has ended. `logprobs`: of the tokens of its text, empty where there are none."""
-
-    sampling: SamplingParams
-    prompt: bytes
-    tokens: bytes
-    logprobs: bytes
-    finish_reason: str
-
-
-class GatewayQuestion(msgspec.Struct, frozen=True):
-    """Without an answer: can there be receipts of this adapter (of this name; 0: of the model itself)?"""
-
-    adapter: int
-    name: str | None = None
-    answer: GatewayAnswer | None = None
 
 
 class Receipts:
@@ -68,34 +47,6 @@ class Receipts:
         if sampling.logprobs is None and not self._context.info.simulated:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
         return sampling, OfAnswers(*self._found[number], self._key)
-
-    def of_gateway(self, question: str) -> str | None:
-        """The receipt of an answer, or nothing but yes to a question without one; None: there can be none. In a thread
-        of the gateway's."""
-        asked = msgspec.json.decode(question, type=dict[str, GatewayQuestion])[FIELD]
-        if asked.answer is not None:
-            return msgspec.json.encode(self._of_gateway(asked.answer)).decode()
-        adapter = None if asked.name is None else self._context.client.adapters.by_name.get(asked.name)
-        if (0 if adapter is None else adapter.number) != asked.adapter:
-            return None  # it went meanwhile
-        try:
-            self._find(asked.adapter, None if adapter is None else adapter.path)
-        except ApiError:
-            return None  # the request comes here, and is refused here
-        return ""
-
-    def _of_gateway(self, answer: GatewayAnswer) -> Receipt:
-        logprobs = LogprobDigest()
-        logprobs.add(np.frombuffer(answer.logprobs, "<f4").tolist())
-        return receipt.make(
-            *self._found[answer.sampling.adapter],
-            answer.sampling,
-            np.frombuffer(answer.prompt, "<i4").tolist(),
-            np.frombuffer(answer.tokens, "<i4").tolist(),
-            answer.finish_reason,
-            logprobs.shown() if answer.logprobs else None,
-            self._key,
-        )
 
     def _find(self, number: int, folder: str | None) -> None:
         """Once for each adapter, in whatever thread. Raises `ApiError`."""

@@ -106,10 +106,13 @@ class HttpRequest:
 
     # -------------------------------------------------------------------------------------------------------- body
 
-    async def read(self, receive: Receive, model: type[B], context: ServerContext) -> B:
-        """The checked body, once. Raises `ClientGone` and `ApiError`: 413 over the limit, 408 if it comes too slowly,
-        400 for what it says."""
-        await self.receive(receive, context.turns, context.limits)
+    async def read(self, receive: Receive | None, model: type[B], context: ServerContext) -> B:
+        """The checked body, once. `receive` None: all of `body` is there. Raises `ClientGone` and `ApiError`: 413 over
+        the limit, 408 if it comes too slowly, 400 for what it says."""
+        if receive is not None:
+            await self.receive(receive, context.turns, context.limits)
+        elif len(self.body) > SMALL_BYTES:
+            await self._wait_for_turn(context.turns, len(self.body))
         if self.resumable is not None:
             self.resumable.take_from(self.body)
         if context.config.log_prompts:

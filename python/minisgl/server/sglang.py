@@ -25,6 +25,7 @@ from minisgl.server.formatter import (
     SSE_DONE,
     Formatter,
     JsonList,
+    Shown,
     json_line,
     of_its_end,
     sse,
@@ -243,6 +244,9 @@ class GenerateFormatter(Formatter):
         self._with_token_ids = bool(fields.return_token_ids)
         # of the next line
         self._more: dict[str, Any] = {"prompt_token_ids": wanted.prompts[0].tolist()} if self._with_token_ids else {}
+
+    def for_gateway(self) -> Shown | None:
+        return None if self._with_token_ids or self._continuous_usage else Shown("generate")
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         [found] = choices

@@ -1,9 +1,7 @@
 """What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
-And what else the gateway is to know of this side.
 
 Invariants: what waits is bounded; an owner's turns are taken in order, those of several owners by rotation, and given
-back by whoever is cancelled; what waits in the gateway counts here, and what waits or is used here is told to the
-gateway, once a turn of the event loop at most.
+back by whoever is cancelled; what waits in the gateway counts here, from the moment in which it is prepared.
 """
 
 from __future__ import annotations
@@ -109,28 +107,16 @@ class Queue:
     """What waits, here and in the gateway: requests whose prompts are being encoded, or that have no row in the engine.
     Bodies that wait for their turn have a bound of their own: small requests need none, and go on."""
 
-    def __init__(
-        self,
-        processor: OutputProcessor,
-        limits: Limits,
-        keys: KeyUse,
-        gateway: Gateway | None,
-    ) -> None:
+    def __init__(self, processor: OutputProcessor, limits: Limits, keys: KeyUse, gateway: Gateway | None) -> None:
         self._processor = processor
         self._limits = limits
         self.keys = keys
         self.gateway = gateway
         self._num_encoding = 0
-        self._is_due = False
-        self._told: tuple[int, int, int, list[tuple[int, int]]] = (0, 0, 0, [])
-        if gateway is not None:
-            processor.on_change = keys.on_tokens = self._changed
 
     def encodes(self, count: int) -> None:
         """As many more prompts are being encoded."""
         self._num_encoding += count
-        if self.gateway is not None:
-            self._changed()
 
     @property
     def num_requests(self) -> int:
@@ -167,15 +153,3 @@ class Queue:
 
     def _there(self) -> tuple[int, int]:
         return (0, 0) if self.gateway is None else self.gateway.waiting()[:2]
-
-    def _changed(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._is_due = False
-        now = (*self._here(), self._num_live(), self.keys.here())
-        if self.gateway is not None and now != self._told:
-            self._told = now
-            self.gateway.publish(*now)

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
@@ -219,9 +218,9 @@ async def _serve(
     gc.freeze()  # what lives now lives as long as the server: collections need not visit it
     give_back()  # what loading a tokenizer took for a moment is half of this process
     app.context.metrics.start()
-    if front_end.gateway is not None:
-        encoded = partial(gateway_config.encoded, config, app, tokenizer, defaults)
-        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer, encoded, app.answer)
+    if front_end.gateway is not None and app.preparing is not None:
+        app.preparing.start()
+        await asyncio.to_thread(_open, front_end.gateway, config, tokenizer)
         app.context.opening = False
     if app.batches is not None:
         app.batches.start()
@@ -246,13 +245,16 @@ async def _serve(
     code = 1 if died.done() else 0
     for wait in (died, stop, drain):
         wait.cancel()
-    if front_end.gateway is not None:  # before the engine hears of it; the death of the engine was seen here first
+    if front_end.gateway is not None and app.preparing is not None:
+        # before the engine hears of it; the death of the engine was seen here first
         await asyncio.to_thread(front_end.gateway.fail, client.failure or SHUTTING_DOWN)
     process.leave()
     client.shut_down()
     app.context.metrics.stop()
     at_once = signals.stop.is_set()
     await asyncio.gather(http.stop(at_once=at_once), front_end.stop(0.0 if at_once else GRACE_S))
+    if app.preparing is not None:
+        app.preparing.stop()
     if told is not None:
         told.cancel()
         with contextlib.suppress(OSError):
@@ -271,21 +273,13 @@ def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[b
     return demo
 
 
-def _open(
-    gateway: Gateway,
-    config: ServerConfig,
-    tokenizer: Tokenizer,
-    encoded: Callable[[], bytes],
-    answer: Callable[[str], str | None],
-) -> None:
-    """Let the gateway answer by itself. What cannot be costs its speed only."""
+def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
+    """Let the gateway answer requests for text. What cannot be costs its speed only."""
+    tokenizer.compile_templates()  # else the first request does, on the event loop
     try:
-        text = encoded()
-        if config.log_prompts:
-            raise ValueError("--log-prompts: only the Python server knows prompts and answers of its requests")
         assert not isinstance(tokenizer.text, ReferenceTokenizer)  # there is a gateway, so there is the extension
-        for line in gateway.serve(text.decode(), tokenizer.text, answer):
-            say(f"gateway: {line}")
+        if not gateway.serve(gateway_config.encoded(config).decode(), tokenizer.text):
+            say("gateway: all is passed on until the engine process answers")
     except (ValueError, OSError) as error:
         warn(f"the gateway passes every request on: {error}")
 

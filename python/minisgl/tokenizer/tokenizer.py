@@ -20,7 +20,7 @@ import numpy as np
 from minisgl.config import ConfigError
 from minisgl.extension import _rust, why_missing
 from minisgl.step import Int32Array
-from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, ContentShape, Message, Work
+from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, Message, Work
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
 from minisgl.tokenizer.reference import (
     NotEncodable,
@@ -98,11 +98,11 @@ class Tokenizer:
         """From the text of a tokenizer.json. Raises `TokenizerError`."""
         return cls(_text_tokenizer("", text=text), special_tokens or {}, chat_templates)
 
-    def templates(self) -> Iterator[tuple[str, str, ContentShape]]:
-        """Name, source and shape of each chat template that parses."""
-        for name, template in self._chat_templates.items():
+    def compile_templates(self) -> None:
+        """Do what the first conversation would wait for. A template that does not parse is left to its requests."""
+        for template in self._chat_templates.values():
             with contextlib.suppress(ChatTemplateError):
-                yield name, template.source, template.content_shape
+                _ = template.content_shape, template.variables
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
         """Ids of `text`, [n] int32. Raises `NotEncodable`, and `TooManyTokens` for a text of more than `most`. What

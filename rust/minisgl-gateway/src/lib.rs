@@ -1,14 +1,14 @@
-//! HTTP in front of an engine process. A request that the gateway is sure of it answers by itself;
-//! every other request, every error and every rare route goes on, unchanged, to the Python server.
+//! HTTP in front of an engine process: connections of clients, and every token of an answer. What happens once a request
+//! is Python's: it says what is to be generated for a POST, or what the whole answer is, or answers it itself.
 //!
-//! Invariants: what it answers is what the Python server would have answered; a request is answered by exactly one of
-//! the two; a panic in one request is that request's error only.
+//! Invariants: a request is answered by exactly one of the two sides; a slow Python stops no stream; a panic in one request
+//! is that request's error only.
 //!
-//! - [`message`]: the messages of the engine process, and their bytes.
+//! - [`message`]: the messages of the engine process and of Python, and their bytes.
 //! - [`engine`]: the connection to an engine process.
 //! - [`http`]: connections of clients, and passing requests on.
-//! - [`answer`]: bodies, generations, and the shapes of answers.
-//! - [`callers`], [`prepare`], [`forms`], [`receipts`], [`python`], [`pool`], [`live`], [`lengths`], [`keys`]: the steps of a request; [`worker`]: all of them.
+//! - [`questions`]: what Python is asked; [`waiting`]: what waits, for Python's limits.
+//! - [`answer`]: generations, and the shapes of answers; [`live`]: those in the engine; [`worker`]: all steps of a request.
 //! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
 
 #![deny(unsafe_code)]
@@ -18,17 +18,12 @@ pub mod callers;
 #[allow(missing_docs)] // of fields that Python describes
 pub mod config;
 pub mod engine;
-pub mod forms;
 pub mod http;
-pub mod keys;
-pub mod lengths;
 pub mod live;
 pub mod message;
 pub mod metrics;
-pub mod pool;
-pub mod prepare;
-pub mod python;
-pub mod receipts;
+pub mod questions;
 pub mod server;
 pub mod shared;
+pub mod waiting;
 pub mod worker;

@@ -12,6 +12,7 @@ use crate::answer::choice::Finish;
 use crate::answer::generation::Generation;
 use crate::message::StepTokens;
 use crate::metrics::Metrics;
+use crate::waiting::Room;
 
 /// Ids are numbers in a row: they spread by themselves.
 #[derive(Default)]
@@ -37,10 +38,8 @@ impl Hasher for IdHasher {
 struct Entry {
     generation: Rc<Generation>,
     choice: usize,
-    num_prompt: usize,
-    key: usize, // number of its caller's API key
     sent: Instant,
-    waits: bool, // for its first step
+    room: Option<Room>, // in the queue, before its first step
 }
 
 /// See the module.
@@ -48,34 +47,6 @@ struct Entry {
 pub struct Live {
     entries: HashMap<i64, Entry, BuildHasherDefault<IdHasher>>,
     next_id: i64,
-    waiting: Waiting,
-}
-
-/// Sent, and not known to have a row.
-#[derive(Default)]
-struct Waiting {
-    requests: usize,
-    tokens: usize,      // of their prompts
-    by_key: Vec<usize>, // up to the highest number that was seen
-}
-
-impl Waiting {
-    fn begins(&mut self, entry: &Entry) {
-        self.requests += 1;
-        self.tokens += entry.num_prompt;
-        if self.by_key.len() <= entry.key {
-            self.by_key.resize(entry.key + 1, 0);
-        }
-        self.by_key[entry.key] += 1;
-    }
-
-    fn ends(&mut self, entry: &mut Entry) {
-        if std::mem::replace(&mut entry.waits, false) {
-            self.requests -= 1;
-            self.tokens -= entry.num_prompt;
-            self.by_key[entry.key] -= 1;
-        }
-    }
 }
 
 impl Live {
@@ -89,45 +60,27 @@ impl Live {
         self.entries.is_empty()
     }
 
-    /// Sent, and not known to have a row; and the tokens of their prompts.
-    pub fn waiting(&self) -> (usize, usize) {
-        (self.waiting.requests, self.waiting.tokens)
-    }
-
-    /// The same of an API key.
-    pub fn waiting_of(&self, key: usize) -> usize {
-        self.waiting.by_key.get(key).copied().unwrap_or(0)
-    }
-
-    /// A new request with a prompt of so many tokens, of the API key of this number; returns its id.
-    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, num_prompt: usize, key: usize) -> i64 {
+    /// A new request, which has this room in the queue; returns its id.
+    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, room: Option<Room>) -> i64 {
         let id = self.next_id;
         self.next_id += 1;
         let entry = Entry {
             generation: Rc::clone(generation),
             choice,
-            num_prompt,
-            key,
             sent: Instant::now(),
-            waits: true,
+            room,
         };
-        self.waiting.begins(&entry);
         self.entries.insert(id, entry);
         id
     }
 
     /// What still comes for it is dropped. False if it has ended.
     pub fn remove(&mut self, id: i64) -> bool {
-        let Some(mut entry) = self.entries.remove(&id) else {
-            return false;
-        };
-        self.waiting.ends(&mut entry);
-        true
+        self.entries.remove(&id).is_some()
     }
 
     /// Everything that lives, which lives no longer: the engine is gone.
     pub fn take_all(&mut self) -> Vec<Rc<Generation>> {
-        self.waiting = Waiting::default();
         self.entries.drain().map(|(_, entry)| entry.generation).collect()
     }
 
@@ -139,19 +92,13 @@ impl Live {
                     .generation
                     .tell(entry.choice, |choice| choice.cached_len = Some(cached_len));
                 metrics.queue.observe(entry.sent.elapsed().as_secs_f64(), 1);
-                self.waiting.ends(entry);
+                entry.room = None;
             }
         }
         for found in step.logprobs.drain(..) {
             let entry = step.req_ids.get(found.index).and_then(|id| self.entries.get(id));
             if let Some(entry) = entry {
                 entry.generation.tell(entry.choice, |choice| choice.add_scored(found));
-            }
-        }
-        for found in step.embeddings.drain(..) {
-            if let Some(entry) = self.entries.get(&found.req_id) {
-                let numbers = Some(found.numbers);
-                entry.generation.tell(entry.choice, |choice| choice.embedding = numbers);
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {

@@ -115,21 +115,17 @@ impl Meter {
     }
 }
 
-/// Why a request goes on to the Python server: the label `reason` of `minisgl:gateway_requests_total`.
+/// Why Python answers a request: the label `reason` of `minisgl:gateway_requests_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Only the Python server has it.
     Route,
-    /// It is wrong, or may be: the Python server finds the words.
+    /// It was asked, and had the whole answer: an error.
     Error,
-    /// It has a field that only the Python server knows.
+    /// It was asked, and answers it: it has fields that only the Python server shows.
     Field,
-    /// It has tools that only the Python server can show to the model.
-    Tools,
-    /// The model's chat template or tokenizer is not rendered here, or not for this conversation.
-    Template,
-    /// A queue or a limit of its API key may refuse it.
-    Limit,
+    /// There is no room for a body as large, or its client sends it slowly.
+    Body,
     /// The model is not there yet.
     Loading,
     /// The server ends.
@@ -138,9 +134,7 @@ pub enum Reason {
 
 impl Reason {
     /// All, in order, as they are shown.
-    pub const NAMES: [&'static str; 8] = [
-        "route", "error", "field", "tools", "template", "limit", "loading", "draining",
-    ];
+    pub const NAMES: [&'static str; 6] = ["route", "error", "field", "body", "loading", "draining"];
 }
 
 /// Requests by route, and by what became of them.
@@ -149,15 +143,7 @@ pub struct Requests([[AtomicU64; Reason::NAMES.len() + 1]; Requests::ROUTES.len(
 
 impl Requests {
     /// As they are shown; whatever else is asked for is the last one.
-    pub const ROUTES: [&'static str; 7] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/generate",
-        "other",
-    ];
+    pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
 
     /// One more; None: it was answered here.
     pub fn add(&self, route: &str, passed_on: Option<Reason>) {
@@ -188,7 +174,6 @@ pub struct Metrics {
     pub accepted: AtomicU64,
     pub finished: [AtomicU64; 4], // stop, length, abort, error
     pub generated: AtomicU64,
-    pub shortened: AtomicU64, // of `accepted`, by --adaptive-max-tokens
     pub requests: Requests,
     pub ttft: Histogram,
     pub itl: Histogram,
@@ -197,7 +182,6 @@ pub struct Metrics {
     pub prompt: Histogram,
     pub answer: Histogram,
     pub dispatch: Meter,
-    pub tokenize: Meter,
     pub detokenize: Meter,
 }
 
@@ -225,12 +209,8 @@ impl Metrics {
     }
 
     /// The meters by name.
-    pub fn meters(&self) -> [(&'static str, &Meter); 3] {
-        [
-            ("dispatch", &self.dispatch),
-            ("tokenize", &self.tokenize),
-            ("detokenize", &self.detokenize),
-        ]
+    pub fn meters(&self) -> [(&'static str, &Meter); 2] {
+        [("dispatch", &self.dispatch), ("detokenize", &self.detokenize)]
     }
 
     /// `count` tokens of one request came at once; the time since the last is shared among them.

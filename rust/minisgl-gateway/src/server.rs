@@ -20,10 +20,7 @@ use crate::answer::log::say;
 use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
 use crate::http::{Options, accept};
-use crate::pool::Pool;
-use crate::prepare::Loaded;
-use crate::python::Ask;
-use crate::shared::Shared;
+use crate::shared::{Loaded, Shared};
 use crate::worker::Worker;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,13 +52,12 @@ impl Gateway {
             .enable_io()
             .enable_time()
             .build()?;
-        let shared = Arc::new(Shared::default());
-        let pool = Pool::new()?;
+        let shared = Arc::new(Shared::new()?);
         let (commands, receiver) = unbounded_channel();
         let seen = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("gateway".into()).spawn(move || {
             let tasks = LocalSet::new();
-            let worker = Worker::new(seen, pool);
+            let worker = Worker::new(seen);
             runtime.block_on(tasks.run_until(run(worker, listener, engine, fallback, receiver)));
         })?;
         Ok(Gateway {
@@ -71,19 +67,15 @@ impl Gateway {
         })
     }
 
-    /// Loads the template, then answers what it is sure of. Returns what is passed on, and why. `ask`: see
-    /// [`crate::python`].
-    pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>, ask: Ask) -> Result<Vec<String>, String> {
-        let (loaded, mut lines) = Loaded::new(config, tokenizer, ask)?;
-        let loaded = Arc::new(loaded);
+    /// From now on requests for text are answered: Python is asked what is to be generated for each. False: not before the
+    /// engine process answers.
+    pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>) -> bool {
+        let loaded = Arc::new(Loaded::new(config, tokenizer));
         self.shared.metrics.bind(&loaded.config.metrics);
         self.shared.set_loaded(&loaded);
         let (sender, connected) = channel();
         self.tell(Command::Serve(loaded, sender));
-        if connected.recv_timeout(CONNECT_TIMEOUT).is_err() {
-            lines.push("all is passed on until the engine process answers".to_owned());
-        }
-        Ok(lines)
+        connected.recv_timeout(CONNECT_TIMEOUT).is_ok()
     }
 
     /// From now on everything is passed on.
@@ -101,10 +93,8 @@ impl Gateway {
     /// Closes connections: those that are being answered after their answers, all at the latest after `grace`.
     /// Idempotent.
     pub fn stop(&self, grace: Duration) {
+        self.shared.questions.close();
         self.end_thread(grace);
-        if let Some(loaded) = self.shared.loaded() {
-            loaded.python.close();
-        }
     }
 
     fn end_thread(&self, grace: Duration) {
@@ -127,7 +117,8 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.end_thread(Duration::ZERO); // and waits for no answer: whoever drops it may be who gives one
+        self.shared.questions.close(); // whoever drops it may be who answers them
+        self.end_thread(Duration::ZERO);
     }
 }
 

@@ -1,21 +1,22 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its threads never touch Python,
-//! but for those that ask what is known there of tools and forms of answers, and for receipts.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never touches Python: Python takes
+//! its questions, and answers them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use minisgl_gateway::config::GatewayConfig;
-use minisgl_gateway::keys::KeyCounts;
+use minisgl_gateway::message::decode_prepared;
 use minisgl_gateway::metrics::Peak;
 use minisgl_gateway::server::Gateway as Served;
+use minisgl_gateway::waiting::KeyCounts;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use serde_json::json;
 
 use crate::arrays::from_json;
@@ -28,6 +29,15 @@ const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 pub(crate) struct Gateway {
     served: Served,
 }
+
+/// Number, method, target, headers, body.
+type Question<'py> = (
+    u64,
+    String,
+    String,
+    Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>,
+    Option<Bound<'py, PyBytes>>,
+);
 
 #[pymethods]
 impl Gateway {
@@ -47,27 +57,35 @@ impl Gateway {
         })
     }
 
-    fn serve(
-        &self,
-        py: Python<'_>,
-        config: &str,
-        tokenizer: &TextTokenizer,
-        answer: Py<PyAny>,
-    ) -> PyResult<Vec<String>> {
+    fn serve(&self, py: Python<'_>, config: &str, tokenizer: &TextTokenizer) -> PyResult<bool> {
         let found = GatewayConfig::read(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
-        let ask = Box::new(move |question: &str| {
-            Python::attach(|py| {
-                let found = answer.call1(py, (question,)).and_then(|found| found.extract(py));
-                found.unwrap_or_else(|error: PyErr| {
-                    error.write_unraisable(py, None);
-                    None
-                })
-            })
-        });
         let tokenizer = Arc::clone(&tokenizer.inner);
-        py.detach(|| self.served.serve(found, tokenizer, ask))
-            .map_err(PyValueError::new_err)
+        Ok(py.detach(|| self.served.serve(found, tokenizer)))
+    }
+
+    fn questions_fd(&self) -> i32 {
+        self.served.shared().questions.woken().as_raw_fd()
+    }
+
+    fn questions<'py>(&self, py: Python<'py>) -> Vec<Question<'py>> {
+        let bytes = |text: &[u8]| PyBytes::new(py, text);
+        let found = self.served.shared().questions.take().into_iter();
+        found
+            .map(|one| {
+                let headers = one.headers.iter();
+                let headers = headers.map(|(name, value)| (bytes(name.as_bytes()), bytes(value)));
+                let body = one.body.as_deref().map(bytes);
+                (one.number, one.method, one.target, headers.collect(), body)
+            })
+            .collect()
+    }
+
+    fn answer(&self, number: u64, prepared: &[u8]) -> PyResult<()> {
+        let found = decode_prepared(prepared)
+            .map_err(|error| PyValueError::new_err(format!("the answer to question {number}: {error}")))?;
+        self.served.shared().answer(number, found);
+        Ok(())
     }
 
     fn drain(&self) {
@@ -85,23 +103,8 @@ impl Gateway {
         Ok(())
     }
 
-    fn publish(&self, num_waiting: usize, num_waiting_tokens: usize, num_live: usize, keys: Vec<(usize, u64)>) {
-        let shared = self.served.shared();
-        shared.publish(num_waiting, num_waiting_tokens, num_live, &keys);
-    }
-
     fn beat(&self) {
         self.served.shared().beat();
-    }
-
-    fn set_adapters(&self, numbers: HashMap<String, i64>) {
-        self.served.shared().set_adapters(numbers);
-    }
-
-    fn take_kept(&self) -> Vec<(usize, String, Vec<String>, String, String)> {
-        let kept = self.served.shared().take_kept().into_iter();
-        kept.map(|one| (one.key, one.id, one.item_ids, one.answer, one.input))
-            .collect()
     }
 
     #[getter]
@@ -111,7 +114,7 @@ impl Gateway {
 
     fn waiting(&self) -> (usize, usize, usize) {
         let shared = self.served.shared();
-        let numbers = [&shared.num_waiting, &shared.num_waiting_tokens, &shared.num_live];
+        let numbers = [&shared.waiting.requests, &shared.waiting.tokens, &shared.num_live];
         numbers.map(|one| one.load(Relaxed)).into()
     }
 
@@ -144,9 +147,8 @@ impl Gateway {
         let found = json!({
             "num_open": shared.num_open,
             "num_live": shared.num_live,
-            "num_waiting": shared.num_waiting,
-            "num_waiting_tokens": shared.num_waiting_tokens,
-            "num_shortened": metrics.shortened,
+            "num_waiting": shared.waiting.requests,
+            "num_waiting_tokens": shared.waiting.tokens,
             "num_accepted": metrics.accepted,
             "num_generated": metrics.generated,
             "num_finished": finished,

@@ -79,6 +79,5 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sampling::CpuSampler>()?;
     module.add_class::<text::TextTokenizer>()?;
     module.add_class::<text::TextDecoder>()?;
-    module.add_class::<text::TextStream>()?;
-    module.add_class::<text::GatewayTemplate>()
+    module.add_class::<text::TextStream>()
 }

@@ -1,13 +1,10 @@
-//! Text in Python: `minisgl._rust.TextTokenizer` and its streams, `GatewayTemplate`.
+//! Text in Python: `minisgl._rust.TextTokenizer` and its streams.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use minisgl_text::{
-    ChatTemplate, ChatTemplateSource, ContentShape, Decoder, MAX_STEPS, TextError, TextStream as Stream, Tokenizer,
-    TokenizerSource,
-};
+use minisgl_text::{Decoder, TextError, TextStream as Stream, Tokenizer, TokenizerSource};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -219,40 +216,5 @@ impl TextStream {
 
     fn finish(&mut self) -> String {
         written(|out| self.inner.finish(out))
-    }
-}
-
-/// See `_rust.pyi`.
-#[pyclass(frozen)]
-pub(crate) struct GatewayTemplate {
-    inner: ChatTemplate,
-}
-
-#[pymethods]
-impl GatewayTemplate {
-    #[new]
-    #[pyo3(signature = (source, content, special_tokens=BTreeMap::new()))]
-    fn new(py: Python<'_>, source: String, content: &str, special_tokens: BTreeMap<String, String>) -> PyResult<Self> {
-        let content = match content {
-            "string" => ContentShape::String,
-            "parts" => ContentShape::Parts,
-            "either" => ContentShape::Either,
-            other => return Err(PyValueError::new_err(format!("content: {other}"))),
-        };
-        let source = ChatTemplateSource { source, content };
-        let inner = ChatTemplate::new(&source, &special_tokens).map_err(|error| to_python(py, &error))?;
-        Ok(Self { inner })
-    }
-
-    /// `messages` and `variables` are JSON.
-    fn render(&self, py: Python<'_>, messages: &str, variables: &str, add_generation_prompt: bool) -> PyResult<String> {
-        let json = |error: serde_json::Error| PyValueError::new_err(format!("not JSON: {error}"));
-        let messages: Vec<serde_json::Value> = serde_json::from_str(messages).map_err(json)?;
-        let variables = serde_json::from_str(variables).map_err(json)?;
-        let found = py.detach(|| {
-            self.inner
-                .render(&messages, &variables, add_generation_prompt, MAX_STEPS)
-        });
-        found.map_err(|error| to_python(py, &error))
     }
 }

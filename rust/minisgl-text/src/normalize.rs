@@ -46,8 +46,6 @@ pub enum TextError {
     },
     /// The tokenizer has no ids for the text.
     NotEncodable(String),
-    /// The template, or what it does with these messages, is not certain to be what Python makes of it.
-    Template(String),
 }
 
 impl fmt::Display for TextError {
@@ -56,7 +54,6 @@ impl fmt::Display for TextError {
             Self::Tokenizer(text) => write!(out, "the tokenizer cannot be read: {text}"),
             Self::TooMany { count, .. } => write!(out, "at least {count} tokens"),
             Self::NotEncodable(text) => write!(out, "the tokenizer has no ids for it: {text}"),
-            Self::Template(text) => write!(out, "the chat template: {text}"),
         }
     }
 }

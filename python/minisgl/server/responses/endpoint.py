@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -119,11 +118,6 @@ def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceIt
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
     return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
-
-
-def _items_asked(given: str) -> list[Any]:
-    """The items of an `input` that the gateway has answered."""
-    return kept_items(checked({"input": msgspec.json.decode(given)}, ResponsesRequest).input or ())
 
 
 def _kept(item: Item) -> dict[str, Any]:
@@ -589,8 +583,6 @@ def _key(request: Request) -> int:
 def add_responses(app: FastAPI, context: ServerContext) -> None:
     """The routes beside POST /v1/responses itself."""
     store = context.responses
-    if context.gateway is not None:
-        store.more, store.items_of = context.gateway.take_kept, _items_asked
 
     @app.get(f"{RESPONSES}/{{response_id}}")
     async def get(request: Request, response_id: str) -> Response:

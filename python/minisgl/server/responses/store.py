@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,13 +27,10 @@ class Entry:
     response: bytes
     input_items: bytes
     item_ids: tuple[str, ...]
-    asked: str = ""  # the input as the client wrote it, of which there are no items yet
 
     @property
     def num_bytes(self) -> int:
-        return (
-            len(self.response) + len(self.input_items) + len(self.asked) + sum(map(len, self.item_ids)) + _ENTRY_BYTES
-        )
+        return len(self.response) + len(self.input_items) + sum(map(len, self.item_ids)) + _ENTRY_BYTES
 
 
 class ResponseStore:
@@ -43,24 +40,14 @@ class ResponseStore:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._response_of: dict[str, str] = {}  # by item of its output
         self.num_bytes = 0
-        self.more: Callable[[], Iterable[tuple[int, str, list[str], str, str]]] = tuple
-        """What the gateway has answered, taken before anything is looked for or put in."""
-        self.items_of: Callable[[str], list[dict[str, Any]]] = msgspec.json.decode
-        """The items of an input as the client wrote it."""
 
     def __len__(self) -> int:
-        self._take()
         return len(self._entries)
-
-    def _take(self) -> None:
-        for key, name, item_ids, response, asked in self.more():
-            self._put(name, Entry(key, response.encode(), b"", tuple(item_ids), asked))
 
     def put(self, response: dict[str, Any], input_items: list[dict[str, Any]], key: int) -> None:
         """What is larger than the whole store is not kept."""
         name = response["id"]
         item_ids = tuple(item["id"] for item in response["output"])
-        self._take()
         self._put(name, Entry(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
 
     def _put(self, name: str, entry: Entry) -> None:
@@ -89,11 +76,6 @@ class ResponseStore:
 
     def input_items(self, name: str, key: int) -> list[dict[str, Any]] | None:
         entry = self._find(name, key)
-        if entry is not None and entry.asked:  # the first time they get their ids
-            items = msgspec.json.encode(self.items_of(entry.asked))
-            self.num_bytes -= entry.num_bytes
-            entry = self._entries[name] = replace(entry, input_items=items, asked="")
-            self.num_bytes += entry.num_bytes
         return None if entry is None else msgspec.json.decode(entry.input_items, type=list[dict[str, Any]])
 
     def output(self, name: str, key: int) -> list[dict[str, Any]] | None:
@@ -102,7 +84,6 @@ class ResponseStore:
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
         """The items in the output of any answer."""
-        self._take()
         found = self.output(self._response_of.get(item_id, ""), key) or []
         return next((item for item in found if item["id"] == item_id), None)
 
@@ -111,7 +92,6 @@ class ResponseStore:
         return self._find(name, key) is not None and self._drop(name)
 
     def _find(self, name: str, key: int) -> Entry | None:
-        self._take()
         entry = self._entries.get(name)
         return entry if entry is not None and entry.key == key else None
 

@@ -9,7 +9,6 @@ use minisgl_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::message::{SamplingParams, TokenLogprobs};
-use crate::receipts::Receipt;
 
 use super::logprobs::Scored;
 
@@ -56,8 +55,6 @@ pub struct End<'a> {
     pub reason: Option<&'static str>,
     /// A stop string or the id of a stop token.
     pub matched: Option<&'a str>,
-    /// As JSON, if the request asks for one.
-    pub receipt: Option<&'a str>,
 }
 
 /// What `take` found.
@@ -95,10 +92,6 @@ pub struct Choice {
     /// Set once it has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
-    /// If the request asks for one.
-    pub receipt: Option<Receipt>,
-    /// The embedding of its prompt, float32 as bytes, if that is asked for.
-    pub embedding: Option<Vec<u8>>,
     /// When its tokens came last.
     pub last_time: Option<Instant>,
     has_stop: bool,
@@ -134,8 +127,6 @@ impl Choice {
             num_watched: None,
             finish: None,
             matched: None,
-            receipt: None,
-            embedding: None,
             last_time: None,
             has_stop: !stop.is_empty(),
             stop_token_ids: sampling.stop_token_ids.clone(),
@@ -157,13 +148,6 @@ impl Choice {
         if reason.is_some() {
             self.reason = reason;
             self.error = error;
-        }
-    }
-
-    /// Its receipt has come.
-    pub fn add_receipt(&mut self, shown: String) {
-        if let Some(receipt) = &mut self.receipt {
-            receipt.shown = Some(shown);
         }
     }
 
@@ -240,18 +224,11 @@ impl Choice {
         tokens.len()
     }
 
-    /// What its receipt is made of, now that it has ended, if it is to have one.
-    pub fn asks(&self) -> Option<String> {
-        let receipt = self.receipt.as_ref()?;
-        Some(receipt.question(self.ids(), self.finish?.name()))
-    }
-
     /// How it has ended.
     pub fn end(&self) -> End<'_> {
         End {
             reason: self.finish.map(Finish::name),
             matched: self.matched.as_deref(),
-            receipt: self.receipt.as_ref().and_then(|one| one.shown.as_deref()),
         }
     }
 

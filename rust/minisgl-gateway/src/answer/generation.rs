@@ -12,9 +12,8 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::http::Writer;
-use crate::keys::KeyCounts;
 use crate::metrics::Metrics;
-use crate::receipts::Receipt;
+use crate::waiting::KeyCounts;
 
 use super::choice::{Choice, Finish};
 use super::errors::{Errors, Failure};
@@ -22,9 +21,9 @@ use super::json::Usage;
 use super::log::About;
 use super::shape::{Shape, Shown};
 
-const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 /// Names fields that have no effect on this model; errors have it not.
-pub const IGNORED: &str = "x-minisgl-ignored";
+const IGNORED: &str = "x-minisgl-ignored";
+const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
 
 /// A buffer that all generations of a thread use in turns.
@@ -45,7 +44,6 @@ struct Inner {
     choices: Vec<Choice>,
     n: usize,
     num_open: usize,
-    num_due: usize, // receipts
     shape: Shape,
     shown: Vec<Shown>, // by choice
     writer: Writer,
@@ -58,7 +56,7 @@ struct Inner {
 /// What an answer begins with, and whom it counts for.
 pub struct Heading {
     /// The headers beside its type and length.
-    pub headers: Vec<(&'static str, String)>,
+    pub headers: Vec<(String, String)>,
     /// Limits of its length, by prompt.
     pub max_tokens: String,
     /// What is said if it fails.
@@ -67,15 +65,6 @@ pub struct Heading {
     pub counts: Option<Arc<KeyCounts>>,
     /// When its request came.
     pub arrival: Instant,
-}
-
-/// What came of notifying it.
-#[derive(Default)]
-pub struct Noticed {
-    /// Ids of choices that a stop string has ended, of which the engine does not know.
-    pub stops: Vec<i64>,
-    /// Choices that have ended, and are shown once their receipts have come; with what is to be asked for these.
-    pub asks: Vec<(usize, String)>,
 }
 
 impl Generation {
@@ -93,7 +82,6 @@ impl Generation {
             choices,
             n,
             num_open,
-            num_due: 0,
             shape,
             shown,
             writer,
@@ -109,10 +97,10 @@ impl Generation {
         }
     }
 
-    /// Its requests got these ids, and perhaps are to have receipts.
-    pub fn submitted(&self, mut next: impl FnMut() -> Option<(i64, Option<Receipt>)>) {
-        for choice in &mut self.inner.borrow_mut().choices {
-            (choice.req_id, choice.receipt) = next().unwrap_or((-1, None));
+    /// Its choices have these ids in the engine.
+    pub fn submitted(&self, ids: &[i64]) {
+        for (choice, id) in self.inner.borrow_mut().choices.iter_mut().zip(ids) {
+            choice.req_id = *id;
         }
     }
 
@@ -132,11 +120,12 @@ impl Generation {
             .collect()
     }
 
-    /// Something came for one or more of the choices: take it and show it.
-    pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> Noticed {
+    /// Something came for one or more of the choices: take it and show it. Returns the ids of those that a stop string has
+    /// ended, of which the engine does not know.
+    pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> Vec<i64> {
         let mut inner = self.inner.borrow_mut();
         if inner.outcome.is_some() || (inner.shape.streams() && inner.writer.is_paused()) {
-            return Noticed::default();
+            return Vec::new();
         }
         let began = Instant::now();
         #[cfg(feature = "test-panics")]
@@ -145,19 +134,19 @@ impl Generation {
             "ordered by a test"
         );
         scratch.out.clear();
-        let (noticed, result) = inner.take(now, metrics, scratch, began);
-        if let Err(failure) = result {
+        let mut stops = Vec::new();
+        if let Err(failure) = inner.take(now, metrics, scratch, began, &mut stops) {
             inner.fail(failure, &mut scratch.out);
             self.ended.notify_one();
-            return noticed;
+            return stops;
         }
-        if inner.num_open == 0 && inner.num_due == 0 {
+        if inner.num_open == 0 {
             inner.finish(&mut scratch.out);
             self.ended.notify_one();
         } else if !scratch.out.is_empty() {
             inner.send(&scratch.out, false);
         }
-        noticed
+        stops
     }
 
     /// End it with an error, wherever it is.
@@ -209,35 +198,31 @@ impl Generation {
 }
 
 impl Inner {
-    /// Appends to `scratch.out` what is to be shown of what came.
+    /// Appends to `scratch.out` what is to be shown of what came, and to `stops` the ids that a stop string has ended.
     fn take(
         &mut self,
         now: Instant,
         metrics: &Metrics,
         scratch: &mut Scratch,
         began: Instant,
-    ) -> (Noticed, Result<(), Failure>) {
-        let mut noticed = Noticed::default();
+        stops: &mut Vec<i64>,
+    ) -> Result<(), Failure> {
         let mut num_tokens = 0;
         for at in 0..self.choices.len() {
             if !self.choices[at].has_news() {
-                self.show_with_receipt(at, &mut scratch.out);
                 continue;
             }
             if let Some(error) = self.choices[at].failed() {
                 self.end(at, Finish::Error, metrics);
-                return (noticed, Err(self.head.errors.of_engine(error)));
+                return Err(self.head.errors.of_engine(error));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
             let taken = choice.take(&mut shown.text);
             if let Some(logprobs) = &mut shown.logprobs {
                 logprobs.add(&taken.scored);
             }
-            if let Some(receipt) = &mut choice.receipt {
-                receipt.add(&taken.scored);
-            }
             if taken.found_stop {
-                noticed.stops.push(choice.req_id);
+                stops.push(choice.req_id);
             }
             if taken.num_new > 0 {
                 num_tokens += taken.num_new;
@@ -249,11 +234,6 @@ impl Inner {
             }
             if let Some(reason) = taken.finish {
                 self.end(at, reason, metrics);
-                if let Some(question) = self.choices[at].asks() {
-                    self.num_due += 1;
-                    noticed.asks.push((at, question));
-                    continue;
-                }
             }
             self.show(at, &mut scratch.out);
         }
@@ -261,26 +241,12 @@ impl Inner {
         if let Some(counts) = &self.head.counts {
             counts.num_generated.fetch_add(num_tokens as u64, Relaxed);
         }
-        (noticed, Ok(()))
-    }
-
-    /// A choice that has ended, if its receipt has come since the last time.
-    fn show_with_receipt(&mut self, at: usize, out: &mut Vec<u8>) {
-        if self.choices[at].receipt.as_mut().is_some_and(Receipt::has_come) {
-            self.num_due -= 1;
-            self.show(at, out);
-        }
+        Ok(())
     }
 
     /// In a stream, what has come.
     fn show(&mut self, at: usize, out: &mut Vec<u8>) {
         let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
-        if self.shape.tells() {
-            if !shown.text.is_empty() || finish.is_some() {
-                self.shape.tell(shown, finish, Usage::of(&self.choices, self.n), out);
-            }
-            return;
-        }
         if !self.shape.streams() {
             if let Some(parsed) = &mut shown.parsed {
                 parsed.take(&shown.text, finish);
@@ -309,7 +275,7 @@ impl Inner {
 
     fn headers(&self) -> Vec<(&str, &str)> {
         let headers = self.head.headers.iter();
-        headers.map(|(name, value)| (*name, value.as_str())).collect()
+        headers.map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
     /// A part of a stream, perhaps its first.
@@ -335,14 +301,10 @@ impl Inner {
     fn finish(&mut self, out: &mut Vec<u8>) {
         let usage = Usage::of(&self.choices, self.n).with_thoughts(&self.choices, &self.shown);
         if self.shape.streams() {
-            let end = self.choices.first().map(Choice::end).unwrap_or_default();
-            self.shape.end(usage, end, out);
+            self.shape.end(usage, out);
             self.send(out, true);
         } else {
-            let body = match self.shape.whole(&self.choices, &mut self.shown, usage) {
-                Ok(body) => body,
-                Err(failure) => return self.fail(failure, out),
-            };
+            let body = self.shape.whole(&self.choices, &mut self.shown, usage);
             self.about.status = Some(200);
             let (mut headers, cached) = (self.headers(), usage.cached.to_string());
             headers.extend([(MAX_TOKENS, self.head.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
@@ -355,7 +317,7 @@ impl Inner {
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
         let status = self.head.errors.of(&failure).status;
-        let body = self.head.errors.body(&failure, self.shape.is_anthropic());
+        let body = self.head.errors.body(&failure);
         if self.about.status.is_some() {
             self.shape.error(&body, out);
             self.writer.end_with(out);

@@ -49,13 +49,6 @@ pub fn write_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text); // writing to memory does not fail
 }
 
-/// A receipt, if there is one, behind other fields of an object, at the end of `out`.
-pub fn write_receipt(out: &mut Vec<u8>, receipt: Option<&str>) {
-    if let Some(receipt) = receipt {
-        let _ = write!(out, r#","receipt":{receipt}"#);
-    }
-}
-
 /// A text as JSON.
 pub fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()

@@ -1,4 +1,4 @@
-//! An answer that is taken apart into content, reasoning and calls (`server/chat.py`, `server/sections.py`).
+//! An answer that is taken apart into content, reasoning and calls (`server/chat.py`).
 
 use std::sync::Arc;
 
@@ -7,24 +7,44 @@ use minisgl_text::answer::{AnswerParser, End, Part, Thinking, ToolFormat, Tools}
 
 use super::choice::Finish;
 use crate::callers;
+use crate::message::prepared::Parts;
 
 /// How the answers of a request are taken apart.
 #[derive(Clone, Debug)]
 pub struct Parsing {
     /// None: no tool may be called.
-    pub format: Option<&'static ToolFormat>,
+    format: Option<&'static ToolFormat>,
     /// The model thinks, and that is told from the content: whether an answer begins within it.
-    pub thinking: Option<(&'static Thinking, Option<bool>)>,
+    thinking: Option<(&'static Thinking, Option<bool>)>,
     /// Those that may be called.
-    pub tools: Arc<Tools>,
-    /// The caller chose the tool: then OpenAI's reason is not that tools are called.
-    pub named_call: bool,
-    /// What the model thinks is sent.
-    pub shows_thoughts: bool,
-    /// The token that ends what it thinks, if one does.
-    pub think_end: Option<i32>,
-    /// Special tokens that the parser looks for.
-    pub shown: Vec<i32>,
+    tools: Arc<Tools>,
+    /// What else Python says of them.
+    pub parts: Parts,
+}
+
+impl Parsing {
+    /// As Python says it. None for a format that is not known here.
+    pub fn new(parts: Parts, tokenizer: &Tokenizer) -> Option<Parsing> {
+        let has_token = |text: &str| tokenizer.token_id(text).is_some();
+        let format = match &parts.tool_format {
+            Some(name) => Some(ToolFormat::named(name, has_token)?),
+            None => None,
+        };
+        let thinking = match &parts.thinking {
+            Some(name) => Some((Thinking::named(name)?, parts.is_open)),
+            None => None,
+        };
+        let tools = match parts.schemas.as_str() {
+            "" => Tools::default(),
+            text => Tools(serde_json::from_str(text).ok()?),
+        };
+        Some(Parsing {
+            format,
+            thinking,
+            tools: Arc::new(tools),
+            parts,
+        })
+    }
 }
 
 /// A call as it grows.
@@ -41,9 +61,9 @@ pub struct Call {
 pub struct Parsed {
     parser: AnswerParser,
     tokenizer: Arc<Tokenizer>,
-    /// See [`Parsing`], as the next.
+    /// What the model thinks is told from the content.
     pub thinks: bool,
-    /// The same.
+    /// And is sent.
     pub shows_thoughts: bool,
     think_end: Option<i32>,
     named_call: bool,
@@ -66,9 +86,9 @@ impl Parsed {
             parser: AnswerParser::new(parsing.format, parsing.thinking, Arc::clone(&parsing.tools), new_id),
             tokenizer: Arc::clone(tokenizer),
             thinks: parsing.thinking.is_some(),
-            shows_thoughts: parsing.shows_thoughts,
-            think_end: parsing.think_end,
-            named_call: parsing.named_call,
+            shows_thoughts: parsing.parts.shows_thoughts,
+            think_end: parsing.parts.think_end,
+            named_call: parsing.parts.named_call,
             keeps,
             has_thought: false,
             has_called: false,

@@ -10,16 +10,10 @@ use minisgl_text::answer::Part;
 use serde_json::Value;
 
 use super::choice::{Choice, End, Finish};
-use super::embedding::Vectors;
-use super::errors::Failure;
-use super::json::{Usage, json_text, write_receipt, write_text};
+use super::json::{Usage, json_text, write_text};
 use super::logprobs::Logprobs;
-use super::message_shape::MessageShape;
-use super::parsed::Parsed;
-use super::plan::{Endpoint, Plan};
-use super::response_shape::{Keep, ResponseShape};
-use super::sections::Story;
-use crate::callers;
+use super::parsed::{Parsed, Parsing};
+use crate::message::prepared::{Generation, Shape as Kind};
 
 /// vLLM's clients read these fields of whole answers without looking whether they are there.
 const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
@@ -49,31 +43,25 @@ pub struct Shown {
 
 impl Shown {
     /// It belongs to a choice of which nothing has come.
-    pub fn new(plan: &Plan, tokenizer: &Arc<Tokenizer>) -> Shown {
-        let parsed = plan.parsing.as_ref();
-        let keeps = !plan.stream && !matches!(plan.endpoint, Endpoint::Messages | Endpoint::Responses);
-        let logprobs = plan.shows_logprobs.then(|| match plan.endpoint {
-            Endpoint::Completion => Logprobs::of_completion(tokenizer),
+    pub fn new(asked: &Generation, parsing: Option<&Parsing>, tokenizer: &Arc<Tokenizer>) -> Shown {
+        let logprobs = asked.shows_logprobs.then(|| match asked.shape {
+            Kind::Completion => Logprobs::of_completion(tokenizer),
             _ => Logprobs::of_chat(tokenizer),
         });
         Shown {
             text: String::new(),
             logprobs,
-            parsed: parsed.map(|parsing| Parsed::new(parsing, tokenizer, keeps)),
+            parsed: parsing.map(|parsing| Parsed::new(parsing, tokenizer, !asked.stream)),
         }
     }
 }
 
 /// How one request is shown.
 pub struct Shape {
-    endpoint: Endpoint,
+    kind: Kind,
     stream: bool,
     include_usage: bool,
     has_begun: bool,
-    vectors: Vectors,
-    story: Option<Box<dyn Story>>,
-    /// The model's name, as JSON.
-    model: String,
     /// Up to the choices of an event, or of the whole answer.
     head: Vec<u8>,
     /// After the choices of an event.
@@ -81,38 +69,29 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `created` in seconds; `keep`: see [`ResponseShape`].
-    pub fn new(plan: &Plan, created: u64, model: &str, keep: Option<Keep>) -> Shape {
-        let (json, id) = (json_text(model), callers::random_uuid());
-        let chunk = if plan.stream { ".chunk" } else { "" };
-        let head = match plan.endpoint {
-            Endpoint::Chat => format!(
-                r#"{{"id":"chatcmpl-{id}","created":{created},"model":{json},"object":"chat.completion{chunk}","choices":["#
+    /// Of the answer to this request.
+    pub fn new(asked: &Generation) -> Shape {
+        let (id, created, model) = (&asked.id, asked.created, json_text(&asked.model));
+        let chunk = if asked.stream { ".chunk" } else { "" };
+        let head = match asked.shape {
+            Kind::Chat => format!(
+                r#"{{"id":"{id}","created":{created},"model":{model},"object":"chat.completion{chunk}","choices":["#
             ),
-            Endpoint::Completion => format!(
-                r#"{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{json},"choices":["#
-            ),
-            Endpoint::Embedding => r#"{"object":"list","data":["#.to_owned(),
-            Endpoint::Generate | Endpoint::Messages | Endpoint::Responses => String::new(),
+            Kind::Completion => {
+                format!(r#"{{"id":"{id}","object":"text_completion","created":{created},"model":{model},"choices":["#)
+            }
+            Kind::Generate => String::new(),
         };
-        let story: Option<Box<dyn Story>> = match &plan.head {
-            Some(head) => Some(Box::new(ResponseShape::new(head.clone(), created, model.into(), keep))),
-            None if plan.endpoint == Endpoint::Messages => Some(Box::new(MessageShape::new(&json))),
-            None => None,
-        };
-        let tail: &[u8] = if plan.include_usage {
+        let tail: &[u8] = if asked.include_usage {
             b"],\"usage\":null}\n\n"
         } else {
             b"]}\n\n"
         };
         Shape {
-            endpoint: plan.endpoint,
-            stream: plan.stream,
-            include_usage: plan.include_usage,
+            kind: asked.shape,
+            stream: asked.stream,
+            include_usage: asked.include_usage,
             has_begun: false,
-            vectors: plan.vectors,
-            story,
-            model: json,
             head: head.into_bytes(),
             tail,
         }
@@ -120,8 +99,8 @@ impl Shape {
 
     /// The media type of a stream.
     pub fn media_type(&self) -> &'static str {
-        match self.endpoint {
-            Endpoint::Generate => "application/x-ndjson",
+        match self.kind {
+            Kind::Generate => "application/x-ndjson",
             _ => "text/event-stream; charset=utf-8",
         }
     }
@@ -133,38 +112,9 @@ impl Shape {
 
     // ------------------------------------------------------------------------------------------------- as a stream
 
-    /// The answer is a list of sections.
-    pub fn tells(&self) -> bool {
-        self.story.is_some()
-    }
-
-    /// Errors have Anthropic's shape.
-    pub fn is_anthropic(&self) -> bool {
-        self.endpoint == Endpoint::Messages
-    }
-
-    /// What has come of an answer that is a list of sections.
-    pub fn tell(&mut self, shown: &mut Shown, finish: Option<Finish>, usage: Usage, out: &mut Vec<u8>) {
-        let Some(story) = &mut self.story else { return };
-        let text = std::mem::take(&mut shown.text);
-        let parts = match &mut shown.parsed {
-            Some(parsed) => parsed.take(&text, finish),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Part::Text(text)],
-        };
-        let before = out.len();
-        if !std::mem::replace(&mut self.has_begun, true) && self.stream {
-            story.begin(usage, out);
-        }
-        story.take(parts, finish, out);
-        if !self.stream {
-            out.truncate(before);
-        }
-    }
-
     /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
     pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
-        if std::mem::replace(&mut self.has_begun, true) || self.endpoint != Endpoint::Chat {
+        if std::mem::replace(&mut self.has_begun, true) || self.kind != Kind::Chat {
             return;
         }
         for index in 0..num_choices {
@@ -184,14 +134,14 @@ impl Shape {
         usage: Usage,
         out: &mut Vec<u8>,
     ) {
-        match self.endpoint {
-            Endpoint::Completion => {
+        match self.kind {
+            Kind::Completion => {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(&self.head);
                 completion_choice(index, shown, end, out);
                 out.extend_from_slice(self.tail);
             }
-            Endpoint::Generate => {
+            Kind::Generate => {
                 if !shown.text.is_empty() {
                     out.extend_from_slice(br#"{"text_delta":"#);
                     write_text(out, &shown.text);
@@ -246,11 +196,8 @@ impl Shape {
     }
 
     /// What comes after every choice has ended.
-    pub fn end(&mut self, usage: Usage, end: End<'_>, out: &mut Vec<u8>) {
-        if let Some(story) = &mut self.story {
-            return story.end(end, usage, out);
-        }
-        if self.endpoint == Endpoint::Generate {
+    pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
+        if self.kind == Kind::Generate {
             return;
         }
         if self.include_usage {
@@ -264,12 +211,9 @@ impl Shape {
     }
 
     /// The last part instead, if a choice fails.
-    pub fn error(&mut self, body: &Value, out: &mut Vec<u8>) {
-        if let Some(story) = &mut self.story {
-            return story.error(body, out);
-        }
-        let _ = match self.endpoint {
-            Endpoint::Generate => writeln!(out, "{body}"),
+    pub fn error(&self, body: &Value, out: &mut Vec<u8>) {
+        let _ = match self.kind {
+            Kind::Generate => writeln!(out, "{body}"),
             _ => write!(out, "data: {body}\n\n{DONE}"),
         };
     }
@@ -277,22 +221,10 @@ impl Shape {
     // ---------------------------------------------------------------------------------------------------- as a whole
 
     /// The whole answer; `shown` by choice.
-    pub fn whole(&mut self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Result<Vec<u8>, Failure> {
-        if let (Some(story), Some(choice)) = (&mut self.story, choices.first()) {
-            return Ok(story.whole(choice.end(), usage));
-        }
+    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Vec<u8> {
         let mut out = self.head.clone();
-        if self.endpoint == Endpoint::Embedding {
-            self.vectors.write(choices, &mut out)?;
-            let (model, prompt) = (&self.model, usage.prompt);
-            let _ = write!(
-                out,
-                r#"],"model":{model},"usage":{{"prompt_tokens":{prompt},"total_tokens":{prompt}}}}}"#
-            );
-            return Ok(out);
-        }
         let shown = choices.iter().zip(shown);
-        if self.endpoint == Endpoint::Generate {
+        if self.kind == Kind::Generate {
             for (choice, shown) in shown {
                 out.extend_from_slice(br#"{"text":"#);
                 write_text(&mut out, &shown.text);
@@ -304,13 +236,13 @@ impl Shape {
             out.extend_from_slice(br#","usage":"#);
             usage.write(&mut out);
             out.push(b'}');
-            return Ok(out);
+            return out;
         }
         for (index, (choice, shown)) in shown.enumerate() {
             if index > 0 {
                 out.push(b',');
             }
-            if self.endpoint == Endpoint::Completion {
+            if self.kind == Kind::Completion {
                 completion_choice(index, shown, choice.end(), &mut out);
                 out.pop();
                 out.extend_from_slice(NOT_ASKED_FOR);
@@ -325,11 +257,11 @@ impl Shape {
         }
         out.extend_from_slice(br#"],"usage":"#);
         usage.write(&mut out);
-        if self.endpoint == Endpoint::Chat {
+        if self.kind == Kind::Chat {
             out.extend_from_slice(NOT_ASKED_FOR);
         }
         out.push(b'}');
-        Ok(out)
+        out
     }
 }
 
@@ -421,5 +353,4 @@ fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
     if let Some(matched) = end.matched {
         let _ = write!(out, r#","matched_stop":{matched}"#);
     }
-    write_receipt(out, end.receipt);
 }

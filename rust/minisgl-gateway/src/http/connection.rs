@@ -156,21 +156,29 @@ impl<H: Handler> Talk<H> {
             Err(panic) => return self.say_panic(&Answer::new(self.link.clone(), None, None), &*panic),
         };
         let body = match most {
-            Some(most) if head.content_length <= most => self.body(head.content_length).await,
+            Some(most) if head.content_length <= most => self.body(&head).await,
             _ => Body::PassOn,
         };
         let keep = match body {
             Body::End => return false,
-            Body::PassOn => self.pass_on(Some(&head), Bytes::new()).await,
+            Body::PassOn => {
+                if most.is_some() {
+                    self.handler.passed_on(&head);
+                }
+                self.pass_on(Some(&head), Bytes::new()).await
+            }
             Body::Whole(body) => self.answer(head, body).await,
         };
         self.link.drained().await;
         keep && !self.inbox.is_last()
     }
 
-    async fn body(&mut self, size: usize) -> Body {
-        let mut held = None;
+    async fn body(&mut self, head: &Head) -> Body {
+        let (size, mut held) = (head.content_length, None);
         if size > SMALL_BYTES {
+            if !self.handler.may_send(head).await {
+                return Body::PassOn;
+            }
             held = self.link.options.bodies.take(size);
             if held.is_none() {
                 return Body::PassOn;

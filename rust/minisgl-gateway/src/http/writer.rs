@@ -237,6 +237,17 @@ pub trait Handler: 'static {
     /// on, unchanged.
     fn route(&self, head: &Head) -> Option<usize>;
 
+    /// Whether the caller may send a body of more than [`super::SMALL_BYTES`], which `route` wants; else it goes on.
+    fn may_send(&self, head: &Head) -> impl Future<Output = bool> {
+        let _ = head;
+        std::future::ready(true)
+    }
+
+    /// A request that `route` wants goes on all the same: its body is too large for now, or comes too slowly.
+    fn passed_on(&self, head: &Head) {
+        let _ = head;
+    }
+
     /// A request whose whole body is here.
     fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> impl Future<Output = Outcome>;
 }

@@ -13,6 +13,7 @@ use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::ser::Serialize;
 
 use super::packed::{Numbers, Packed, numbers};
+use super::prepared::Prepared;
 use super::types::{
     FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
     ToEngine,
@@ -177,6 +178,13 @@ pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
     Ok(found)
 }
 
+/// What Python made of a request: a frame of one message, without its length.
+pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
+    let mut found = None;
+    read_each(frame, |message, _| found = Some(message))?;
+    found.ok_or_else(|| malformed("a frame without a message"))
+}
+
 fn malformed(error: impl fmt::Display) -> MessageError {
     MessageError::Malformed(error.to_string())
 }
@@ -327,6 +335,18 @@ impl Message for FromEngine {
                 reason: or_default(fields)?,
             },
             "failed" => Self::EngineFailed(next(fields)?),
+            other => return Err(unknown(other)),
+        })
+    }
+}
+
+impl Message for Prepared {
+    fn read<'de, A: SeqAccess<'de>>(tag: &str, fields: &mut A) -> Result<Self, A::Error> {
+        Ok(match tag {
+            "generation" => Self::Generation(rest(fields)?),
+            "whole" => Self::Whole(rest(fields)?),
+            "pass_on" => Self::PassOn,
+            "read" => Self::Read,
             other => return Err(unknown(other)),
         })
     }

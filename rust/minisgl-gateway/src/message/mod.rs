@@ -5,13 +5,14 @@
 
 mod codec;
 mod packed;
+pub mod prepared;
 mod types;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use codec::estimate;
-pub use codec::{decode, decode_each, decode_to_engine, encode, encode_from_engine, list_of};
+pub use codec::{decode, decode_each, decode_prepared, decode_to_engine, encode, encode_from_engine, list_of};
 pub use packed::Pairs;
 pub use types::{
     Embedding, EngineReady, EngineStats, FromEngine, Heartbeat, ID_LIMIT, LENGTH_BYTES, LoadProgress, MAX_FRAME_BYTES,

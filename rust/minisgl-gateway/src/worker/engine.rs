@@ -5,14 +5,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use tokio::task::spawn_local;
-
 use super::Worker;
 use crate::answer::errors::Failure;
 use crate::answer::generation::Generation;
 use crate::engine::{EngineLink, Watchdog};
 use crate::message::{FromEngine, ToEngine};
-use crate::pool::Lane;
 
 impl Worker {
     /// Takes what comes from the engine process, until it is gone.
@@ -71,34 +68,11 @@ impl Worker {
         let scratch = &mut *self.scratch.borrow_mut();
         let noticed = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
         match noticed {
-            Ok(noticed) => {
-                for id in noticed.stops {
-                    self.finish(id, ToEngine::FinishRequest(id));
-                }
-                for (choice, question) in noticed.asks {
-                    self.ask_receipt(generation, choice, question);
-                }
-            }
+            Ok(stops) => stops
+                .into_iter()
+                .for_each(|id| self.finish(id, ToEngine::FinishRequest(id))),
             Err(_) => generation.fail(Failure::Internal),
         }
-    }
-
-    /// It goes on when the receipt has come; who has left by then is not waited for.
-    fn ask_receipt(&self, generation: &Rc<Generation>, choice: usize, question: String) {
-        let (Some(worker), Some(loaded)) = (self.me.upgrade(), self.loaded.borrow().clone()) else {
-            return; // it ends
-        };
-        let generation = Rc::downgrade(generation);
-        spawn_local(async move {
-            let make = move || loaded.receipts.make(&question);
-            let found = worker.pool.run(Lane::Receipt, make).await.flatten();
-            let Some(generation) = generation.upgrade() else { return };
-            match found {
-                Some(shown) => generation.tell(choice, |choice| choice.add_receipt(shown)),
-                None => generation.fail(Failure::Internal),
-            }
-            worker.notify(&generation, Instant::now());
-        });
     }
 
     pub(super) fn finish(&self, id: i64, message: ToEngine) {
@@ -115,6 +89,7 @@ impl Worker {
 
     pub(super) fn engine_gone(&self, reason: &str) {
         *self.link.borrow_mut() = None;
+        self.failure.borrow_mut().get_or_insert_with(|| reason.to_owned());
         let all = self.live.borrow_mut().take_all();
         for generation in all {
             generation.fail(Failure::EngineGone(reason.to_owned()));
@@ -122,22 +97,18 @@ impl Worker {
         self.tell_waiting();
     }
 
-    /// For whoever counts what waits.
+    /// Why the engine is gone.
+    pub(super) fn reason_gone(&self) -> String {
+        self.failure.borrow().clone().unwrap_or_default()
+    }
+
+    /// For whoever counts what waits and runs.
     pub(super) fn tell_waiting(&self) {
-        let live = self.live.borrow();
-        let (waiting, tokens) = live.waiting();
-        self.shared.metrics.in_flight.see(live.len() as u64);
-        self.shared.metrics.queued.see(waiting as u64);
-        self.shared
-            .num_waiting
-            .store(waiting + self.num_encoding.get(), Relaxed);
-        self.shared.num_waiting_tokens.store(tokens, Relaxed);
-        self.shared.num_live.store(live.len(), Relaxed);
-        if let Some(loaded) = &*self.loaded.borrow() {
-            for (number, counts) in loaded.keys.iter().enumerate() {
-                counts.num_waiting.store(live.waiting_of(number), Relaxed);
-            }
-        }
+        let num_live = self.live.borrow().len();
+        self.shared.metrics.in_flight.see(num_live as u64);
+        let num_waiting = self.shared.waiting.requests.load(Relaxed);
+        self.shared.metrics.queued.see(num_waiting as u64);
+        self.shared.num_live.store(num_live, Relaxed);
     }
 
     /// Whether the engine process gets on; to be called every half second.

@@ -1,4 +1,4 @@
-//! The gateway's event loop: requests that it is sure of, from head to answer.
+//! The gateway's event loop: probes, and requests for text from head to answer.
 //!
 //! Invariants: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
 //! and writes the access line; a panic is the error of one request.
@@ -16,21 +16,28 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use crate::answer::generation::Scratch;
-use crate::answer::plan::Endpoint;
-use crate::callers::{self, Headers};
 use crate::engine::{EngineLink, Watchdog};
 use crate::http::{Handler, Head, Outcome, Writer};
-use crate::keys::Bucket;
 use crate::live::Live;
+use crate::message::prepared::Prepared;
 use crate::metrics::Reason;
-use crate::pool::Pool;
-use crate::prepare::Loaded;
-use crate::shared::Shared;
+use crate::shared::{Loaded, Shared};
+
+/// Requests for text, by their paths: as they are counted, and another one, if there is one. Python prepares them.
+const PATHS: [(&str, &str); 3] = [
+    ("/v1/chat/completions", "/chat/completions"),
+    ("/v1/completions", "/completions"),
+    ("/generate", ""),
+];
+
+fn route_of(path: &str) -> Option<&'static str> {
+    let mut found = PATHS.iter().filter(|(route, other)| [*route, other].contains(&path));
+    found.next().map(|(route, _)| *route)
+}
 
 /// What answers requests: the gateway's own part of the server.
 pub struct Worker {
     shared: Arc<Shared>,
-    pool: Pool,
     loaded: RefCell<Option<Arc<Loaded>>>,
     live: RefCell<Live>,
     link: RefCell<Option<Rc<EngineLink>>>,
@@ -38,18 +45,16 @@ pub struct Worker {
     is_ready: Cell<bool>,
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
-    num_encoding: Cell<usize>,
-    buckets: RefCell<Vec<Option<Bucket>>>, // of API keys, from number 1
+    failure: RefCell<Option<String>>, // why the engine is gone
     draining: Cell<bool>,
     me: Weak<Worker>,
 }
 
 impl Worker {
     /// Answers nothing but probes yet.
-    pub fn new(shared: Arc<Shared>, pool: Pool) -> Rc<Worker> {
+    pub fn new(shared: Arc<Shared>) -> Rc<Worker> {
         Rc::new_cyclic(|me| Worker {
             shared,
-            pool,
             loaded: RefCell::new(None),
             live: RefCell::new(Live::default()),
             link: RefCell::new(None),
@@ -57,21 +62,18 @@ impl Worker {
             is_ready: Cell::new(false),
             connected: RefCell::new(None),
             scratch: RefCell::new(Scratch::default()),
-            num_encoding: Cell::new(0),
-            buckets: RefCell::new(Vec::new()),
+            failure: RefCell::new(None),
             draining: Cell::new(false),
             me: Weak::clone(me),
         })
     }
 
-    /// From now on it answers what it is sure of, as soon as the engine process is ready; `connected` is told that.
+    /// From now on it answers requests for text, as soon as the engine process is ready; `connected` is told that.
     pub fn serve(&self, loaded: Arc<Loaded>, connected: Sender<()>) {
         *self.connected.borrow_mut() = Some(connected);
         let mut watchdog = Watchdog::new(loaded.config.limits.step_timeout, loaded.config.watch);
         watchdog.expect(Instant::now());
         *self.watchdog.borrow_mut() = Some(watchdog);
-        let now = Instant::now();
-        *self.buckets.borrow_mut() = loaded.config.api_keys.iter().map(|key| Bucket::of(key, now)).collect();
         *self.loaded.borrow_mut() = Some(loaded);
     }
 
@@ -96,10 +98,10 @@ impl Worker {
         loaded.filter(|_| is_there).ok_or(Reason::Loading)
     }
 
-    /// What became of a request; None: it was answered.
-    fn count(&self, head: &Head, passed_on: Option<Reason>) {
-        let route = Endpoint::of(&head.target).map_or("other", |(_, route)| route);
-        self.shared.metrics.requests.add(route, passed_on);
+    /// What became of a request; None: its answer was written here.
+    fn count(&self, head: &Head, by_python: Option<Reason>) {
+        let route = route_of(&head.target).unwrap_or("other");
+        self.shared.metrics.requests.add(route, by_python);
     }
 
     fn is_healthy(&self) -> bool {
@@ -107,14 +109,11 @@ impl Worker {
         self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().as_ref().is_some_and(is_well)
     }
 
-    /// Headers of the answer to a request whose head is plainly in order, and the number of its caller's API key.
-    fn caller(head: &Head, loaded: &Loaded) -> Option<(Headers, usize)> {
-        let config = &loaded.config;
-        let fits = head.method == "POST" && (1..=config.limits.max_body_bytes).contains(&head.content_length);
-        (fits && callers::sends_json(head)).then_some(())?;
-        let key = callers::may_ask(head, config, true)?;
-        let headers = callers::headers(head, config, callers::request_id(head)?)?;
-        Some((headers, key))
+    fn route_post(&self, head: &Head) -> Result<usize, Reason> {
+        let is_asked = head.method == "POST" && route_of(&head.target).is_some();
+        is_asked.then_some(()).ok_or(Reason::Route)?;
+        let most = self.serving()?.config.limits.max_body_bytes;
+        (head.content_length <= most).then_some(most).ok_or(Reason::Body)
     }
 }
 
@@ -123,24 +122,25 @@ impl Handler for Worker {
         if self.native(head).is_some() {
             return Some(0);
         }
-        let found = Endpoint::of(&head.target).ok_or(Reason::Route).and_then(|_| {
-            let loaded = self.serving()?;
-            Self::caller(head, &loaded).ok_or(Reason::Error)?;
-            Ok(loaded.config.limits.max_body_bytes)
-        });
+        let found = self.route_post(head);
         found.map_err(|reason| self.count(head, Some(reason))).ok()
+    }
+
+    async fn may_send(&self, head: &Head) -> bool {
+        let found = self.shared.questions.ask(head, None).await;
+        matches!(found, Some((Prepared::Read, _)))
+    }
+
+    fn passed_on(&self, head: &Head) {
+        self.count(head, Some(Reason::Body));
     }
 
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
         if head.method == "GET" {
             return self.answer_native(&head, &writer);
         }
-        let found = Rc::clone(&self).answer_generating(&head, body, writer).await;
-        self.count(&head, found.err());
-        if found.is_ok() {
-            Outcome::Answered
-        } else {
-            Outcome::PassOn
-        }
+        let (outcome, reason) = Rc::clone(&self).answer_post(&head, body, writer).await;
+        self.count(&head, reason);
+        outcome
     }
 }

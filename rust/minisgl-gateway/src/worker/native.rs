@@ -1,41 +1,44 @@
-//! The GETs that need no Python: the list of models, and probes while Python runs.
+//! Probes, which need no Python: `/livez` and `/readyz`.
 
 use std::time::Instant;
 
 use super::Worker;
 use crate::answer::log::{About, Line};
-use crate::callers::{self, Headers};
+use crate::callers;
 use crate::http::{Head, Outcome, Writer};
 
 const OK: &[u8] = br#"{"status":"ok"}"#;
 
+/// Names and values.
+type Headers = Vec<(String, String)>;
+
 impl Worker {
-    /// The body of a GET that needs no Python; None: pass it on.
+    /// The body of a probe that needs no Python; None: pass it on. While Python's event loop stands still, `/livez` goes
+    /// on, as streams do, for as long as a step of the engine may take; `/readyz` does not, for no request is prepared.
     pub(super) fn native(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
-        if head.method != "GET" || head.content_length != 0 {
+        let is_livez = head.target == "/livez";
+        if head.method != "GET" || head.content_length != 0 || !(is_livez || head.target == "/readyz") {
             return None;
         }
+        let id = ("x-request-id".to_owned(), callers::request_id(head)?);
         let loaded = self.loaded.borrow().clone();
-        let is_livez = head.target == "/livez";
         let Some(loaded) = loaded else {
             // the configuration is not here yet: only for callers that any would let in
-            let foreign = ["origin", "sec-fetch-site"].map(|name| matches!(head.header(name), Ok(None)));
-            (is_livez && callers::is_local(head) && foreign == [true; 2]).then_some(())?;
-            return Some((OK.to_vec(), vec![("x-request-id", callers::request_id(head)?)]));
+            (is_livez && callers::may_probe(head, Some(&[]))).then_some(())?;
+            return Some((OK.to_vec(), vec![id]));
         };
         let config = &loaded.config;
-        let is_probe = is_livez || head.target == "/readyz";
-        callers::may_ask(head, config, !is_probe)?;
-        let headers = callers::headers(head, config, callers::request_id(head)?)?;
-        let healthy = self.is_healthy();
-        let alive = healthy && self.shared.python_runs(config.watch.silence_s);
-        let body = match head.target.as_str() {
-            "/livez" if alive => OK.to_vec(),
-            "/readyz" if alive && !self.draining.get() => OK.to_vec(),
-            "/v1/models" if healthy && !self.shared.has_adapters() => config.models.clone().into_bytes(),
-            _ => return None,
+        callers::may_probe(head, config.hosts.as_deref()).then_some(())?;
+        let most_s = if is_livez {
+            config.limits.step_timeout
+        } else {
+            config.watch.silence_s
         };
-        Some((body, headers))
+        let alive = self.is_healthy() && self.shared.python_silence_s() <= most_s;
+        (alive && (is_livez || !self.draining.get())).then_some(())?;
+        let mut headers = vec![id];
+        headers.extend(config.harmless_headers.iter().cloned());
+        Some((OK.to_vec(), headers))
     }
 
     pub(super) fn answer_native(&self, head: &Head, writer: &Writer) -> Outcome {
@@ -43,11 +46,14 @@ impl Worker {
         let Some((body, headers)) = self.native(head) else {
             return Outcome::PassOn;
         };
-        let pairs: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let pairs: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
         writer.whole(200, "application/json", &pairs, &body);
         if let Some(loaded) = &*self.loaded.borrow() {
             let log = &loaded.config.log;
-            if log.probes || head.target == "/v1/models" {
+            if log.probes {
                 let about = About {
                     status: Some(200),
                     ..About::new(arrival)

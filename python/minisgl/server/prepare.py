@@ -1,0 +1,161 @@
+"""Answers what the gateway asks about a request for text: all that happens once a request, by the functions that the
+Python front end has for it.
+
+Invariants: every question has one answer; it is asked and answered on the event loop, and several at once are taken
+together; a request of which only the Python server shows the answer goes on to it before its prompt is encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from minisgl.message.prepared import PassOn, Prepared, PreparedGeneration, Read, WholeAnswer, encode
+from minisgl.server.bodies import ChatRequest, CompletionRequest, GenerateRequest
+from minisgl.server.callers import Pairs
+from minisgl.server.errors import ApiError
+from minisgl.server.formatter import Formatter
+from minisgl.server.generation import resolved
+from minisgl.server.middleware import Middleware, Posts
+from minisgl.server.request import HttpRequest
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
+
+WOKEN_BYTES = 4096
+_TOLD_APART = (b"content-length", b"content-type")
+_log = logging.getLogger("minisgl.server")
+
+
+class Preparing:
+    """Answers the questions of one gateway, from `start` to `stop`, which are called on the event loop."""
+
+    def __init__(self, gateway: Gateway, middleware: Middleware, posts: Posts) -> None:
+        self._gateway = gateway
+        self._middleware = middleware
+        self._posts = posts
+        self._context = posts.context
+        self._fd = gateway.questions_fd()
+        self._tasks = set[asyncio.Task[None]]()
+
+    def start(self) -> None:
+        asyncio.get_running_loop().add_reader(self._fd, self._take)
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _take(self) -> None:
+        os.read(self._fd, WOKEN_BYTES)
+        loop = asyncio.get_running_loop()
+        for number, method, target, headers, body in self._gateway.questions():
+            task = loop.create_task(self._answer(number, method, target, headers, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, method: str, target: str, headers: Pairs, body: bytes | None) -> None:
+        try:
+            found = await self._prepared(method, target, headers, body)
+        except Exception:
+            _log.exception("a bug in what the gateway asks about a POST %s", target)
+            found = PassOn()
+        self._gateway.answer(number, encode(found))
+
+    async def _prepared(self, method: str, target: str, headers: Pairs, body: bytes | None) -> Prepared:
+        admitted = self._middleware.admit(method, "1.1", target, headers)
+        request, early = admitted.request, admitted.early
+        if body is None:
+            return Read() if early is None else PassOn()
+        if early is None and (request.resumable is not None or self._context.config.log_prompts):
+            return PassOn()
+        if early is None:
+            request.body += body
+            try:
+                answer = await self._posts.prepare(request, None, admitted.path, _is_shown_by_gateway)
+                if not isinstance(answer, Formatter):
+                    return PassOn()
+                if (generation := self._generation(request, answer, admitted.more)) is not None:
+                    return generation
+                return PassOn()
+            except ApiError as error:
+                request.error = error.code
+                early = error.response(admitted.path)
+        request.status = early.status_code
+        request.log()
+        return _whole(early, admitted.more)
+
+    def _generation(self, request: HttpRequest, answer: Formatter, more: Pairs) -> PreparedGeneration | None:
+        wanted, shown = answer.wanted, answer.for_gateway()
+        if shown is None or wanted.only_prompt or wanted.receipts is not None:
+            return None
+        context = self._context
+        sampling, lengths, _ = resolved(context, request, wanted)
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+        return PreparedGeneration(
+            shown.shape,
+            answer.stream,
+            shown.include_usage,
+            shown.shows_logprobs,
+            shown.id,
+            shown.created,
+            shown.model,
+            [prompt.tobytes() for prompt in wanted.prompts],
+            sampling,
+            lengths.by_prompt,
+            shown.parts,
+            wanted.priority,
+            request.key,
+            request.key_name,
+            request.shortened_to,
+            context.limits.request_timeout,
+            request.request_id,
+            _texts([*more, *answer.headers]),
+        )
+
+
+def _texts(pairs: Pairs) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+
+
+def _whole(answer: Response, more: Pairs) -> WholeAnswer:
+    given = {name for name, _ in answer.raw_headers}
+    headers = [one for one in answer.raw_headers if one[0] not in _TOLD_APART]
+    headers += [one for one in more if one[0] not in given]
+    return WholeAnswer(answer.status_code, answer.headers.get("content-type", ""), _texts(headers), bytes(answer.body))
+
+
+def _is_shown_by_gateway(body: Any) -> bool:
+    """Whether no field of a body asks for what only the Python server shows: what follows is then not done twice."""
+    return not _ONLY_HERE[type(body)](body)
+
+
+_ONLY_HERE: dict[type[Any], Callable[[Any], Any]] = {
+    ChatRequest: lambda body: (
+        body.return_token_ids
+        or body.return_tokens_as_token_ids
+        or body.prompt_logprobs is not None
+        or body.continuous_usage
+        or body.receipt
+        or body.limit() == 0
+    ),
+    CompletionRequest: lambda body: (
+        body.return_token_ids
+        or body.return_tokens_as_token_ids
+        or body.prompt_logprobs is not None
+        or body.continuous_usage
+        or body.receipt
+        or body.echo
+        or body.best_of is not None
+        or body.max_tokens == 0
+    ),
+    GenerateRequest: lambda body: body.text is not None or body.input_ids is not None or body.return_token_ids,
+}
+PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
+"""The paths that the gateway asks about; their bodies are those above."""

@@ -1,0 +1,139 @@
+//! What Python is asked: what is to become of a POST, once for each.
+//!
+//! Invariants: a question is answered once, or withdrawn when whoever asks has gone; Python is woken when there is a first
+//! one, and takes all that are there; no thread of the gateway waits for the interpreter.
+
+use std::collections::HashMap;
+use std::io::{self, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::http::Head;
+use crate::message::prepared::Prepared;
+use crate::waiting::Reserved;
+
+/// Python's answer, with the room that its choices take in the queue from now on.
+pub type Answer = (Prepared, Option<Reserved>);
+
+/// A request, as Python is asked about it.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Its own.
+    pub number: u64,
+    /// `POST`.
+    pub method: String,
+    /// As it was sent.
+    pub target: String,
+    /// Names in lower case, in their order.
+    pub headers: Vec<(String, Bytes)>,
+    /// None: may the caller send one of this length?
+    pub body: Option<Bytes>,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    waiting: Vec<Question>,
+    asked: HashMap<u64, oneshot::Sender<Answer>>,
+    closed: bool,
+}
+
+/// See the module.
+pub struct Questions {
+    open: Mutex<Open>,
+    wake: UnixStream,
+    woken: UnixStream,
+}
+
+impl Questions {
+    /// None is asked yet.
+    pub fn new() -> io::Result<Questions> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        Ok(Questions {
+            open: Mutex::default(),
+            wake,
+            woken,
+        })
+    }
+
+    /// Can be read when there is a question; whoever takes them reads it empty first.
+    pub fn woken(&self) -> &UnixStream {
+        &self.woken
+    }
+
+    /// Asks, and waits. None: nobody answers any more. Dropping the future withdraws the question.
+    pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Answer> {
+        let (sender, receiver) = oneshot::channel();
+        let number = self.add(head, body, sender)?;
+        let _asked = Asked(Arc::clone(self), number);
+        receiver.await.ok()
+    }
+
+    fn add(&self, head: &Head, body: Option<Bytes>, sender: oneshot::Sender<Answer>) -> Option<u64> {
+        let mut open = lock(&self.open);
+        if open.closed {
+            return None;
+        }
+        let number = open.next;
+        open.next += 1;
+        open.asked.insert(number, sender);
+        let is_first = open.waiting.is_empty();
+        open.waiting.push(Question {
+            number,
+            method: head.method.clone(),
+            target: head.target.clone(),
+            headers: head.headers.clone(),
+            body,
+        });
+        drop(open);
+        if is_first {
+            let _ = (&self.wake).write(&[1]); // full: it is woken already
+        }
+        Some(number)
+    }
+
+    /// Those that wait, in order.
+    pub fn take(&self) -> Vec<Question> {
+        std::mem::take(&mut lock(&self.open).waiting)
+    }
+
+    /// Answers the question of a number; the client of one that is unknown has gone.
+    pub fn answer(&self, number: u64, answer: Answer) {
+        let sender = lock(&self.open).asked.remove(&number);
+        if let Some(sender) = sender {
+            let _ = sender.send(answer); // it goes in this moment
+        }
+    }
+
+    /// Nobody answers any more: neither those that wait nor later ones.
+    pub fn close(&self) {
+        let mut open = lock(&self.open);
+        open.closed = true;
+        open.waiting.clear();
+        let asked = std::mem::take(&mut open.asked);
+        drop(open);
+        drop(asked);
+    }
+}
+
+/// Withdraws a question, if it was not answered.
+struct Asked(Arc<Questions>, u64);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let mut open = lock(&self.0.open);
+        if open.asked.remove(&self.1).is_some() {
+            open.waiting.retain(|one| one.number != self.1);
+        }
+    }
+}
+
+/// Whoever panicked while it was held left it whole.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
