@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Sequence
 
 from minisgl.metrics.gateway import OTHER, Readings
 from minisgl.metrics.keys import KeyReading
@@ -39,25 +38,21 @@ def no_readings() -> Readings:
         "num_finished": dict.fromkeys(REASONS, 0),
         "num_generated": 0,
         "num_live": 0,
-        "num_shortened": 0,
         "keys": [],
         "most": {name: {"recent": 0, "most": 0} for name in ("in_flight", "queued")},
         "requests": [],
         "cache": {"hits": 0, "misses": 0, "hit_bytes": 0, "bytes": 0},
         "histograms": {name: {"counts": [0] * (len(bounds) + 1), "sum": 0.0} for name, bounds in BUCKETS.items()},
         "meters": {
-            name: {"count": 0, "total_s": 0.0, "longest_s": 0.0, "recent_s": 0.0}
-            for name in ("dispatch", "tokenize", "detokenize")
+            name: {"count": 0, "total_s": 0.0, "longest_s": 0.0, "recent_s": 0.0} for name in ("dispatch", "detokenize")
         },
     }
 
 
 class Recording:
-    """What comes from Python: `published`. `found` are its readings."""
+    """What comes from Python. `found` are its readings."""
 
     def __init__(self) -> None:
-        self.published: list[tuple[int, int, int]] = []
-        self.published_keys: list[tuple[int, int]] = []
         self.is_draining = False
         self.found = no_readings()
         self.num_readings = 0
@@ -68,17 +63,8 @@ class Recording:
     def fail(self, reason: str) -> None:
         pass
 
-    def publish(
-        self, num_waiting: int, num_waiting_tokens: int, num_live: int, keys: Sequence[tuple[int, int]]
-    ) -> None:
-        self.published.append((num_waiting, num_waiting_tokens, num_live))
-        self.published_keys = list(keys)
-
     def beat(self) -> None:
         pass
-
-    def take_kept(self) -> list[tuple[int, str, list[str], str, str]]:
-        return []
 
     @property
     def num_open(self) -> int:

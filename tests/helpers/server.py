@@ -217,9 +217,9 @@ class Frontend:
         http = HttpServer(app.middleware, front_end.listener, self._config.limits, probe_after_s=PROBE_AFTER_S)
         await http.start()
         self.connections, self.http_server = http.connections, http
-        if self.gateway is not None and self._wait_ready:
-            told = encoded(self._config, app, tokenizer, defaults).decode()
-            await asyncio.to_thread(self.gateway.serve, told, app.context.tokenizer.text, app.answer)
+        if self.gateway is not None and app.preparing is not None and self._wait_ready:
+            app.preparing.start()
+            await asyncio.to_thread(self.gateway.serve, encoded(self._config).decode(), tokenizer.text)
             app.context.opening = False
             await asyncio.to_thread(self._wait_for_the_gateway, http)
         if app.batches is not None:
@@ -229,6 +229,8 @@ class Frontend:
         if app.batches is not None:
             await app.batches.stop()
         await asyncio.gather(http.stop(), front_end.stop(GRACE_S))
+        if app.preparing is not None:
+            app.preparing.stop()
         await self.client.close()
         self.engine.stop()
 

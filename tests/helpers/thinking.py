@@ -14,9 +14,7 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BYTES = "\x01\x02\x03\x04"
 """In the text of an order they stand for `MARKERS`: a marker itself in a prompt may be a token."""
 
-TEMPLATE = (Path(__file__).parents[1] / "gateway" / "templates" / "thoughts_and_calls.jinja").read_text(
-    encoding="utf-8"
-)
+TEMPLATE = (Path(__file__).parent / "thoughts_and_calls.jinja").read_text(encoding="utf-8")
 
 
 def thinking_tokenizer(*, has_tokens: bool) -> Tokenizer:

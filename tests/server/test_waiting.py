@@ -1,28 +1,19 @@
-"""What waits in the gateway counts for the Python server, and the other way round."""
+"""What waits in the gateway counts for the Python server's limits; large bodies take turns."""
 
 from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from minisgl.config import Limits
-from minisgl.frontend.output_processor import OutputProcessor, RequestState, Subscriber, request_states
-from minisgl.sampling_params import SamplingParams
+from minisgl.frontend.output_processor import OutputProcessor
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import ApiError
 from minisgl.server.waiting import MAX_WAITING, Queue, Turns
-from minisgl.tokenizer import Tokenizer
 from tests.helpers.gateway import Recording
 
 LIMITS = Limits(max_queued_requests=4, max_queued_tokens=100)
-
-
-def state(num_tokens: int) -> RequestState:
-    prompt = np.zeros(num_tokens, np.int32)
-    (found,) = request_states([prompt], SamplingParams(), Tokenizer.echo(), 512, Subscriber(lambda: None))
-    return found
 
 
 def test_limits_count_what_waits_in_the_gateway() -> None:
@@ -38,29 +29,6 @@ def test_limits_count_what_waits_in_the_gateway() -> None:
     with pytest.raises(ApiError, match="prompts of 60 tokens wait already, the limit is 100"):
         queue.check_room(1, 41)
     assert queue.num_in_flight() == 0 and gateway.num_readings == 0, "no more is read than is asked for"
-
-
-async def test_the_gateway_hears_what_waits_here_once_a_turn() -> None:
-    gateway = Recording()
-    processor = OutputProcessor()
-    queue = Queue(processor, LIMITS, KeyUse(()), gateway)
-    requests = [state(num_tokens) for num_tokens in (5, 7)]
-    for number, one in enumerate(requests):
-        processor.add(one, number)
-    queue.encodes(1)
-    await asyncio.sleep(0)
-    assert gateway.published == [(3, 12, 2)]
-    queue.encodes(-1)
-    queue.encodes(1)
-    await asyncio.sleep(0)
-    assert len(gateway.published) == 1, "what did not change is no news"
-    assert processor.remove(requests[0])
-    await asyncio.sleep(0)
-    assert gateway.published[1:] == [(2, 7, 1)]
-    processor.fail("gone")
-    queue.encodes(-1)
-    await asyncio.sleep(0)
-    assert gateway.published[-1] == (0, 0, 0)
 
 
 async def test_owners_of_large_bodies_take_turns() -> None:

@@ -55,16 +55,3 @@ def test_other_callers_find_nothing() -> None:
     assert store.response("a", 2) is store.input_items("a", 2) is store.output("a", 2) is None
     assert store.item("item-of-a", 2) is None and not store.delete("a", 2) and kept(store, "a") == "a"
     assert store.input_items("a", 1) == [{"id": "input-of-a"}]
-
-
-def test_what_the_gateway_answered_is_there_before_it_is_looked_for() -> None:
-    store, given = ResponseStore(max_responses=2), []
-    store.more = lambda: [given.pop(0)] if given else []
-    store.items_of = lambda asked: [{"id": f"new-{asked}"}]
-    given.append((1, "a", ["item-of-a"], '{"id":"a","output":[{"id":"item-of-a","text":"x"}]}', '"say"'))
-    assert store.item("item-of-a", 1) == {"id": "item-of-a", "text": "x"} and store.item("item-of-a", 2) is None
-    assert store.input_items("a", 1) == store.input_items("a", 1) == [{"id": 'new-"say"'}]
-    given.append((1, "b", [], '{"id":"b","output":[]}', "[]"))
-    assert store.response("b", 1) == b'{"id":"b","output":[]}'
-    filled(store, "c")
-    assert kept(store, "abc") == "bc"
