@@ -25,12 +25,13 @@ VERSION = 6
 
 def encoded(config: ServerConfig) -> bytes:
     """JSON; its fields are described where they are read."""
+    callers = Callers.of(config)
     found = {
         "version": VERSION,
         "num_keys": len(names(config.api_keys)),
         "limits": config.limits,
-        "hosts": Callers.of(config).hosts,
-        "harmless_headers": [(name.decode(), value.decode()) for name, value in HARMLESS],
+        "hosts": callers.hosts,
+        "harmless_headers": [(name.decode(), value.decode()) for name, value in (*HARMLESS, *callers.cors_headers({}))],
         "errors": _errors(config.limits),
         "log": {
             "json": config.log_format == "json",
