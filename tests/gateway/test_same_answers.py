@@ -544,8 +544,8 @@ def of_agents(draw: st.DrawFn) -> Request:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_agents_ask(kind: str) -> None:
-    """Tools, forms, log probabilities, thoughts, adapters: the gateway answers nearly all chats and completions that are
-    in order."""
+    """Tools, forms, log probabilities, thoughts, adapters: the gateway answers nearly all chats and completions that
+    are in order."""
     num_good = 0
     with agents(kind) as found:
 

@@ -47,8 +47,10 @@ from minisgl.message import (
     UnloadAdapter,
     Watch,
     Watched,
+    prepared,
 )
 from minisgl.message.codec import encode, framed, stamped
+from minisgl.message.prepared import AnswerParts, PassOn, Prepared, PreparedGeneration, Read, WholeAnswer
 from minisgl.sampling_params import SamplingParams
 
 FOLDER = Path(__file__).with_name("golden")
@@ -216,11 +218,57 @@ FROM_ENGINE: dict[str, list[FromEngine]] = {
     "loading_to_ready": [LoadProgress("warm"), READY, STATS, Heartbeat("idle", 0.0)],
     "nothing_from_engine": [],
 }
+PREPARED: dict[str, Prepared] = {
+    "prepared_generation": PreparedGeneration(
+        shape="chat",
+        stream=True,
+        include_usage=True,
+        shows_logprobs=False,
+        id="chatcmpl-ä",
+        created=2**33,
+        model="a model",
+        prompts=[int32(1, 70000), int32(2)],
+        sampling=SamplingParams(max_tokens=5, seed=7, n=2, stop=("é",)),
+        max_tokens=[5, 300],
+        parts=AnswerParts("hermes", "think", None, '{"get":{"type":"object"}}', True, False, 151668, [151657, 151658]),
+        priority=-3,
+        key=2,
+        key_name="b",
+        shortened_to="5,300",
+        timeout_s=2.5,
+        request_id="req-1",
+        headers=[("x-request-id", "req-1"), ("vary", "Origin")],
+    ),
+    "prepared_plain": PreparedGeneration(
+        "generate",
+        False,
+        False,
+        True,
+        "",
+        0,
+        "",
+        [int32()],
+        SamplingParams(),
+        [],
+        None,
+        0,
+        0,
+        None,
+        None,
+        None,
+        "r",
+        [],
+    ),
+    "prepared_whole": WholeAnswer(429, "application/json", [("retry-after", "1")], b"{}"),
+    "prepared_pass_on": PassOn(),
+    "prepared_read": Read(),
+}
 
 
 def frames() -> dict[str, bytes]:
     """By name of the file."""
     found = {name: framed(encode(messages)) for name, messages in {**TO_ENGINE, **FROM_ENGINE}.items()}
+    found |= {name: framed(prepared.encode(message)) for name, message in PREPARED.items()}
     found["stamped"] = framed(stamped(encode([STEP]), 2**62 + 5))
     found["foreign_version"] = framed((SCHEMA_VERSION + 1).to_bytes(2, "little") + encode([STEP])[2:])
     found["foreign_version_stamped"] = framed(

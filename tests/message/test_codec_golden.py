@@ -6,7 +6,8 @@ import pytest
 
 from minisgl.message import SCHEMA_VERSION, FromEngine, ToEngine
 from minisgl.message.codec import LENGTH_BYTES, MessageError, decode_from_engine, decode_to_engine, sent_ns
-from tests.message.golden_frames import FOLDER, FROM_ENGINE, STEP, TO_ENGINE, frames
+from minisgl.message.prepared import Prepared
+from tests.message.golden_frames import FOLDER, FROM_ENGINE, PREPARED, STEP, TO_ENGINE, frames
 
 
 def recorded(name: str) -> bytes:
@@ -29,6 +30,7 @@ def test_nothing_else_is_recorded() -> None:
 def test_every_kind_of_message_is_recorded() -> None:
     kinds = {type(one) for many in (*TO_ENGINE.values(), *FROM_ENGINE.values()) for one in many}
     assert kinds == {*ToEngine.__args__, *FromEngine.__args__}
+    assert {type(one) for one in PREPARED.values()} == {*Prepared.__args__}
 
 
 def test_records_are_read() -> None:

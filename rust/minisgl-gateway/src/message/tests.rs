@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 
+use super::prepared::{Generation, Parts, Prepared, Shape, Whole};
 use super::*;
 
 fn folder() -> PathBuf {
@@ -29,7 +30,10 @@ fn every_recorded_frame_is_read() {
     assert!(names.len() > 20);
     for name in names {
         let frame = frame(&name);
-        let is_read = decode(&frame).is_ok() || decode_to_engine(&frame).is_ok();
+        let is_read = match name.starts_with("prepared") {
+            true => decode_prepared(&frame).is_ok(),
+            false => decode(&frame).is_ok() || decode_to_engine(&frame).is_ok(),
+        };
         assert_eq!(is_read, !name.starts_with("foreign_version"), "{name}");
     }
     let other = MessageError::Version(SCHEMA_VERSION + 1);
@@ -61,6 +65,60 @@ fn what_is_read_in_part() {
         });
         assert_eq!(decode(&frame(name)).unwrap(), [FromEngine::EngineStats(load)], "{name}");
     }
+}
+
+#[test]
+fn what_python_prepares() {
+    let found = decode_prepared(&frame("prepared_generation")).unwrap();
+    let text = str::to_owned;
+    let wanted = Generation {
+        shape: Shape::Chat,
+        stream: true,
+        include_usage: true,
+        shows_logprobs: false,
+        id: text("chatcmpl-\u{e4}"),
+        created: 1 << 33,
+        model: text("a model"),
+        prompts: vec![vec![1, 70000], vec![2]],
+        sampling: SamplingParams {
+            max_tokens: Some(5),
+            seed: Some(7),
+            n: 2,
+            stop: vec![text("\u{e9}")],
+            ..SamplingParams::default()
+        },
+        max_tokens: vec![5, 300],
+        parts: Some(Parts {
+            tool_format: Some(text("hermes")),
+            thinking: Some(text("think")),
+            is_open: None,
+            schemas: text(r#"{"get":{"type":"object"}}"#),
+            named_call: true,
+            shows_thoughts: false,
+            think_end: Some(151_668),
+            shown: vec![151_657, 151_658],
+        }),
+        priority: -3,
+        key: 2,
+        key_name: Some(text("b")),
+        shortened_to: Some(text("5,300")),
+        timeout_s: Some(2.5),
+        request_id: text("req-1"),
+        headers: vec![(text("x-request-id"), text("req-1")), (text("vary"), text("Origin"))],
+    };
+    assert_eq!((wanted.num_choices(), wanted.num_prompt_tokens()), (4, 3));
+    assert_eq!(found, Prepared::Generation(Box::new(wanted)));
+    let whole = Whole {
+        status: 429,
+        content_type: text("application/json"),
+        headers: vec![(text("retry-after"), text("1"))],
+        body: b"{}".to_vec(),
+    };
+    assert_eq!(decode_prepared(&frame("prepared_whole")).unwrap(), Prepared::Whole(whole));
+    assert_eq!(decode_prepared(&frame("prepared_pass_on")).unwrap(), Prepared::PassOn);
+    assert_eq!(decode_prepared(&frame("prepared_read")).unwrap(), Prepared::Read);
+    let plain = decode_prepared(&frame("prepared_plain")).unwrap();
+    assert!(matches!(plain, Prepared::Generation(one) if one.shape == Shape::Generate && one.parts.is_none()));
 }
 
 #[test]
