@@ -222,4 +222,4 @@ def test_a_key_that_used_nothing_waits_for_nothing() -> None:
     assert error.value.headers["retry-after"] == "1"
     clock[0] = 1.0
     use.check(3)
-    assert use.here() == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0), (0, 0)]
+    assert [one.num_tokens for one in use.counts] == [0, 0, 0, 1, 0, 0, 0, 0]

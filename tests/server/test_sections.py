@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
-from minisgl.parsers.choice import new_parser, thinking
+from minisgl.parsers.choice import thinking
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.chat import Turn, TurnChoice
 from minisgl.server.sections import Closed, Grown, JoinedText, Opened, Sections
@@ -24,7 +24,7 @@ END = 7  # the token that ends what is thought
 def test_only_what_was_thought_is_counted(said: str, count: int, is_shown: bool) -> None:
     """Also once it was asked for, as an answer that comes whole does."""
     found = thinking("qwen3", "")
-    turn = Turn([], SamplingParams(), new_parser=lambda: new_parser(None, found), thinks=True, think_end=END)
+    turn = Turn([], SamplingParams(), thinking=found, think_end=END)
     choice = turn.choice()
     choice.take(Delta(0, said, "stop"))
     if is_shown:

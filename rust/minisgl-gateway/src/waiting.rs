@@ -24,7 +24,7 @@ pub struct KeyCounts {
 pub struct Waiting {
     /// How many.
     pub requests: AtomicUsize,
-    /// Of their prompts.
+    /// Their prompts have as many tokens.
     pub tokens: AtomicUsize,
 }
 

@@ -1,5 +1,5 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never touches Python: Python takes
-//! its questions, and answers them.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never touches Python: Python
+//! takes its questions, and answers them.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;

@@ -69,7 +69,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of the answer to this request.
+    /// Begins the answer to this request.
     pub fn new(asked: &Generation) -> Shape {
         let (id, created, model) = (&asked.id, asked.created, json_text(&asked.model));
         let chunk = if asked.stream { ".chunk" } else { "" };

@@ -114,7 +114,10 @@ fn what_python_prepares() {
         headers: vec![(text("retry-after"), text("1"))],
         body: b"{}".to_vec(),
     };
-    assert_eq!(decode_prepared(&frame("prepared_whole")).unwrap(), Prepared::Whole(whole));
+    assert_eq!(
+        decode_prepared(&frame("prepared_whole")).unwrap(),
+        Prepared::Whole(whole)
+    );
     assert_eq!(decode_prepared(&frame("prepared_pass_on")).unwrap(), Prepared::PassOn);
     assert_eq!(decode_prepared(&frame("prepared_read")).unwrap(), Prepared::Read);
     let plain = decode_prepared(&frame("prepared_plain")).unwrap();
