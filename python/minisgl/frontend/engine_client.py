@@ -293,6 +293,7 @@ class ProcessClient(EngineClient):
         self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
         self._goes_on = False  # in the next turn, with what was taken out of the socket already
         self.ready: asyncio.Future[EngineReady] | None = None
+        self._info: EngineReady | None = None
         self.lost = asyncio.Event()  # the engine process has ended the connection
         self.watchdog = Watchdog([ENGINE], lambda _: "the engine process", TIMES.silence_s)
         self.codec = Codec()
@@ -310,8 +311,11 @@ class ProcessClient(EngineClient):
     @property
     def info(self) -> EngineReady | None:
         """None until the engine is ready."""
-        ready = self.ready
-        return ready.result() if ready is not None and ready.done() and ready.exception() is None else None
+        if self._info is None:  # asked many times a request
+            ready = self.ready
+            is_there = ready is not None and ready.done() and ready.exception() is None
+            self._info = ready.result() if ready is not None and is_there else None
+        return self._info
 
     @property
     def engines(self) -> Sequence[EngineView]:
@@ -325,7 +329,7 @@ class ProcessClient(EngineClient):
 
     def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        self.ready = loop.create_future()
+        self.ready, self._info = loop.create_future(), None
         self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
         self._flush()
         self._socket.open(self._on_readable)

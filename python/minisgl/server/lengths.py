@@ -6,8 +6,6 @@ Of a prompt that leaves `left` tokens of the context:
 - else it is the endpoint's default (or all of `left`), but leaves `--context-margin` of the context free; and with
   `--adaptive-max-tokens THRESHOLD:FACTOR`, while more than THRESHOLD answers are in flight, it is FACTOR of that,
   rounded down. It stays at least 1, and at least `min_tokens`, as far as the default has them.
-
-Invariants: whole numbers only: the gateway reckons the same (`rust/minisgl-gateway/src/lengths.rs`).
 """
 
 from __future__ import annotations

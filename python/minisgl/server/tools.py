@@ -82,7 +82,8 @@ class Parsing:
         if continued:
             is_open = continued.rfind(found.begin) > continued.rfind(found.end)
             return found.opened(True) if is_open else None
-        last = self._tokenizer.decode(prompt[-NUM_LAST:].tolist(), skip_special_tokens=False).rstrip()
+        pieces = map(self._tokenizer.token_bytes, prompt[-NUM_LAST:].tolist())
+        last = b"".join(pieces).decode(errors="replace").rstrip()
         if last.endswith(found.begin):
             return found.opened(True)
         return found.opened(False) if last.endswith(found.end) else found

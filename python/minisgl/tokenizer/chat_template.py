@@ -143,8 +143,24 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
 
+_PLAIN = (str, jinja2.runtime.LoopContext, jinja2.utils.Namespace)
+_NOT_THERE = object()
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox has it, without its checks where they find nothing: for keys of dictionaries, and for what texts,
+        loops and namespaces have that is no way out. Templates look at these most."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and not hasattr(dict, attribute):
+                return obj[attribute]
+        elif kind in _PLAIN and not attribute.startswith(("_", "format")):
+            if (found := getattr(obj, attribute, _NOT_THERE)) is not _NOT_THERE:
+                return found
+        return super().getattr(obj, attribute)
 
     def _generate(
         self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
@@ -277,7 +293,9 @@ def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work) ->
         return True
 
     try:
-        for piece in template.generate({**variables, _TURN: turn}):
+        # as `Template.generate`, which copies all that there is
+        context = template.new_context({**template.globals, **variables, _TURN: turn}, shared=True)
+        for piece in template.root_render_func(context):
             pieces.append(piece)
             size += len(piece) + 1
             if size > MAX_RENDERED:
