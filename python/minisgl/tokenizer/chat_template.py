@@ -151,14 +151,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox has it, without its checks where they find nothing: for keys of dictionaries, and for what texts,
-        loops and namespaces have that is no way out. Templates look at these most."""
+        """As the sandbox has it, without its checks where they find nothing: for keys of dictionaries, and for what
+        texts, loops and namespaces have that is no way out. Templates look at these most."""
         kind = type(obj)
-        if kind is dict:
-            if attribute in obj and not hasattr(dict, attribute):
-                return obj[attribute]
-        elif kind in _PLAIN and not attribute.startswith(("_", "format")):
-            if (found := getattr(obj, attribute, _NOT_THERE)) is not _NOT_THERE:
+        if kind is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        if kind in _PLAIN and not attribute.startswith(("_", "format")):
+            found = getattr(obj, attribute, _NOT_THERE)
+            if found is not _NOT_THERE:
                 return found
         return super().getattr(obj, attribute)
 
