@@ -30,6 +30,7 @@ PAGES = [
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
 
@@ -216,7 +217,7 @@ def num_lines(file: Path, function: str) -> int:
     """Lines of the function of that name in a file of Python or Rust; the longest one where several have it."""
     text = text_of(file)
     if file.suffix == ".py":
-        nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef) and one.name == function]
+        nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, FUNCTIONS) and one.name == function]
         return max((one.end_lineno or 0) - one.lineno + 1 for one in nodes)
     bodies = re.findall(rf"^( *)((?:pub(?:\([a-z]+\))? )?(?:async )?fn {function}\b.*?\n)\1\}}$", text, re.M | re.S)
     return max(body.count("\n") + 1 for _, body in bodies)

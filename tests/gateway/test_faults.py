@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pytest
 from minisgl.config import Limits
 from minisgl.message import AbortRequest
 from minisgl.metrics.gateway import shown
+from minisgl.step import FinishReason
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.answers import Answer, Client
@@ -22,7 +24,8 @@ from tests.helpers.bodies import COMPLETION
 from tests.helpers.e2e import ServerProcess, until
 from tests.helpers.gateway import has_gateway
 from tests.helpers.http_requests import Request, framed
-from tests.helpers.server import CONFIG, WAIT_S, Frontend, check_error, events, frontend, read_all
+from tests.helpers.scripted_engine import one_token
+from tests.helpers.server import CONFIG, WAIT_S, Frontend, check_error, events, frontend, read_all, read_until
 
 pytestmark = pytest.mark.skipif(not has_gateway(), reason="the extension has no gateway")
 HEAD = (("Host", "localhost"), ("Content-Type", "application/json"))
@@ -92,6 +95,57 @@ def test_the_python_server_ends_and_begins_again(server: Frontend, caplog: pytes
     server.engine.wait_for_end(AbortRequest, {request.req_id})
     stream.close()
     other.close()
+
+
+@contextlib.contextmanager
+def standing_still(server: Frontend) -> Iterator[None]:
+    """The Python server's event loop runs nothing."""
+    go_on = threading.Event()
+    server._loop.call_soon_threadsafe(go_on.wait)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def test_an_event_loop_that_stands_still_stops_no_stream(server: Frontend) -> None:
+    """What is prepared goes on and ends, what is not waits for it; the process is alive."""
+    client = Client(server.address)
+    with server.connect(post("lives hang:a", stream=True, max_tokens=2).raw()) as stream:
+        request = server.engine.wait_for_request("lives ")
+        read_until(stream, b'"text":"a"')
+        with standing_still(server):
+            client.send(post("say:on"))
+            server.engine.send(one_token(request.req_id, ord("b"), FinishReason.LENGTH))
+            assert b'"text":"b"' in read_until(stream, b"[DONE]")
+            with server.http() as http:
+                assert http.get("/livez").status_code == 200
+        assert text_of(client.receive(post("say:on"))) == "on"
+    client.close()
+
+
+def test_who_is_not_prepared_in_time_is_told_so() -> None:
+    config = msgspec.structs.replace(CONFIG, limits=Limits(request_timeout=1.0))
+    with frontend(config=config, front_end="rust") as server, server.http() as http:
+        with standing_still(server):
+            answer = http.post(COMPLETION, json={"prompt": "say:late"}, headers={"x-request-id": "late-1"})
+            assert check_error(answer, 504)["code"] == "request_timeout"
+            assert answer.headers["x-request-id"] == "late-1"
+        assert http.post(COMPLETION, json={"prompt": "say:on"}).json()["choices"][0]["text"] == "on"
+
+
+def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> None:
+    gateway = server.gateway
+    assert gateway is not None
+    with standing_still(server):
+        for number in range(3):
+            with server.connect(post(f"say:gone {number}").raw()):
+                until(lambda: gateway.num_open == 1, "nobody asks")
+            until(lambda: gateway.num_open == 0, "who has left is still asked for")
+    client = Client(server.address)
+    assert text_of(client.ask(post("say:on"))) == "on"
+    client.close()
+    until(lambda: (gateway.waiting(), gateway.num_open) == ((0, 0, 0), 0), "room is kept for nobody")
 
 
 def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:

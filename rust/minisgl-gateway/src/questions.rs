@@ -137,3 +137,65 @@ impl Drop for Asked {
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            raw: Bytes::new(),
+            method: "POST".to_owned(),
+            target: "/generate".to_owned(),
+            headers: Vec::new(),
+            content_length: 0,
+            keep_alive: true,
+        }
+    }
+
+    fn woken(questions: &Questions) -> usize {
+        (&mut &questions.woken).read(&mut [0; 64]).unwrap_or(0)
+    }
+
+    #[tokio::test]
+    async fn python_is_woken_once_and_answers_each() {
+        let questions = Arc::new(Questions::new().unwrap());
+        let ask = |text: &'static [u8]| {
+            let questions = Arc::clone(&questions);
+            async move { questions.ask(&head(), Some(Bytes::from_static(text))).await }
+        };
+        let answering = async {
+            let taken = questions.take();
+            assert_eq!(woken(&questions), 1, "two questions, one byte");
+            assert_eq!(taken.len(), 2);
+            for one in taken.iter().rev() {
+                let is_first = one.body.as_deref() == Some(b"a");
+                let answer = if is_first { Prepared::Read } else { Prepared::PassOn };
+                questions.answer(one.number, (answer, None));
+            }
+            questions.answer(99, (Prepared::PassOn, None)); // nobody's
+        };
+        let (first, second, ()) = tokio::join!(ask(b"a"), ask(b"b"), answering);
+        assert_eq!(
+            (first.unwrap().0, second.unwrap().0),
+            (Prepared::Read, Prepared::PassOn)
+        );
+    }
+
+    #[tokio::test]
+    async fn who_leaves_withdraws_and_who_closes_answers_nobody() {
+        let questions = Arc::new(Questions::new().unwrap());
+        let head = head();
+        let left = tokio::time::timeout(std::time::Duration::ZERO, questions.ask(&head, None));
+        assert!(left.await.is_err());
+        assert!(questions.take().is_empty(), "withdrawn");
+        let closing = async { questions.close() };
+        let (found, ()) = tokio::join!(questions.ask(&head, None), closing);
+        assert!(found.is_none());
+        assert!(questions.ask(&head, None).await.is_none(), "from now on");
+    }
+}

@@ -119,3 +119,31 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_keeps_no_room() {
+        let shared = Shared::new().unwrap();
+        let generation = Generation {
+            prompts: vec![vec![1, 2, 3], vec![4]],
+            ..Generation::default()
+        };
+        let room = shared.reserve(&generation);
+        let waiting = || {
+            (
+                shared.waiting.requests.load(Relaxed),
+                shared.waiting.tokens.load(Relaxed),
+            )
+        };
+        assert_eq!((room.len(), waiting()), (2, (2, 4)));
+        drop(room);
+        assert_eq!(waiting(), (0, 0));
+        shared.answer(7, Prepared::Generation(Box::new(generation)));
+        assert_eq!(waiting(), (0, 0), "its client has gone");
+    }
+}

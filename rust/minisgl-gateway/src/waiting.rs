@@ -64,3 +64,23 @@ impl Drop for Room {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_room_is_given_back_once() {
+        let (waiting, key) = (Arc::<Waiting>::default(), Arc::<KeyCounts>::default());
+        let counts = || {
+            let waiting = (waiting.requests.load(Relaxed), waiting.tokens.load(Relaxed));
+            (waiting, key.num_waiting.load(Relaxed))
+        };
+        let mut rooms = vec![Room::take(&waiting, Some(&key), 5), Room::take(&waiting, None, 7)];
+        assert_eq!(counts(), ((2, 12), 1));
+        rooms.remove(0);
+        assert_eq!(counts(), ((1, 7), 0));
+        drop(rooms);
+        assert_eq!(counts(), ((0, 0), 0));
+    }
+}
