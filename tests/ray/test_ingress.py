@@ -96,13 +96,3 @@ def test_a_large_body_is_read_only_for_a_key_that_a_server_takes() -> None:
     parts = [b" " * UNASKED_BYTES] * 8
     assert ask(Handle(), b"/v1/completions", parts, b"Bearer wrong") == (401, 2)
     assert ask(Handle(), b"/v1/completions", parts)[1] == 8
-
-
-def test_a_replicas_address_is_its_own_servers_whatever_the_path_says() -> None:
-    pytest.importorskip("aiohttp", reason="aiohttp is not installed (make ray-test)")
-    from minisgl.ray.replica import url_of
-
-    for path in ("//other:80/x", "/%2Fother/x?y=%2F", "/\\other", "/x@other/"):
-        url = url_of("http://127.0.0.1:4000", path)
-        assert (url.host, url.port) == ("127.0.0.1", 4000)
-        assert url.raw_path_qs == path

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.ray.relay import Asked, Head, Lost, MarkReader, Relay
+from minisgl.ray.relay import Asked, Head, MarkReader, Relay
+from minisgl.server.passing import Lost
 from minisgl.server.resume import LINE, MARKS, Mark, Origin, Said, Tokens, lost
 from tests.helpers.seconds import WAIT_S
 

@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     """`app` and `build` need Ray; who wants the rest does not."""
     if name not in ("app", "build"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    need(f"minisgl.ray.{name}", "ray", "aiohttp")
+    need(f"minisgl.ray.{name}", "ray")
     from minisgl.ray import application
 
     return getattr(application, name)

@@ -18,18 +18,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.ray.placement import look_at
-from minisgl.ray.relay import Asked, Head, Lost, Relay
+from minisgl.ray.relay import Asked, Head, Relay
+from minisgl.server.errors import ApiError
+from minisgl.server.passing import WHO, Lost
 from minisgl.server.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
 """Header of a request without a body: which model's replica is to answer."""
-OF_THE_PROXY = frozenset({b"x-request-id", b"date", b"server"})
-"""Headers of an answer that Serve's proxy writes; the id is the one that the server was sent."""
 MAX_BODY_BYTES = 1 << 26
 """More than any server takes unless it is told to."""
 UNASKED_BYTES = 1 << 16
 """So many bytes of a body are read before a server has said that the request's key is right."""
-KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"host"})
 _log = logging.getLogger("minisgl.ray")
 
 
@@ -44,20 +43,17 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         if not _is_path(_raw_path(request.scope)):
-            return _error(400, "path: must begin with one slash", "invalid_path")
+            return ApiError(400, "path: must begin with one slash", code="invalid_path").response()
         try:
             body = await self._body(request)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         if isinstance(body, Response):
             return body
+        path = request.url.path
         if body is None:
-            return _error(413, f"body: more than {MAX_BODY_BYTES} bytes", "body_too_large")
-        if (
-            request.method in ("GET", "HEAD")
-            and request.url.path.rstrip("/") == "/v1/models"
-            and len(self._handles) > 1
-        ):
+            return ApiError(413, f"body: more than {MAX_BODY_BYTES} bytes", code="body_too_large").response(path)
+        if request.method in ("GET", "HEAD") and path.rstrip("/") == "/v1/models" and len(self._handles) > 1:
             return await self._models(request)
         name = look_at(body).model or request.headers.get(MODEL_HEADER)
         handle = self._handles.get(name or "", self._handles[self._default])
@@ -85,7 +81,7 @@ class Ingress:
 
     async def _refusal_of_key(self, request: Request) -> Response | None:
         """What a server says to the key alone. None: it takes it, or has nothing to say."""
-        headers = [header for header in request.scope["headers"] if header[0].lower() in KEY_HEADERS]
+        headers = [header for header in request.scope["headers"] if header[0] in WHO]
         asked = Asked("GET", "/v1/models", headers)
         head, data = await _whole(Relay(asked, _attempt(self._handles[self._default]), self._retry_s))
         return _response(head, data) if head.status in (401, 403) else None
@@ -111,7 +107,8 @@ class Relayed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for one in self._relay.answer():
             if isinstance(one, Head):
-                headers = [header for header in one.headers if header[0].lower() not in OF_THE_PROXY]
+                # Serve's proxy writes the id, which is the one that the server was sent
+                headers = [header for header in one.headers if header[0] != b"x-request-id"]
                 await send({"type": "http.response.start", "status": one.status, "headers": headers})
             else:
                 await send({"type": "http.response.body", "body": one, "more_body": True})
@@ -159,8 +156,3 @@ def _response(head: Head, data: bytes) -> Response:
     answer = Response(data, head.status)
     answer.raw_headers = [*head.headers, (b"content-length", b"%d" % len(data))]
     return answer
-
-
-def _error(status: int, message: str, code: str) -> Response:
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

@@ -16,6 +16,7 @@ from contextlib import aclosing
 import msgspec
 
 from minisgl.server.errors import STREAMS, ApiError, last_event
+from minisgl.server.passing import Headers, Lost
 from minisgl.server.resume import LINE, MARKS, Mark, Said
 
 RESUMABLE = STREAMS
@@ -30,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     body: bytes = b""
     said: bytes = b""
 
@@ -39,11 +40,7 @@ class Head(msgspec.Struct, frozen=True):
     """How an answer begins."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
-
-
-class Lost(Exception):
-    """The replica, or its server, will say no more; another one may."""
+    headers: Headers
 
 
 Attempt = Callable[[Asked], AsyncIterator[Head | bytes]]

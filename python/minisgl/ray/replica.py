@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
-
-import aiohttp
-from yarl import URL
+from urllib.parse import urlsplit
 
 from minisgl.chat.own_server import OwnServer, own_server
 from minisgl.ray.args import ModelArgs
 from minisgl.ray.autoscaling import KV, QUEUED
-from minisgl.ray.relay import Asked, Head, Lost
+from minisgl.ray.relay import Asked, Head
+from minisgl.server.passing import Headers, Lost, ask, ask_whole, request_bytes
 
 PROBE_S = 5.0  # for an answer of /livez or /stats
 MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting
-HOP_BY_HOP = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length"}
-)
 _log = logging.getLogger("minisgl.ray")
 
 
@@ -39,13 +36,8 @@ class Replica:
         flags = ["--host", "127.0.0.1", "--port", "0", *self._model.server_flags(name)]
         async with asyncio.timeout(self._model.startup_s):
             self._server: OwnServer = await self._stack.enter_async_context(own_server(flags))
-        self._http = await self._stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,
-            )
-        )
+        url = urlsplit(self._server.url)
+        self._address = url.hostname or "", url.port or 80
         self._is_ending = False
         self._num_silences = 0
         self._watch = asyncio.ensure_future(self._end_with_server())
@@ -75,15 +67,13 @@ class Replica:
     async def check_health(self) -> None:
         """Ends the replica if its server says that it is not alive, or is silent for long. Raises if it was silent."""
         try:
-            async with self._http.get(
-                url_of(self._server.url, "/livez"), timeout=aiohttp.ClientTimeout(total=PROBE_S)
-            ) as answer:
-                self._num_silences = 0
-                if answer.status != 200:
-                    self._end_at_once(f"/livez: {answer.status}: {await answer.text()}")
-        except (aiohttp.ClientError, TimeoutError) as error:
+            status, _, body = await ask_whole(self._address, request_bytes("GET", b"/livez", []), PROBE_S)
+            self._num_silences = 0
+            if status != 200:
+                self._end_at_once(f"/livez: {status}: {body.decode(errors='replace')}")
+        except Lost as error:
             self._num_silences += 1
-            reason = f"/livez: nothing came in {PROBE_S:g} s, {self._num_silences} times ({type(error).__name__})"
+            reason = f"/livez: nothing came, {self._num_silences} times: the server {error}"
             if self._num_silences == MAX_SILENCES:
                 self._end_at_once(reason)
             raise RuntimeError(reason) from error
@@ -102,36 +92,25 @@ class Replica:
         return {QUEUED: found["queued_tokens"], KV: found["kv_use"]}
 
     async def _load(self) -> dict[str, float]:
-        headers = {} if self._server.key is None else {"authorization": f"Bearer {self._server.key}"}
-        url, timeout = url_of(self._server.url, "/stats"), aiohttp.ClientTimeout(total=PROBE_S)
-        async with self._http.get(url, headers=headers, timeout=timeout) as answer:
-            answer.raise_for_status()
-            load: dict[str, float] = (await answer.json())["load"]
-            return load
+        key = self._server.key
+        headers: Headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+        status, _, body = await ask_whole(self._address, request_bytes("GET", b"/stats", headers), PROBE_S)
+        if status != 200:
+            raise RuntimeError(f"/stats: {status}: {body.decode(errors='replace')}")
+        load: dict[str, float] = json.loads(body)["load"]
+        return load
 
     # ------------------------------------------------------------------------------------------------- requests
 
     async def relay(self, asked: Asked) -> AsyncIterator[Head | bytes]:
         """Send it to the server: the answer's head, then its body as it comes; several events in one piece if they
         wait. Raises `Lost`."""
-        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in asked.headers if k.lower() not in HOP_BY_HOP]
-        body = asked.said + asked.body
-        url = url_of(self._server.url, asked.path)
+        request = request_bytes(asked.method, asked.path.encode("latin-1"), asked.headers, asked.said + asked.body)
         try:
-            async with self._http.request(
-                asked.method, url, headers=headers, data=body or None, allow_redirects=False
-            ) as answer:
-                yield Head(answer.status, [one for one in answer.raw_headers if one[0].lower() not in HOP_BY_HOP])
-                async for data in answer.content.iter_any():
+            with contextlib.closing(await ask(self._address, request)) as answer:
+                # without a length: of a stream more may come from elsewhere
+                yield Head(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
+                async for data in answer.pieces():
                     yield data
-        except aiohttp.ClientError as error:
-            raise Lost(f"the replica's server is gone: {type(error).__name__}: {error}") from error
-
-
-def url_of(base: str, path: str) -> URL:
-    """Join `path` (percent-encoded, with its query) to the server `base`, whose host and port it cannot change."""
-    server = URL(base)
-    raw, _, query = path.partition("?")
-    return URL.build(
-        scheme=server.scheme, host=server.host or "", port=server.port, path=raw, query_string=query, encoded=True
-    )
+        except Lost as error:
+            raise Lost(f"the replica's server {error}") from error

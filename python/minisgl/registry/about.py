@@ -6,7 +6,6 @@ Invariants: nothing here loads a model; what a server says of itself is said by 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from starlette.responses import Response
 
 from minisgl.config import ConfigError
 from minisgl.metrics.families import BATCH_LINES, Gauge
-from minisgl.registry import passing
 from minisgl.registry.keys import KeyLimits
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.formatter import json_response
 from minisgl.server.ollama.models import listed, running
+from minisgl.server.passing import Headers, Lost, ask_whole, request_bytes
 
 STARTED = int(time.time())
 ANSWER_TIMEOUT_S = 5.0
@@ -34,14 +33,12 @@ class Asks:
 
     def __init__(self, registry: Registry, key: str | None) -> None:
         self.registry = registry
-        self._headers = [(b"host", b"localhost")]
-        if key is not None:
-            self._headers.append((b"authorization", b"Bearer " + key.encode()))
+        self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
-    async def all(self, path: bytes, headers: passing.Headers | None = None) -> dict[str, bytes]:
+    async def all(self, path: bytes, headers: Headers | None = None) -> dict[str, bytes]:
         """What those that are loaded answer, where it is no error, by model. `headers`: somebody's own."""
         loaded = [one for one in self.registry.models.values() if one.server is not None]
-        request = passing.request_bytes("GET", path, self._headers if headers is None else headers, b"")
+        request = request_bytes("GET", path, self._headers if headers is None else headers)
         found = await asyncio.gather(*(self._one(model, request) for model in loaded))
         return {model.name: body for model, body in zip(loaded, found, strict=True) if body is not None}
 
@@ -49,11 +46,10 @@ class Asks:
         if model.server is None:
             return None
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                with contextlib.closing(await passing.ask(model.server.address, request)) as answer:
-                    return await answer.whole() if answer.status == 200 else None
-        except (passing.Lost, TimeoutError):
+            status, _, body = await ask_whole(model.server.address, request, ANSWER_TIMEOUT_S)
+        except Lost:
             return None
+        return body if status == 200 else None
 
 
 def card(model: Model) -> list[dict[str, Any]]:

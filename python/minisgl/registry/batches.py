@@ -8,7 +8,6 @@ that has batches of its own.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -16,16 +15,15 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from minisgl.config import ServerConfig
-from minisgl.registry import passing
 from minisgl.registry.entries import Entry
 from minisgl.registry.keys import KeyLimits
-from minisgl.registry.passing import Lost
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.batches.background import LINES
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said
 from minisgl.server.batches.store import Store
 from minisgl.server.errors import ApiError, install_handlers
+from minisgl.server.passing import Lost, ask_whole, request_bytes
 
 ENDED_S = 10.0
 """From the end of a connection to that of its server."""
@@ -85,15 +83,14 @@ class BatchesOfSeveral:
 
     async def _at(self, address: tuple[str, int], asked: Asked, key: int) -> Said:
         """Raises `Lost`."""
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        headers.append((b"x-request-id", asked.request_id.encode()))
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", asked.request_id.encode())]
         given = self._config.api_keys[key - 1].key if key else self._config.api_key
         if given is not None:
             headers.append((b"authorization", b"Bearer " + given.encode()))
         path = (LINES + asked.line.url).encode()
-        request = passing.request_bytes("POST", path, headers, asked.line.body)
-        with contextlib.closing(await passing.ask(address, request)) as answer:
-            return Said.of(answer.status, await answer.whole(), dict(answer.headers).get(b"retry-after"))
+        request = request_bytes("POST", path, headers, asked.line.body)
+        status, said, body = await ask_whole(address, request)
+        return Said.of(status, body, dict(said).get(b"retry-after"))
 
 
 def most_in_flight(entries: Sequence[Entry]) -> int:

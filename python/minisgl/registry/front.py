@@ -22,11 +22,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.config import ServerConfig
-from minisgl.registry import adapters, passing
+from minisgl.registry import adapters
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.batches import BatchesOfSeveral
 from minisgl.registry.keys import Asked, KeyLimits
-from minisgl.registry.passing import Answer, Lost
 from minisgl.registry.registry import Lease, Model, Registry
 from minisgl.registry.server import ModelServer
 from minisgl.server.batches.endpoint import not_kept
@@ -48,6 +47,7 @@ from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
 from minisgl.server.middleware import unless_gone
 from minisgl.server.ollama.models import version
+from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.waiting import Turns
 from minisgl.utils.installed import own_version
@@ -164,7 +164,7 @@ class Front:
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
         """The model whose server keeps the answer that a path names: it says no model, and none is loaded for it."""
         kept = b"/".join(scope["path"].encode().split(b"/")[:4])
-        headers = [one for one in scope["headers"] if one[0] in passing.WHO]
+        headers = [one for one in scope["headers"] if one[0] in WHO]
         found = await self._asks.all(kept, headers)
         return self._registry.models[next(iter(found))] if found else otherwise
 
@@ -221,12 +221,9 @@ class _Passed:
         self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
         query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + (b"?" + query if query else b"")
         headers.append((b"x-request-id", request.request_id.encode()))
-        if not any(name == b"host" for name, _ in headers):  # HTTP/1.0
-            headers.append((b"host", b"localhost"))
-        self._bytes = passing.request_bytes(method, path, headers, request.body)
+        self._bytes = request_bytes(scope["method"], path, headers, request.body)
 
     async def answer(self, asked: Asked | None = None) -> None:
         """`asked`: what its key has to wait for."""
@@ -239,7 +236,7 @@ class _Passed:
                     raise
                 await self._once()
         except Lost as error:
-            await self._end_with(engine_gone(f"model: {self._model.name}: {error}"))
+            await self._end_with(engine_gone(f"model: {self._model.name}: its server {error}"))
         except ApiError as error:
             await self._end_with(error)
 
@@ -263,7 +260,7 @@ class _Passed:
 
     async def _ask(self, server: ModelServer) -> None:
         try:
-            answer = await passing.ask(server.address, self._bytes)
+            answer = await ask(server.address, self._bytes)
         except Lost:
             await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
             raise
@@ -286,7 +283,7 @@ class _Passed:
         doing = model.doing if model.state == "loading" else f"{place} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
 
-    async def _begin(self, status: int, headers: passing.Headers) -> None:
+    async def _begin(self, status: int, headers: Headers) -> None:
         self._has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

