@@ -621,7 +621,7 @@ class TextTokenizer:
 
     def cache_stats(self) -> dict[str, int]: ...
     def decoder(self, skip_special_tokens: bool = True) -> TextDecoder: ...
-    def stream(self, stop: Sequence[str], shown: Sequence[int]) -> TextStream: ...
+    def stream(self, stop: Sequence[str], shown: Sequence[int], min_tokens: int) -> TextStream: ...
 
 @final
 class TextDecoder:
@@ -637,18 +637,23 @@ class TextDecoder:
 
 @final
 class TextStream:
-    """`push` generated ids, get text; `stopped` once a stop string was found; `finish` gives what was held back, and
-    nothing may be pushed after it. The deltas joined are the text before the first match, whatever the chunks were: the
-    one that ends first; of those that end at the same place, the one that begins first."""
+    """The text of one answer as its ids come; `stopped` once a stop string was found. The deltas joined are the text
+    before the first match, whatever the chunks were: the one that ends first; of those that end at the same place, the
+    one that begins first. What comes before id number `min_tokens` belongs to no stop string."""
 
-    def push(self, ids: Sequence[int], may_stop: bool = True) -> str:
-        """With `may_stop` False it is text whatever it spells, and begins no stop string either."""
+    def push(self, ids: Sequence[int]) -> str:
+        """The new text of ids that come before the end."""
+
+    def take(self, ids: Sequence[int], ended: bool, by_token: bool) -> tuple[str, int]:
+        """The new text, and how many of the ids count: all, or those up to the one that completes a stop string. With
+        `ended` the answer ends with them: text that was held back comes, or completes a stop string, and nothing may
+        come after it. `by_token`: the last id, if there is one, is the stop token that ended it. It counts, unless a
+        stop string comes before it, and is no text."""
 
     @property
     def stopped(self) -> bool: ...
     @property
     def matched_stop(self) -> str | None: ...
-    def finish(self) -> str: ...
 
 @final
 class GrammarTokenizer:

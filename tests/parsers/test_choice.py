@@ -147,9 +147,8 @@ def test_every_border_of_tokens(
         parser = new_parser(tools_of, THINK, KNOWN)
         parts = []
         for group in groups:
-            for piece in [[i] for i in group] if stops else [group]:  # as `RequestState` does
-                parts += parser.push("" if stream.stopped else stream.push(piece))
-        parts += parser.push("" if stream.stopped else stream.finish())
+            parts += parser.push(stream.push(group))
+        parts += parser.push(stream.take((), True, False)[0])
         return joined(parts + parser.finish())
 
     groups, at = [], 0

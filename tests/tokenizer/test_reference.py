@@ -180,15 +180,19 @@ def test_streams_stop_at_the_same_place(name: str, seed: int, times: int) -> Non
         begins = [rng.randrange(len(text) + 1) for _ in range(rng.randrange(4))]
         stops = [text[at : at + rng.randrange(6)] + rng.choice(("", "", "x")) for at in begins]
         shown = rng.sample(list(ours.special_ids), min(len(ours.special_ids), rng.randrange(3)))
-        parts = [(part, rng.random() < 0.9) for part in chunks(ids, rng)]
-        streams = ours.stream(stops, shown), theirs.stream(stops, shown)
-        for part, may_stop in parts:
-            mine, other = (stream.push(part, may_stop) for stream in streams)
-            assert mine == other, (ids, stops, shown)
-            assert streams[0].matched_stop == streams[1].matched_stop and streams[0].stopped == streams[1].stopped
-        assert streams[0].finish() == streams[1].finish()
-        assert streams[0].matched_stop == streams[1].matched_stop
-        num_stopped += streams[0].stopped
+        min_tokens, by_token = rng.choice((0, 0, 1, 2, rng.randrange(40))), rng.random() < 0.5
+        *parts, last = [*chunks(ids, rng), *([[]] if not ids or rng.random() < 0.3 else [])]
+        takes = [*((part, False, False) for part in parts), (last, True, by_token)]
+        said = takes, stops, shown, min_tokens
+        streams = [one.stream(stops, shown, min_tokens) for one in (ours, theirs, ours, theirs, theirs)]
+        mine, other, *pushed, whole = streams
+        found, same = ([(*one.take(*what), one.matched_stop) for what in takes] for one in (mine, other))
+        assert found == same and mine.stopped == other.stopped, said
+        text, num_used = whole.take(ids, True, by_token and last != [])
+        assert ("".join(one for one, _, _ in found), sum(used for _, used, _ in found)) == (text, num_used), said
+        assert whole.matched_stop == mine.matched_stop, said
+        assert [*map(pushed[0].push, parts)] == [*map(pushed[1].push, parts)], said
+        num_stopped += mine.stopped
     assert num_stopped > 5
 
 

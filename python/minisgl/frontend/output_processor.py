@@ -124,7 +124,7 @@ class RequestState:
         self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
-        self._stream = tokenizer.new_stream(sampling.stop, shown)
+        self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens)
 
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""
@@ -137,32 +137,16 @@ class RequestState:
             text = self._stream.push(tokens)
             return Delta(self.index, text, None) if text else None
         self.logprobs = []
-        ended_by_token = reason is FinishReason.STOP and bool(tokens)  # a stop token is no text
-        text, num_used = self._decode(tokens[:-1] if ended_by_token else tokens)
-        stream = self._stream
-        self.token_ids += tokens[:num_used] if stream.stopped else tokens
-        if reason and not stream.stopped:
-            text += stream.finish()  # which may complete a stop string
-        if stream.stopped:
+        by_token = reason is FinishReason.STOP
+        text, num_used = self._stream.take(tokens, bool(reason), by_token)
+        self.token_ids += tokens[:num_used]
+        if self._stream.stopped:
             self.found_stop, reason = True, FinishReason.STOP
         if reason:
             self.finish_reason = reason.name.lower()
-        found = tuple(map(_logprob, tokens[:num_used], logprobs)) if logprobs else ()
+        shown = tokens[:-1] if by_token else tokens  # a stop token is no text
+        found = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
         return Delta(self.index, text, self.finish_reason, found) if text or reason or found else None
-
-    def _decode(self, tokens: list[int]) -> tuple[str, int]:
-        """New text, and how many of `tokens` it took. With stop strings one by one: what comes after a match counts as
-        never generated, however many tokens happened to come together. A match before min_tokens is none."""
-        stream = self._stream
-        if not self.sampling.stop:
-            return stream.push(tokens), len(tokens)
-        parts = []
-        for used, token in enumerate(tokens, 1):
-            may_stop = len(self.token_ids) + used >= self.sampling.min_tokens
-            parts.append(stream.push((token,), may_stop))
-            if stream.stopped:
-                return "".join(parts), used
-        return "".join(parts), len(tokens)
 
     @property
     def matched_stop(self) -> str | None:

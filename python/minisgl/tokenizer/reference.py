@@ -145,8 +145,8 @@ class ReferenceTokenizer:
     def decoder(self, skip_special_tokens: bool = True) -> ReferenceDecoder:
         return self._decoder(skip_special_tokens, ())
 
-    def stream(self, stop: Sequence[str], shown: Collection[int]) -> ReferenceStream:
-        return ReferenceStream(self._decoder(True, shown), stop, shown)
+    def stream(self, stop: Sequence[str], shown: Collection[int], min_tokens: int) -> ReferenceStream:
+        return ReferenceStream(self._decoder(True, shown), stop, shown, min_tokens)
 
     def _decoder(self, skip_special_tokens: bool, shown: Collection[int]) -> ReferenceDecoder:
         skipped = frozenset(self.special_ids) - set(shown) if skip_special_tokens else frozenset()
@@ -332,14 +332,15 @@ class _Search:
 
 
 class ReferenceStream:
-    """The text of one stream of ids, cut at the first stop string. The first match is the one that ends first; of those
-    that end at the same place, the one that begins first. Text that may begin a stop string is held back. `shown`:
-    special tokens that are text, but for stop strings."""
+    """The text of one answer as its ids come, cut at the first stop string; text that may begin one is held back. Its
+    methods are those of `minisgl._rust.TextStream`, which `_rust.pyi` describes. `shown`: special tokens that are text,
+    but for stop strings."""
 
-    def __init__(self, decoder: ReferenceDecoder, stop: Sequence[str], shown: Collection[int]) -> None:
+    def __init__(self, decoder: ReferenceDecoder, stop: Sequence[str], shown: Collection[int], min_tokens: int) -> None:
         self._decoder = decoder
         self._searches = [_Search(one) for one in stop if one]
-        self._shown = frozenset(shown if self._searches else ())
+        self._shown = frozenset(shown)
+        self._num_unsearched = min_tokens - 1  # so many of the next ids belong to no stop string
         self._held = ""
         self.matched_stop: str | None = None
 
@@ -347,26 +348,38 @@ class ReferenceStream:
     def stopped(self) -> bool:
         return self.matched_stop is not None
 
-    def push(self, ids: Sequence[int], may_stop: bool = True) -> str:
-        """Return the new text. With `may_stop` False it is text whatever it spells, and begins no stop string."""
-        if self._shown.isdisjoint(ids):
-            return self._add(self._decoder.push(ids), may_stop)
-        return "".join([self._push_one(token_id, may_stop and token_id not in self._shown) for token_id in ids])
+    def push(self, ids: Sequence[int]) -> str:
+        return self._push(ids)[0]
 
-    def _push_one(self, token_id: int, may_stop: bool) -> str:
-        return "" if self.stopped else self._add(self._decoder.push((token_id,)), may_stop)
+    def take(self, ids: Sequence[int], ended: bool, by_token: bool) -> tuple[str, int]:
+        text, num_used = self._push(ids[:-1] if by_token else ids)
+        if self.stopped:
+            return text, num_used
+        if ended:
+            text += self._search(self._decoder.flush()) + self._take_held()
+        return text, len(ids)
 
-    def _add(self, text: str, may_stop: bool) -> str:
-        if not may_stop:
-            for search in self._searches:
-                search.matched_len = 0
-            return self._take_held() + text
-        return self._search(text)
+    def _push(self, ids: Sequence[int]) -> tuple[str, int]:
+        if not self._searches:
+            return self._decoder.push(ids), len(ids)
+        parts: list[str] = []
+        for at, token_id in enumerate(ids):
+            if self.stopped:
+                return "".join(parts), at
+            text = self._decoder.push((token_id,))
+            is_searched = self._num_unsearched <= 0 and token_id not in self._shown
+            parts.append(self._search(text) if is_searched else self._skip(text))
+            self._num_unsearched -= 1
+        return "".join(parts), len(ids)
+
+    def _skip(self, text: str) -> str:
+        for search in self._searches:
+            search.matched_len = 0
+        return self._take_held() + text
 
     def _search(self, text: str) -> str:
-        """Return the text before a match, else all that cannot belong to a match to come."""
-        if self.stopped:
-            return ""
+        """Return the text before a match, else all that cannot belong to a match to come. Not to be called after a
+        match."""
         ends = [(end, -len(one.stop), one.stop) for one in self._searches if (end := one.push(text)) is not None]
         text = self._held + text
         if ends:
@@ -379,7 +392,3 @@ class ReferenceStream:
     def _take_held(self) -> str:
         text, self._held = self._held, ""
         return text
-
-    def finish(self) -> str:
-        """Return what was held back, at the end of the request; nothing may be pushed after it."""
-        return self._search(self._decoder.flush()) + self._take_held()

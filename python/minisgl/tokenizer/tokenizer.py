@@ -165,10 +165,12 @@ class Tokenizer:
         """The text of one stream of ids as it grows."""
         return self.text.decoder(skip_special_tokens)
 
-    def new_stream(self, stop: Sequence[str] = (), shown: Collection[int] = ()) -> TextStream | ReferenceStream:
-        """The same, cut at the first stop string. Special tokens are no text, but for those `shown`, which are text for
-        all but stop strings."""
-        return self.text.stream(stop, sorted(shown))
+    def new_stream(
+        self, stop: Sequence[str] = (), shown: Collection[int] = (), min_tokens: int = 0
+    ) -> TextStream | ReferenceStream:
+        """The same, cut at the first stop string, to which no id before number `min_tokens` belongs. Special tokens are
+        no text, but for those `shown`, which are text for all but stop strings."""
+        return self.text.stream(stop, sorted(shown), min_tokens)
 
     def _template(self, tools: bool) -> ChatTemplate | None:
         return self._chat_templates.get("tool_use" if tools and "tool_use" in self._chat_templates else "default")

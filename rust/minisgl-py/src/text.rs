@@ -161,9 +161,9 @@ impl TextTokenizer {
         }
     }
 
-    fn stream(&self, stop: Vec<String>, shown: Vec<i32>) -> TextStream {
+    fn stream(&self, stop: Vec<String>, shown: Vec<i32>, min_tokens: i64) -> TextStream {
         TextStream {
-            inner: Stream::new(&self.inner, &stop, &shown),
+            inner: Stream::new(&self.inner, &stop, &shown, min_tokens),
         }
     }
 }
@@ -199,9 +199,16 @@ pub(crate) struct TextStream {
 
 #[pymethods]
 impl TextStream {
-    #[pyo3(signature = (ids, may_stop=true))]
-    fn push(&mut self, py: Python<'_>, ids: Vec<i32>, may_stop: bool) -> String {
-        written(|out| apart(py, ids.len() > SHORT, || self.inner.push(&ids, may_stop, out)))
+    fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
+        written(|out| _ = apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
+    }
+
+    fn take(&mut self, py: Python<'_>, ids: Vec<i32>, ended: bool, by_token: bool) -> (String, usize) {
+        let mut out = String::new();
+        let num_used = apart(py, ids.len() > SHORT, || {
+            self.inner.take(&ids, ended, by_token, &mut out)
+        });
+        (out, num_used)
     }
 
     #[getter]
@@ -212,9 +219,5 @@ impl TextStream {
     #[getter]
     fn matched_stop(&self) -> Option<&str> {
         self.inner.matched_stop()
-    }
-
-    fn finish(&mut self) -> String {
-        written(|out| self.inner.finish(out))
     }
 }

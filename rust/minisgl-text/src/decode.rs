@@ -250,52 +250,69 @@ fn push_lossy(bytes: &[u8], out: &mut String) {
     out.push_str(&String::from_utf8_lossy(bytes));
 }
 
-/// `push` generated ids, get text; `stopped` once a stop string was found; `finish` gives what was held back.
+/// The text of one answer as its ids come, cut at the first stop string. What follows a stop string counts as never
+/// generated, and before `min_tokens` ids all is text, whatever it spells: neither depends on how many come at once.
 pub struct TextStream {
     decoder: Decoder,
     matcher: StopMatcher,
     /// Special tokens that are text, but for stop strings.
     shown: Box<[i32]>,
+    /// So many of the next ids belong to no stop string; not kept without stop strings.
+    num_unsearched: i64,
     text: String,
 }
 
 impl TextStream {
     /// Special tokens are no text, but for those that are `shown`.
-    pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String], shown: &[i32]) -> Self {
+    pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String], shown: &[i32], min_tokens: i64) -> Self {
         Self {
             decoder: tokenizer.decoder(true).showing(shown),
             matcher: StopMatcher::new(stop),
             shown: shown.into(),
+            num_unsearched: min_tokens.saturating_sub(1),
             text: String::new(),
         }
     }
 
-    /// Append the new text. With `may_stop` false it is text whatever it spells, and begins no stop string either.
-    pub fn push(&mut self, ids: &[i32], may_stop: bool, out: &mut String) {
+    /// Appends the new text of ids that come before the end, and returns how many of them count: all, or those up to
+    /// the one that completes a stop string.
+    pub fn push(&mut self, ids: &[i32], out: &mut String) -> usize {
         if self.matcher.is_empty() {
-            return self.decoder.push(ids, out);
+            self.decoder.push(ids, out);
+            return ids.len();
         }
-        if ids.iter().any(|id| self.shown.contains(id)) {
-            for id in ids {
-                if self.stopped() {
-                    return;
-                }
-                let may_stop = may_stop && !self.shown.contains(id);
-                self.push_some(std::slice::from_ref(id), may_stop, out);
+        for (at, id) in ids.iter().enumerate() {
+            if self.stopped() {
+                return at;
             }
-            return;
+            self.text.clear();
+            self.decoder.push(std::slice::from_ref(id), &mut self.text);
+            if self.num_unsearched > 0 || self.shown.contains(id) {
+                self.matcher.skip(&self.text, out);
+            } else {
+                self.matcher.push(&self.text, out);
+            }
+            self.num_unsearched = self.num_unsearched.saturating_sub(1);
         }
-        self.push_some(ids, may_stop, out);
+        ids.len()
     }
 
-    fn push_some(&mut self, ids: &[i32], may_stop: bool, out: &mut String) {
-        self.text.clear();
-        self.decoder.push(ids, &mut self.text);
-        if may_stop {
-            self.matcher.push(&self.text, out);
-        } else {
-            self.matcher.skip(&self.text, out);
+    /// `push`, and with `ended` the end of the answer: what was held back is text or completes a stop string, and
+    /// nothing may come any more. `by_token`: the last id, if there is one, is the stop token that ended it. It counts,
+    /// unless a stop string comes before it, and is no text.
+    pub fn take(&mut self, ids: &[i32], ended: bool, by_token: bool, out: &mut String) -> usize {
+        let num_shown = ids.len().saturating_sub(usize::from(by_token));
+        let num_used = self.push(&ids[..num_shown], out);
+        if self.stopped() {
+            return num_used;
         }
+        if ended {
+            self.text.clear();
+            self.decoder.flush(&mut self.text);
+            self.matcher.push(&self.text, out);
+            self.matcher.flush(out);
+        }
+        ids.len()
     }
 
     /// Whether a stop string was found.
@@ -306,13 +323,5 @@ impl TextStream {
     /// Which one.
     pub fn matched_stop(&self) -> Option<&str> {
         self.matcher.found()
-    }
-
-    /// End of the request: nothing may be pushed any more.
-    pub fn finish(&mut self, out: &mut String) {
-        self.text.clear();
-        self.decoder.flush(&mut self.text);
-        self.matcher.push(&self.text, out);
-        self.matcher.flush(out);
     }
 }

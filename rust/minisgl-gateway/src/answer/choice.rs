@@ -94,15 +94,13 @@ pub struct Choice {
     matched: Option<String>,
     /// When its tokens came last.
     pub last_time: Option<Instant>,
-    has_stop: bool,
     stop_token_ids: Vec<i64>,
-    min_tokens: usize,
     stream: TextStream,
 }
 
 impl Choice {
-    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer; `shown`: special tokens that are text; `watched`: see
-    /// `num_watched`.
+    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer; `shown`: special tokens that are
+    /// text; `watched`: see `num_watched`.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         sampling: &SamplingParams,
@@ -112,7 +110,6 @@ impl Choice {
         shown: &[i32],
         watched: Option<i32>,
     ) -> Choice {
-        let stop = &sampling.stop;
         Choice {
             req_id: -1,
             num_prompt,
@@ -128,10 +125,8 @@ impl Choice {
             finish: None,
             matched: None,
             last_time: None,
-            has_stop: !stop.is_empty(),
             stop_token_ids: sampling.stop_token_ids.clone(),
-            min_tokens: usize::try_from(min_tokens).unwrap_or(0),
-            stream: TextStream::new(tokenizer, stop, shown),
+            stream: TextStream::new(tokenizer, &sampling.stop, shown, min_tokens),
         }
     }
 
@@ -167,61 +162,38 @@ impl Choice {
 
     /// Appends the text of what came since the last time.
     pub fn take(&mut self, out: &mut String) -> Taken {
-        let mut tokens = std::mem::take(&mut self.tokens);
-        let before = self.num_generated;
-        let ended_by_token = self.reason == Some(Finish::Stop) && !tokens.is_empty();
-        let shown = tokens.len() - usize::from(ended_by_token); // a stop token is no text
-        let used = self.decode(&tokens[..shown], out);
-        let stopped = self.stream.stopped();
-        let kept = if stopped { used } else { tokens.len() };
+        let by_token = self.reason == Some(Finish::Stop);
+        let num_new = self.stream.take(&self.tokens, self.reason.is_some(), by_token, out);
+        let new = &self.tokens[..num_new];
         if let (Some(watched), None) = (self.watched, self.num_watched) {
-            let at = tokens[..kept].iter().position(|&token| token == watched);
-            self.num_watched = at.map(|at| before + at + 1);
+            let at = new.iter().position(|&token| token == watched);
+            self.num_watched = at.map(|at| self.num_generated + at + 1);
         }
-        self.num_generated += kept;
+        self.num_generated += num_new;
         if let Some(ids) = &mut self.ids {
-            ids.extend_from_slice(&tokens[..kept]);
-        }
-        if self.reason.is_some() && !stopped {
-            self.stream.finish(out); // which may complete a stop string
+            ids.extend_from_slice(new);
         }
         let found_stop = self.stream.stopped();
         if found_stop {
             self.reason = Some(Finish::Stop);
             self.matched = self.stream.matched_stop().map(|stop| Value::from(stop).to_string());
-        } else if ended_by_token {
-            let last = tokens.last().map(|&token| i64::from(token));
+        } else if by_token {
+            let last = new.last().map(|&token| i64::from(token));
             self.matched = last
                 .filter(|id| self.stop_token_ids.contains(id))
                 .map(|id| id.to_string());
         }
         self.finish = self.reason;
-        let scored = tokens[..used].iter().copied().zip(self.scored.drain(..)).collect();
-        tokens.clear();
-        self.tokens = tokens;
+        let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token is no text
+        let shown = new.iter().copied().take(num_shown);
+        let scored = shown.zip(self.scored.drain(..)).collect();
+        self.tokens.clear();
         Taken {
             finish: self.finish,
             found_stop,
-            num_new: self.num_generated - before,
+            num_new,
             scored,
         }
-    }
-
-    /// With stop strings one by one: what comes after a match counts as never generated. A match before `min_tokens` is
-    /// none.
-    fn decode(&mut self, tokens: &[i32], out: &mut String) -> usize {
-        if !self.has_stop {
-            self.stream.push(tokens, true, out);
-            return tokens.len();
-        }
-        for (at, token) in tokens.iter().enumerate() {
-            let may_stop = self.num_generated + at + 1 >= self.min_tokens;
-            self.stream.push(std::slice::from_ref(token), may_stop, out);
-            if self.stream.stopped() {
-                return at + 1;
-            }
-        }
-        tokens.len()
     }
 
     /// How it has ended.
