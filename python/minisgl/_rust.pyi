@@ -696,6 +696,10 @@ class ToolFormat:
     @property
     def name(self) -> str: ...
     @property
+    def place(self) -> int:
+        """Its place in the table of formats."""
+
+    @property
     def markers(self) -> list[str]:
         """All that its parser looks for."""
 

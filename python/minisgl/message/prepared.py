@@ -16,13 +16,16 @@ from minisgl.sampling_params import SamplingParams
 
 
 class AnswerParts(msgspec.Struct, frozen=True, array_like=True):
-    """How an answer's text is taken apart. `tool_format`: the name of the format of calls, None where no tool may be
-    called; `thinking`: the name of the markers around reasoning, None where it is not told from the content; `is_open`:
-    whether the answer begins within reasoning, None: it may open it. `schemas`: JSON, the schemas of tools' parameters
-    by name, or empty. `named_call`: the caller chose the tool. `shows_thoughts`: reasoning is part of the answer.
-    `think_end`: the id of the token that ends reasoning, if one does. `shown`: ids of special tokens that are text."""
+    """How an answer's text is taken apart.
 
-    tool_format: str | None
+    `tool_format`: the place of the format of calls in the extension's table, for two have the same name; None where no
+    tool may be called. `thinking`: the name of the markers around reasoning, None where it is not told from the
+    content; `is_open`: whether the answer begins within reasoning, None: it may open it. `schemas`: JSON, the schemas
+    of tools' parameters by name, or empty. `named_call`: the caller chose the tool. `shows_thoughts`: reasoning is part
+    of the answer. `think_end`: the id of the token that ends reasoning, if one does. `shown`: ids of special tokens
+    that are text."""
+
+    tool_format: int | None
     thinking: str | None
     is_open: bool | None
     schemas: str

@@ -51,11 +51,6 @@ class Callers:
         """Names for the server, beside those of loopback; None: any."""
         return sorted(self._hosts) if self._checks_host else None
 
-    @property
-    def origins(self) -> list[str]:
-        """In lower case, without the usual ports."""
-        return sorted(self._origins)
-
     def refusal(self, method: str, version: str, headers: Headers, path: str = "") -> ApiError | None:
         """What is wrong with a request, by its head alone; None: nothing."""
         host = headers.get(b"host")

@@ -138,7 +138,7 @@ class Turn(Wanted):
             return None
         thinking = self.thinking
         return AnswerParts(
-            None if self.calls is None else self.calls.name,
+            None if self.calls is None else self.calls.place,
             None if thinking is None else thinking.name,
             None if thinking is None else thinking.is_open,
             "" if self.schemas is None else json_bytes(self.schemas).decode(),

@@ -8,6 +8,7 @@ together; a request of which only the Python server shows the answer goes on to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -52,7 +53,8 @@ class Preparing:
         asyncio.get_running_loop().remove_reader(self._fd)
 
     def _take(self) -> None:
-        os.read(self._fd, WOKEN_BYTES)
+        with contextlib.suppress(BlockingIOError):  # it was read empty already
+            os.read(self._fd, WOKEN_BYTES)
         loop = asyncio.get_running_loop()
         for number, method, target, headers, body in self._gateway.questions():
             task = loop.create_task(self._answer(number, method, target, headers, body))
@@ -62,10 +64,10 @@ class Preparing:
     async def _answer(self, number: int, method: str, target: str, headers: Pairs, body: bytes | None) -> None:
         try:
             found = await self._prepared(method, target, headers, body)
+            self._gateway.answer(number, encode(found))
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
-            found = PassOn()
-        self._gateway.answer(number, encode(found))
+            self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
 
     async def _prepared(self, method: str, target: str, headers: Pairs, body: bytes | None) -> Prepared:
         admitted = self._middleware.admit(method, "1.1", target, headers)

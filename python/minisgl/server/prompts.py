@@ -33,7 +33,6 @@ from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer
 from minisgl.tokenizer.pool import TokenizePool
 from minisgl.utils.memory import MAPPED_BYTES, give_back
 
-MAX_MESSAGES_HERE = 16  # of a conversation that is rendered on the event loop
 CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
 OF_AN_ENCODER = 128  # the same; they are short
 T = TypeVar("T")
@@ -173,7 +172,6 @@ class Prompts:
                     shaped,
                     _about_chars(messages, variables.get("tools", ())),
                     variables,
-                    here=len(messages) <= MAX_MESSAGES_HERE and variables.keys() <= TEMPLATE_NAMES - {"tools"},
                     most=self._most(keep),
                 )
         except ChatTemplateError as error:

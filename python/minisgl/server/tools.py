@@ -60,11 +60,6 @@ class Parsing:
         """Whether the chat template does."""
         return "tools" in self._tokenizer.template_variables(tools=True)
 
-    @property
-    def has_own_template(self) -> bool:
-        """Whether conversations with tools have another chat template than others."""
-        return self._tokenizer.template_source(tools=True) != self._tokenizer.template_source()
-
     def token_id(self, text: str) -> int | None:
         return self._tokenizer.token_id(text)
 

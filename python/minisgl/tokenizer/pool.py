@@ -7,6 +7,7 @@ fails alone. A lane is one thread: more of them would only wait for each other's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -22,10 +23,7 @@ from minisgl.tokenizer.chat_template import MAX_WORK, TooMuchWork, Work
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
-# A conversation as short as this is rendered on the event loop: 40 us there are less than what another thread waits for
-# its turn at the interpreter.
-MAX_CHARS_HERE = 4096
-MAX_WORK_HERE = Work(4096, 0.05)  # so many turns take 15 ms; what needs more is begun again in a lane
+MAX_SHORT_WORK = Work(4096, 0.05)  # so many turns take 15 ms; what needs more is begun again in the other lane
 T = TypeVar("T")
 
 
@@ -83,23 +81,21 @@ class TokenizePool:
         num_chars: int,
         variables: Mapping[str, Any],
         *,
-        here: bool,
         most: int | None = None,
     ) -> Int32Array:
-        """Ids of a conversation of about `num_chars`, rendered with `variables` of the template; if it is short and may
-        be, `here`, on the event loop. Raises what `Tokenizer.apply_chat_template` and `Tokenizer.encode` do."""
+        """Ids of a conversation of about `num_chars`, rendered with `variables` of the template. One that looks short
+        and is long work for the template goes to the lane of long work. Raises what `Tokenizer.apply_chat_template` and
+        `Tokenizer.encode` do."""
 
         def render(most: Work = MAX_WORK) -> str:
             return self._tokenizer.apply_chat_template(messages(), most, **variables)
 
-        if here and num_chars <= MAX_CHARS_HERE:
-            try:
-                text = render(MAX_WORK_HERE)
-            except TooMuchWork:
-                pass  # in a lane
-            else:
-                return await self.encode(lambda: text, num_chars, add_special_tokens=False, most=most)
-        return await self.encode(render, num_chars, add_special_tokens=False, most=most)
+        if num_chars <= MAX_SHORT_CHARS:
+            with contextlib.suppress(TooMuchWork):
+                return await self.encode(
+                    partial(render, MAX_SHORT_WORK), num_chars, add_special_tokens=False, most=most
+                )
+        return await self.run(lambda: self._tokenizer.encode(render(), False, most=most))
 
     async def _result(self, lane: queue.SimpleQueue[Any], job: _Job) -> Any:
         """An error's traceback leads to here and to those who call: no local of ours may lead back to the error, or

@@ -32,6 +32,12 @@ impl ToolFormat {
     }
 
     #[getter]
+    fn place(&self) -> usize {
+        let place = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
+        place.unwrap_or(usize::MAX) // it is from the table
+    }
+
+    #[getter]
     fn markers(&self) -> Vec<&'static str> {
         self.inner.markers()
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
-use minisgl_text::answer::{AnswerParser, End, Part, Thinking, ToolFormat, Tools};
+use minisgl_text::answer::{AnswerParser, End, Part, TOOL_FORMATS, Thinking, ToolFormat, Tools};
 
 use super::choice::Finish;
 use crate::callers;
@@ -24,10 +24,9 @@ pub struct Parsing {
 
 impl Parsing {
     /// As Python says it. None for a format that is not known here.
-    pub fn new(parts: Parts, tokenizer: &Tokenizer) -> Option<Parsing> {
-        let has_token = |text: &str| tokenizer.token_id(text).is_some();
-        let format = match &parts.tool_format {
-            Some(name) => Some(ToolFormat::named(name, has_token)?),
+    pub fn new(parts: Parts) -> Option<Parsing> {
+        let format = match parts.tool_format {
+            Some(place) => Some(TOOL_FORMATS.get(place)?),
             None => None,
         };
         let thinking = match &parts.thinking {

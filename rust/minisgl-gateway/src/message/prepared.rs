@@ -62,7 +62,7 @@ pub struct Generation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct Parts {
-    pub tool_format: Option<String>,
+    pub tool_format: Option<usize>,
     pub thinking: Option<String>,
     pub is_open: Option<bool>,
     pub schemas: String,

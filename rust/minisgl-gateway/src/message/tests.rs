@@ -89,7 +89,7 @@ fn what_python_prepares() {
         },
         max_tokens: vec![5, 300],
         parts: Some(Parts {
-            tool_format: Some(text("hermes")),
+            tool_format: Some(14),
             thinking: Some(text("think")),
             is_open: None,
             schemas: text(r#"{"get":{"type":"object"}}"#),

@@ -131,7 +131,7 @@ impl Worker {
 
     fn generation(&self, loaded: &Arc<Loaded>, asked: &Asked, writer: Writer, arrival: Instant) -> Generation {
         let tokenizer = &loaded.tokenizer;
-        let parsing = asked.parts.clone().and_then(|parts| Parsing::new(parts, tokenizer));
+        let parsing = asked.parts.clone().and_then(Parsing::new); // of the same build: it knows the format
         let (shown, watched): (&[i32], _) = match &parsing {
             Some(parsing) => (&parsing.parts.shown, parsing.parts.think_end),
             None => (&[], None),
