@@ -230,7 +230,7 @@ PREPARED: dict[str, Prepared] = {
         prompts=[int32(1, 70000), int32(2)],
         sampling=SamplingParams(max_tokens=5, seed=7, n=2, stop=("é",)),
         max_tokens=[5, 300],
-        parts=AnswerParts(14, "think", None, '{"get":{"type":"object"}}', True, False, 151668, [151657, 151658]),
+        parts=AnswerParts(14, "qwen3", None, '{"get":{"type":"object"}}', True, False, 151668, [151657, 151658]),
         priority=-3,
         key=2,
         key_name="b",

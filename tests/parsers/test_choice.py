@@ -43,6 +43,12 @@ def test_the_format_of_calls_is_found(template: str, tokens: tuple[str, ...], na
         assert tool_format(asked, template, ids.get).name == asked
 
 
+def test_what_models_without_a_format_have_stands_in_the_table() -> None:
+    """Its place there is how the gateway knows it."""
+    found, named = tool_format("auto", "", {}.get), tool_format("json", "", {}.get)
+    assert (found.name, found.place) == ("json", named.place)
+
+
 def test_the_markers_of_thinking_are_found() -> None:
     def found(name: str, template: str) -> object:
         one = thinking(name, template)

@@ -230,9 +230,8 @@ class Metrics(Collector):
             recent = self._peak(name, peak)["recent"]
             yield family(Gauge, f"requests_{name}_most", f"{text}, most of the last 10 to 20 s", [(recent,)])
         yield family(Counter, "generated_tokens", "tokens received from the engine", [(self._all("num_generated"),)])
-        yield family(
-            Counter, "requests_shortened", "requests with less than their default length", [(self._num_shortened,)]
-        )
+        short = self._num_shortened
+        yield family(Counter, "requests_shortened", "requests with less than their default length", [(short,)])
         yield from key_families(self._all_keys())
         yield from of_batches(self._batches())
         there = self._there

@@ -34,7 +34,7 @@ impl ToolFormat {
     #[getter]
     fn place(&self) -> usize {
         let place = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
-        place.unwrap_or(usize::MAX) // it is from the table
+        place.unwrap_or(TOOL_FORMATS.len()) // it is from the table; else the gateway says that it knows none
     }
 
     #[getter]

@@ -182,7 +182,12 @@ pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
 pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
     let mut found = None;
     read_each(frame, |message, _| found = Some(message))?;
-    found.ok_or_else(|| malformed("a frame without a message"))
+    let found = found.ok_or_else(|| malformed("a frame without a message"))?;
+    match &found {
+        Prepared::Generation(one) => one.check().map_err(malformed)?,
+        _ => {}
+    }
+    Ok(found)
 }
 
 fn malformed(error: impl fmt::Display) -> MessageError {

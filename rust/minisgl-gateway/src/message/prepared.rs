@@ -2,6 +2,7 @@
 //!
 //! Invariants: a message of another schema version is refused, as for the engine's messages.
 
+use minisgl_text::answer::{TOOL_FORMATS, Thinking};
 use serde::Deserialize;
 
 use super::packed::{Numbers, bytes};
@@ -84,6 +85,18 @@ pub struct Whole {
 }
 
 impl Generation {
+    /// Whether this side knows how its answers are taken apart; else why not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Some(parts) = &self.parts else { return Ok(()) };
+        if let Some(place) = parts.tool_format.filter(|&place| place >= TOOL_FORMATS.len()) {
+            return Err(format!("no format of calls has the place {place}"));
+        }
+        match &parts.thinking {
+            Some(name) if Thinking::named(name).is_none() => Err(format!("no format of reasoning has the name {name}")),
+            _ => Ok(()),
+        }
+    }
+
     /// Choices in the engine.
     pub fn num_choices(&self) -> usize {
         self.prompts.len() * self.n()

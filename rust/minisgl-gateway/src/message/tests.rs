@@ -90,7 +90,7 @@ fn what_python_prepares() {
         max_tokens: vec![5, 300],
         parts: Some(Parts {
             tool_format: Some(14),
-            thinking: Some(text("think")),
+            thinking: Some(text("qwen3")),
             is_open: None,
             schemas: text(r#"{"get":{"type":"object"}}"#),
             named_call: true,
@@ -107,6 +107,18 @@ fn what_python_prepares() {
         headers: vec![(text("x-request-id"), text("req-1")), (text("vary"), text("Origin"))],
     };
     assert_eq!((wanted.num_choices(), wanted.num_prompt_tokens()), (4, 3));
+    let unknown = |change: fn(&mut Parts)| {
+        let mut parts = wanted.parts.clone().unwrap();
+        change(&mut parts);
+        let parts = Some(parts);
+        let one = Generation {
+            parts,
+            ..Generation::default()
+        };
+        one.check().unwrap_err()
+    };
+    assert!(unknown(|parts| parts.tool_format = Some(99)).contains("99"));
+    assert!(unknown(|parts| parts.thinking = Some("none".to_owned())).contains("none"));
     assert_eq!(found, Prepared::Generation(Box::new(wanted)));
     let whole = Whole {
         status: 429,

@@ -465,11 +465,11 @@ impl ToolFormat {
     /// The one that a model has by its template and its tokens.
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> &'static Self {
         let has = |all: &&[&str]| all.iter().all(|one| template.contains(one));
-        let found = TOOL_FORMATS.iter().find(|one| {
+        let found = TOOL_FORMATS.iter().position(|one| {
             let is_its = one.detected_by.iter().any(has) || (one.by_token && has_token(one.begin.trim()));
             is_its && one.fits(&has_token)
         });
-        found.unwrap_or(const { &PLAIN })
+        &TOOL_FORMATS[found.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
     }
 
     /// Whether `marker` is a part of a call, not one before calls.
