@@ -517,9 +517,12 @@ class Gateway:
     def questions(self) -> list[tuple[int, str, str, list[tuple[bytes, bytes]], bytes | None]]:
         """Those that wait: number, method, target, headers, and the body; None: may the caller send one?"""
 
-    def answer(self, number: int, prepared: bytes) -> None:
+    def withdrawn(self) -> list[int]:
+        """The numbers of questions whose clients have gone, or that took too long: to be asked before `questions`."""
+
+    def answer(self, number: int, prepared: bytes) -> bool:
         """Answer a question by a frame of `message.prepared`. What is to be generated counts as waiting from now on.
-        Raises `ValueError`."""
+        False: nobody waits for it any more. Raises `ValueError`."""
 
     def drain(self) -> None:
         """Pass everything on, from now on."""

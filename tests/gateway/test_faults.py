@@ -20,12 +20,22 @@ from minisgl.step import FinishReason
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.echo import echo_json
 from tests.helpers.answers import Answer, Client
-from tests.helpers.bodies import COMPLETION
+from tests.helpers.bodies import CHAT, COMPLETION
 from tests.helpers.e2e import ServerProcess, until
 from tests.helpers.gateway import has_gateway
 from tests.helpers.http_requests import Request, framed
 from tests.helpers.scripted_engine import one_token
-from tests.helpers.server import CONFIG, WAIT_S, Frontend, check_error, events, frontend, read_all, read_until
+from tests.helpers.server import (
+    CONFIG,
+    WAIT_S,
+    Frontend,
+    chat_body,
+    check_error,
+    events,
+    frontend,
+    read_all,
+    read_until,
+)
 
 pytestmark = pytest.mark.skipif(not has_gateway(), reason="the extension has no gateway")
 HEAD = (("Host", "localhost"), ("Content-Type", "application/json"))
@@ -132,6 +142,17 @@ def test_who_is_not_prepared_in_time_is_told_so() -> None:
             assert check_error(answer, 504)["code"] == "request_timeout"
             assert answer.headers["x-request-id"] == "late-1"
         assert http.post(COMPLETION, json={"prompt": "say:on"}).json()["choices"][0]["text"] == "on"
+
+
+def test_schemas_that_are_nested_too_deeply_are_refused(front_end: str) -> None:
+    """Else no call could be told from text."""
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(140):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "get", "parameters": schema}}]
+    with frontend(front_end=front_end) as server, server.http() as http:
+        answer = http.post(CHAT, json=chat_body("say:a", tools=tools))
+        assert "nested too deeply" in check_error(answer, 400)["message"]
 
 
 def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> None:

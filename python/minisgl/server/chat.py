@@ -41,6 +41,7 @@ from minisgl.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minisgl._rust import AnswerTools, Thinking, ToolFormat
 
+MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
 TEXT_MARK = "\x00text\x00"
 OF_MESSAGES = (
     "add_generation_prompt",
@@ -196,7 +197,9 @@ def _parsed(
     if thinking is None and calls is None:
         return turn
     turn.calls, turn.thinking = calls, thinking
-    turn.schemas = None if use is None else {tool.name: tool.parameters or {} for tool in use.tools}
+    if use is not None:
+        turn.schemas = {tool.name: tool.parameters or {} for tool in use.tools}
+        _check_depth(turn.schemas)
     turn.named_call = use is not None and use.named is not None
     turn.shown = parsing.shown(() if calls is None else calls.markers)
     turn.shows_thoughts = chat.include_reasoning is not False
@@ -204,6 +207,17 @@ def _parsed(
         turn.shown |= parsing.shown(thinking.markers)
         turn.think_end = context.tokenizer.token_id(thinking.end)
     return turn
+
+
+def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
+    """Refuse what the parser of calls, and the gateway, cannot read. Raises `ApiError`."""
+    text = json_bytes(schemas)
+    if text.count(b"{") + text.count(b"[") < MAX_DEPTH:
+        return  # nearly always
+    try:
+        answer_tools(schemas)
+    except ValueError as error:
+        raise wrong("tools", f"schemas of parameters are nested too deeply: {error}") from error
 
 
 def of_allowed_tools(chat: ChatRequest) -> ChatRequest:

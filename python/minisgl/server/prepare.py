@@ -24,7 +24,7 @@ from minisgl.server.callers import Pairs
 from minisgl.server.errors import ApiError
 from minisgl.server.formatter import Formatter
 from minisgl.server.generation import resolved
-from minisgl.server.middleware import Middleware, Posts
+from minisgl.server.middleware import Admitted, Middleware, Posts
 from minisgl.server.request import HttpRequest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Preparing:
         self._posts = posts
         self._context = posts.context
         self._fd = gateway.questions_fd()
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the question
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._fd, self._take)
@@ -56,21 +56,26 @@ class Preparing:
         with contextlib.suppress(BlockingIOError):  # it was read empty already
             os.read(self._fd, WOKEN_BYTES)
         loop = asyncio.get_running_loop()
+        withdrawn = set(self._gateway.withdrawn())
+        for number in withdrawn & self._tasks.keys():
+            self._tasks[number].cancel()  # its turn, its place in a lane and its count are given back
         for number, method, target, headers, body in self._gateway.questions():
-            task = loop.create_task(self._answer(number, method, target, headers, body))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if number not in withdrawn:
+                self._tasks[number] = loop.create_task(self._answer(number, method, target, headers, body))
+                self._tasks[number].add_done_callback(lambda _, number=number: self._tasks.pop(number))  # type: ignore[misc]
 
     async def _answer(self, number: int, method: str, target: str, headers: Pairs, body: bytes | None) -> None:
+        admitted = self._middleware.admit(method, "1.1", target, headers)
         try:
-            found = await self._prepared(method, target, headers, body)
-            self._gateway.answer(number, encode(found))
+            found = await self._prepared(admitted, body)
+            del body  # the answer may be far
+            if self._gateway.answer(number, encode(found)) and isinstance(found, WholeAnswer):
+                admitted.request.log()
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
             self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
 
-    async def _prepared(self, method: str, target: str, headers: Pairs, body: bytes | None) -> Prepared:
-        admitted = self._middleware.admit(method, "1.1", target, headers)
+    async def _prepared(self, admitted: Admitted, body: bytes | None) -> Prepared:
         request, early = admitted.request, admitted.early
         if body is None:
             return Read() if early is None else PassOn()
@@ -89,7 +94,6 @@ class Preparing:
                 request.error = error.code
                 early = error.response(admitted.path)
         request.status = early.status_code
-        request.log()
         return _whole(early, admitted.more)
 
     def _generation(self, request: HttpRequest, answer: Formatter, more: Pairs) -> PreparedGeneration | None:

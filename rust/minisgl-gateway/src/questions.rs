@@ -1,7 +1,8 @@
 //! What Python is asked: what is to become of a POST, once for each.
 //!
-//! Invariants: a question is answered once, or withdrawn when whoever asks has gone; Python is woken when there is a first
-//! one, and takes all that are there; no thread of the gateway waits for the interpreter.
+//! Invariants: a question is answered once, or withdrawn when whoever asks has gone: Python hears of it, and ends what it
+//! does for it; Python is woken when there is something to take, and takes all; no thread of the gateway waits for the
+//! interpreter.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -36,9 +37,17 @@ pub struct Question {
 #[derive(Default)]
 struct Open {
     next: u64,
-    waiting: Vec<Question>,
+    waiting: Vec<Question>, // by number
+    withdrawn: Vec<u64>,
     asked: HashMap<u64, oneshot::Sender<Answer>>,
     closed: bool,
+}
+
+impl Open {
+    /// Nothing is to be taken.
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.withdrawn.is_empty()
+    }
 }
 
 /// See the module.
@@ -82,7 +91,7 @@ impl Questions {
         let number = open.next;
         open.next += 1;
         open.asked.insert(number, sender);
-        let is_first = open.waiting.is_empty();
+        let is_first = open.is_empty();
         open.waiting.push(Question {
             number,
             method: head.method.clone(),
@@ -91,10 +100,19 @@ impl Questions {
             body,
         });
         drop(open);
+        self.wake(is_first);
+        Some(number)
+    }
+
+    fn wake(&self, is_first: bool) {
         if is_first {
             let _ = (&self.wake).write(&[1]); // full: it is woken already
         }
-        Some(number)
+    }
+
+    /// The numbers of questions that were withdrawn, taken before these or among them.
+    pub fn withdrawn(&self) -> Vec<u64> {
+        std::mem::take(&mut lock(&self.open).withdrawn)
     }
 
     /// Those that wait, in order.
@@ -102,12 +120,10 @@ impl Questions {
         std::mem::take(&mut lock(&self.open).waiting)
     }
 
-    /// Answers the question of a number; the client of one that is unknown has gone.
-    pub fn answer(&self, number: u64, answer: Answer) {
+    /// Answers the question of a number by what `make` makes. False: nobody waits for it any more.
+    pub fn answer(&self, number: u64, make: impl FnOnce() -> Answer) -> bool {
         let sender = lock(&self.open).asked.remove(&number);
-        if let Some(sender) = sender {
-            let _ = sender.send(answer); // it goes in this moment
-        }
+        sender.is_some_and(|sender| sender.send(make()).is_ok())
     }
 
     /// Nobody answers any more: neither those that wait nor later ones.
@@ -115,6 +131,7 @@ impl Questions {
         let mut open = lock(&self.open);
         open.closed = true;
         open.waiting.clear();
+        open.withdrawn.clear();
         let asked = std::mem::take(&mut open.asked);
         drop(open);
         drop(asked);
@@ -126,10 +143,18 @@ struct Asked(Arc<Questions>, u64);
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        let mut open = lock(&self.0.open);
-        if open.asked.remove(&self.1).is_some() {
-            open.waiting.retain(|one| one.number != self.1);
+        let (questions, number) = (&self.0, self.1);
+        let mut open = lock(&questions.open);
+        if open.asked.remove(&number).is_none() {
+            return;
         }
+        let is_first = open.is_empty();
+        open.withdrawn.push(number);
+        if let Ok(at) = open.waiting.binary_search_by_key(&number, |one| one.number) {
+            open.waiting[at].body = None; // it may be large, and Python far from taking it
+        }
+        drop(open);
+        questions.wake(is_first);
     }
 }
 
@@ -175,9 +200,9 @@ mod tests {
             for one in taken.iter().rev() {
                 let is_first = one.body.as_deref() == Some(b"a");
                 let answer = if is_first { Prepared::Read } else { Prepared::PassOn };
-                questions.answer(one.number, (answer, None));
+                assert!(questions.answer(one.number, || (answer, None)));
             }
-            questions.answer(99, (Prepared::PassOn, None)); // nobody's
+            assert!(!questions.answer(99, || panic!("it is nobody's")));
         };
         let (first, second, ()) = tokio::join!(ask(b"a"), ask(b"b"), answering);
         assert_eq!(
@@ -192,7 +217,12 @@ mod tests {
         let head = head();
         let left = tokio::time::timeout(std::time::Duration::ZERO, questions.ask(&head, None));
         assert!(left.await.is_err());
-        assert!(questions.take().is_empty(), "withdrawn");
+        assert_eq!(
+            (questions.withdrawn(), questions.take().len()),
+            (vec![0], 1),
+            "Python hears of it"
+        );
+        assert_eq!(woken(&questions), 1);
         let closing = async { questions.close() };
         let (found, ()) = tokio::join!(questions.ask(&head, None), closing);
         assert!(found.is_none());

@@ -67,14 +67,16 @@ impl Shared {
         })
     }
 
-    /// Answers Python's question of this number. What is to be generated waits, and is used by its caller's key, from
-    /// now on.
-    pub fn answer(&self, number: u64, prepared: Prepared) {
-        let reserved = match &prepared {
-            Prepared::Generation(one) => Some(self.reserve(one)),
-            _ => None,
-        };
-        self.questions.answer(number, (prepared, reserved));
+    /// Answers the question of this number. What is to be generated waits, and is used by its caller's key, from now on.
+    /// False: nobody waits for it any more.
+    pub fn answer(&self, number: u64, prepared: Prepared) -> bool {
+        self.questions.answer(number, || {
+            let reserved = match &prepared {
+                Prepared::Generation(one) => Some(self.reserve(one)),
+                _ => None,
+            };
+            (prepared, reserved)
+        })
     }
 
     fn reserve(&self, generation: &Generation) -> Reserved {
@@ -143,7 +145,7 @@ mod tests {
         assert_eq!((room.len(), waiting()), (2, (2, 4)));
         drop(room);
         assert_eq!(waiting(), (0, 0));
-        shared.answer(7, Prepared::Generation(Box::new(generation)));
+        assert!(!shared.answer(7, Prepared::Generation(Box::new(generation))));
         assert_eq!(waiting(), (0, 0), "its client has gone");
     }
 }

@@ -81,11 +81,14 @@ impl Gateway {
             .collect()
     }
 
-    fn answer(&self, number: u64, prepared: &[u8]) -> PyResult<()> {
+    fn withdrawn(&self) -> Vec<u64> {
+        self.served.shared().questions.withdrawn()
+    }
+
+    fn answer(&self, number: u64, prepared: &[u8]) -> PyResult<bool> {
         let found = decode_prepared(prepared)
             .map_err(|error| PyValueError::new_err(format!("the answer to question {number}: {error}")))?;
-        self.served.shared().answer(number, found);
-        Ok(())
+        Ok(self.served.shared().answer(number, found))
     }
 
     fn drain(&self) {

@@ -23,6 +23,9 @@ use crate::questions::Answer;
 use crate::shared::Loaded;
 use crate::waiting::Reserved;
 
+/// How much longer than `--request-timeout` Python may take to say that a request took too long.
+const LATE_S: f64 = 1.0;
+
 impl Worker {
     /// Answers a request, or says why Python does. None: it was told the whole answer.
     pub(super) async fn answer_post(
@@ -40,7 +43,10 @@ impl Worker {
         let _open = OnDrop(|| {
             self.shared.num_open.fetch_sub(1, Relaxed);
         });
-        match self.prepared(head, body, arrival, &loaded).await {
+        let mut leaving = Leaving(Some((&self, head, arrival, &loaded)));
+        let prepared = self.prepared(head, body, arrival, &loaded).await;
+        leaving.0 = None;
+        match prepared {
             Ok(Some((Prepared::Generation(asked), reserved))) => {
                 let reserved = reserved.unwrap_or_default();
                 self.generate(head, *asked, reserved, writer, &loaded, arrival).await;
@@ -66,7 +72,9 @@ impl Worker {
         loaded: &Loaded,
     ) -> Result<Option<Answer>, TooLate> {
         let asked = self.shared.questions.ask(head, Some(body));
-        match deadline(arrival, loaded.config.limits.request_timeout) {
+        // Python's own comes first, and knows its caller
+        let most_s = loaded.config.limits.request_timeout.map(|most_s| most_s + LATE_S);
+        match deadline(arrival, most_s) {
             None => Ok(asked.await),
             Some(at) => timeout_at(at, asked).await.map_err(|_| TooLate),
         }
@@ -107,7 +115,10 @@ impl Worker {
     ) {
         writer.set_name(&asked.request_id);
         writer.commit();
-        let generation = Rc::new(self.generation(loaded, &asked, writer, arrival));
+        let parsing = asked.parts.clone().map(Parsing::new);
+        let is_known = parsing.as_ref().is_none_or(Option::is_some);
+        let generation = self.generation(loaded, &asked, parsing.flatten(), writer, arrival);
+        let generation = Rc::new(generation);
         let open = Open {
             worker: Rc::clone(self),
             generation: Rc::clone(&generation),
@@ -118,7 +129,9 @@ impl Worker {
             shortened_to: asked.shortened_to.clone(),
         };
         let timeout_s = asked.timeout_s;
-        if self.link.borrow().is_none() {
+        if !is_known {
+            generation.fail(Failure::Internal);
+        } else if self.link.borrow().is_none() {
             generation.fail(Failure::EngineGone(self.reason_gone()));
         } else {
             self.submit(&generation, asked, reserved);
@@ -129,9 +142,15 @@ impl Worker {
         drop(open);
     }
 
-    fn generation(&self, loaded: &Arc<Loaded>, asked: &Asked, writer: Writer, arrival: Instant) -> Generation {
+    fn generation(
+        &self,
+        loaded: &Arc<Loaded>,
+        asked: &Asked,
+        parsing: Option<Parsing>,
+        writer: Writer,
+        arrival: Instant,
+    ) -> Generation {
         let tokenizer = &loaded.tokenizer;
-        let parsing = asked.parts.clone().and_then(Parsing::new); // of the same build: it knows the format
         let (shown, watched): (&[i32], _) = match &parsing {
             Some(parsing) => (&parsing.parts.shown, parsing.parts.think_end),
             None => (&[], None),
@@ -215,6 +234,26 @@ impl Worker {
 }
 
 struct TooLate;
+
+/// Writes the access line of a client that leaves before its request is prepared.
+struct Leaving<'a>(Option<(&'a Worker, &'a Head, Instant, &'a Loaded)>);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let Some((worker, head, arrival, loaded)) = self.0 else {
+            return;
+        };
+        worker.count(head, Some(Reason::Error));
+        Line {
+            request_id: &crate::http::request_id(Some(head)),
+            head,
+            key: None,
+            shortened_to: None,
+            about: &About::new(arrival),
+        }
+        .log(&loaded.config.log);
+    }
+}
 
 fn deadline(arrival: Instant, timeout_s: Option<f64>) -> Option<tokio::time::Instant> {
     let most = Duration::try_from_secs_f64(timeout_s?).unwrap_or(Duration::MAX / 4);
