@@ -147,7 +147,7 @@ def test_who_is_not_prepared_in_time_is_told_so() -> None:
 def test_schemas_that_are_nested_too_deeply_are_refused(front_end: str) -> None:
     """Else no call could be told from text."""
     schema: dict[str, object] = {"type": "string"}
-    for _ in range(140):
+    for _ in range(70):
         schema = {"type": "object", "properties": {"a": schema}}
     tools = [{"type": "function", "function": {"name": "get", "parameters": schema}}]
     with frontend(front_end=front_end) as server, server.http() as http:
