@@ -150,7 +150,7 @@ def test_schemas_that_are_nested_too_deeply_are_refused(front_end: str) -> None:
     for _ in range(70):
         schema = {"type": "object", "properties": {"a": schema}}
     tools = [{"type": "function", "function": {"name": "get", "parameters": schema}}]
-    with frontend(front_end=front_end) as server, server.http() as http:
+    with frontend(front_end=front_end, engine="cpu", max_seq_len=4096) as server, server.http() as http:
         answer = http.post(CHAT, json=chat_body("say:a", tools=tools))
         assert "nested too deeply" in check_error(answer, 400)["message"]
 
