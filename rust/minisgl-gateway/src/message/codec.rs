@@ -183,9 +183,8 @@ pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
     let mut found = None;
     read_each(frame, |message, _| found = Some(message))?;
     let found = found.ok_or_else(|| malformed("a frame without a message"))?;
-    match &found {
-        Prepared::Generation(one) => one.check().map_err(malformed)?,
-        _ => {}
+    if let Prepared::Generation(one) = &found {
+        one.check().map_err(malformed)?;
     }
     Ok(found)
 }
