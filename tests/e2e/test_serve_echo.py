@@ -18,8 +18,8 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, slow_device, until
 from tests.helpers.seconds import WAIT_S
 
-POOL = ("--engine", "echo", "--num-pages", "96", "--page-size", "4", "--max-running-requests", "12")
-LIMIT = 96 * 4 + 1
+POOL = ("--engine", "echo", "--num-pages", "64", "--page-size", "4", "--max-running-requests", "12")
+LIMIT = 64 * 4 + 1
 
 
 @pytest.fixture(scope="module")
