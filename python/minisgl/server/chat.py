@@ -134,7 +134,7 @@ class Turn(Wanted):
         return TurnChoice(new_parser(self.calls, self.thinking, self._known), self.named_call)
 
     def parts(self) -> AnswerParts | None:
-        """How the gateway takes answers apart; None: an answer is its text."""
+        """Return how the gateway takes answers apart; None: an answer is its text."""
         if self.is_plain:
             return None
         thinking = self.thinking

@@ -109,7 +109,7 @@ class Formatter(ABC):
         self.headers = [(b"x-minisgl-ignored", names)] if names else []
 
     def for_gateway(self) -> Shown | None:
-        """How the gateway shows the answer; None: only this does."""
+        """Return how the gateway shows the answer; None: only this formatter does."""
         return None
 
     @abstractmethod

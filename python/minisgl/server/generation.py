@@ -50,9 +50,9 @@ class Wanted:
 
 
 def resolved(context: ServerContext, request: HttpRequest, wanted: Wanted) -> tuple[SamplingParams, Lengths, bool]:
-    """What the engine gets of a call, whichever front end writes the answer: `wanted.sampling` with its adapter, the
-    limits of lengths, and whether log probabilities are many. The server has room for it. Raises `ApiError`: 400, 404
-    for an adapter that has gone, 429 if too much waits already."""
+    """Return what the engine gets of a call, whichever front end writes the answer: `wanted.sampling` with its adapter,
+    the limits of lengths, and whether log probabilities are many. The server has room for it then. Raises `ApiError`:
+    400, 404 for an adapter that has gone, 429 if too much waits already."""
     prompts, sampling = wanted.prompts, wanted.sampling
     context.keys.check_priority(request.key, wanted.priority)
     context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)

@@ -73,7 +73,7 @@ class Middleware:
         return self._num_open
 
     def admit(self, method: str, version: str, target: str, pairs: Pairs) -> Admitted:
-        """By the head of a request alone. `target`: its path, `version`: of HTTP."""
+        """Judge a request by its head alone. `target`: its path; `version`: that of HTTP."""
         headers = dict(pairs)
         if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
             headers[b"host"] = SEVERAL

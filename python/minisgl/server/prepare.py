@@ -66,23 +66,25 @@ class Preparing:
 
     async def _answer(self, number: int, method: str, target: str, headers: Pairs, body: bytes | None) -> None:
         admitted = self._middleware.admit(method, "1.1", target, headers)
+        is_head = body is None
+        admitted.request.body += body or b""
+        del body  # it may be large, and its turn far
         try:
-            found = await self._prepared(admitted, body)
-            del body  # the answer may be far
+            found = await self._prepared(admitted, is_head)
             if self._gateway.answer(number, encode(found)) and isinstance(found, WholeAnswer):
                 admitted.request.log()
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
             self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
 
-    async def _prepared(self, admitted: Admitted, body: bytes | None) -> Prepared:
+    async def _prepared(self, admitted: Admitted, is_head: bool) -> Prepared:
+        """Return what becomes of a request; `is_head`: its body is not there yet."""
         request, early = admitted.request, admitted.early
-        if body is None:
+        if is_head:
             return Read() if early is None else PassOn()
         if early is None and (request.resumable is not None or self._context.config.log_prompts):
             return PassOn()
         if early is None:
-            request.body += body
             try:
                 answer = await self._posts.prepare(request, None, admitted.path, _is_shown_by_gateway)
                 if not isinstance(answer, Formatter):
@@ -163,5 +165,3 @@ _ONLY_HERE: dict[type[Any], Callable[[Any], Any]] = {
     ),
     GenerateRequest: lambda body: body.text is not None or body.input_ids is not None or body.return_token_ids,
 }
-PATHS = ("/v1/chat/completions", "/v1/completions", "/generate")
-"""The paths that the gateway asks about; their bodies are those above."""

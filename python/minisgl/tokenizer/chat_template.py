@@ -151,8 +151,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox has it, without its checks where they find nothing: for keys of dictionaries, and for what
-        texts, loops and namespaces have that is no way out. Templates look at these most."""
+        """Return an attribute or a key, as the sandbox does. Its checks are left out for keys of dictionaries and
+        public attributes of texts, loops and namespaces, where they find nothing and which templates read most."""
         kind = type(obj)
         if kind is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]

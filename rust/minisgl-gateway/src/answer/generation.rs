@@ -97,7 +97,7 @@ impl Generation {
         }
     }
 
-    /// Its choices have these ids in the engine.
+    /// Tells the choices their ids in the engine.
     pub fn submitted(&self, ids: &[i64]) {
         for (choice, id) in self.inner.borrow_mut().choices.iter_mut().zip(ids) {
             choice.req_id = *id;

@@ -18,12 +18,12 @@ pub struct Parsing {
     thinking: Option<(&'static Thinking, Option<bool>)>,
     /// Those that may be called.
     tools: Arc<Tools>,
-    /// What else Python says of them.
+    /// The fields as Python sent them.
     pub parts: Parts,
 }
 
 impl Parsing {
-    /// As Python says it. None for a format that is not known here.
+    /// Reads what Python says. None: a schema is no JSON, or a format is not known here.
     pub fn new(parts: Parts) -> Option<Parsing> {
         let format = match parts.tool_format {
             Some(place) => Some(TOOL_FORMATS.get(place)?),

@@ -27,7 +27,7 @@ use crate::waiting::Reserved;
 const LATE_S: f64 = 1.0;
 
 impl Worker {
-    /// Answers a request, or says why Python does. None: it was told the whole answer.
+    /// Answers a request. The reason says why Python did, or is to; None: the answer was written here.
     pub(super) async fn answer_post(
         self: Rc<Self>,
         head: &Head,
@@ -43,7 +43,7 @@ impl Worker {
         let _open = OnDrop(|| {
             self.shared.num_open.fetch_sub(1, Relaxed);
         });
-        let mut leaving = Leaving(Some((&self, head, arrival, &loaded)));
+        let mut leaving = Leaving(Some((head, arrival, &loaded)));
         let prepared = self.prepared(head, body, arrival, &loaded).await;
         leaving.0 = None;
         match prepared {
@@ -236,14 +236,13 @@ impl Worker {
 struct TooLate;
 
 /// Writes the access line of a client that leaves before its request is prepared.
-struct Leaving<'a>(Option<(&'a Worker, &'a Head, Instant, &'a Loaded)>);
+struct Leaving<'a>(Option<(&'a Head, Instant, &'a Loaded)>);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        let Some((worker, head, arrival, loaded)) = self.0 else {
+        let Some((head, arrival, loaded)) = self.0 else {
             return;
         };
-        worker.count(head, Some(Reason::Error));
         Line {
             request_id: &crate::http::request_id(Some(head)),
             head,
