@@ -169,6 +169,15 @@ def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> Non
     until(lambda: (gateway.waiting(), gateway.num_open) == ((0, 0, 0), 0), "room is kept for nobody")
 
 
+def test_who_leaves_while_he_is_prepared_gives_his_turn_back(server: Frontend) -> None:
+    turns = server.app.context.turns
+    server.on_loop(lambda: setattr(turns, "_held", turns._most))  # nobody else has a turn
+    with server.connect(post("x" * 100_000).raw()):
+        until(lambda: turns.num_waiting == 1, "its body waits for no turn")
+    until(lambda: turns.num_waiting == 0, "who has left waits for his turn")
+    server.on_loop(lambda: setattr(turns, "_held", 0))
+
+
 def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:
     config = msgspec.structs.replace(CONFIG, limits=Limits(slow_client_timeout=1.0))
     with frontend(config=config, front_end="rust") as server, contextlib.ExitStack() as stack:
