@@ -171,11 +171,11 @@ def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> Non
 
 def test_who_leaves_while_he_is_prepared_gives_his_turn_back(server: Frontend) -> None:
     turns = server.app.context.turns
-    server.on_loop(lambda: setattr(turns, "_held", turns._most))  # nobody else has a turn
+    held = server.awaited(turns.take(2**62))  # every turn there is
     with server.connect(post("x" * 100_000).raw()):
         until(lambda: turns.num_waiting == 1, "its body waits for no turn")
     until(lambda: turns.num_waiting == 0, "who has left waits for his turn")
-    server.on_loop(lambda: setattr(turns, "_held", 0))
+    server.on_loop(lambda: turns.give(held))
 
 
 def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:

@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,13 +160,17 @@ class Frontend:
         lines = (f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}", *head, "", "")
         return self.connect("\r\n".join(lines).encode() + content)
 
+    def awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+
     def on_loop(self, work: Callable[[], T]) -> T:
         """Run `work` on the server's event loop."""
 
         async def run() -> T:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(WAIT_S)
+        return self.awaited(run())
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Until `condition`, asked between other work of the event loop, holds."""
