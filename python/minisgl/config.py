@@ -306,6 +306,12 @@ MAX_PRIORITY = 4
 its best is as good as 256 requests older."""
 
 
+def most_of(rows: int) -> int:
+    """Return all rows but a sixteenth, one at least: what lines of batches or one API key may take, so that others find
+    a free row at once."""
+    return max(1, rows - max(1, rows // 16))
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """One of several callers: what it gets of the engines beside others that wait, and its limits. 0: none."""
 

@@ -291,7 +291,7 @@ def test_the_pool_reads_what_the_router_knows() -> None:
 
 
 def test_keys_of_a_file_need_the_pool_and_a_bound_of_what_an_engine_has() -> None:
-    """Shares hold where requests wait: not in an engine that takes all of them."""
+    """Shares hold where requests wait: not in an engine that takes all of them. A key leaves a row to the others."""
     keys = (ApiKey(name="a", key="x", share=3, max_inflight=5), ApiKey(name="b", key="y"))
     engine = EngineConfig(max_running_requests=8)
     config = ServerConfig(engine=engine, api_keys=keys)
@@ -299,8 +299,10 @@ def test_keys_of_a_file_need_the_pool_and_a_bound_of_what_an_engine_has() -> Non
     router = json.loads(pool_config(config, "a", ["b"]))["router"]
     shares = tuple(KeyShare(**one) for one in router.pop("keys"))
     assert RouterConfig(**router, keys=shares).check() == RouterConfig(
-        "cache_aware", 1, max_inflight_per_engine=16, keys=(KeyShare(3, 5), KeyShare(1, 0))
+        "cache_aware", 1, max_inflight_per_engine=16, keys=(KeyShare(3, 5), KeyShare(1, 7))
     )
+    alone = ServerConfig(engine=engine, api_keys=keys[1:])
+    assert json.loads(pool_config(alone, "a", ["b"]))["router"]["keys"] == [{"share": 1, "max_inflight": 0}]
     named = ServerConfig(engine=engine, api_keys=keys, max_inflight_per_engine=3)
     assert json.loads(pool_config(named, "a", ["b"]))["router"]["max_inflight_per_engine"] == 3
 

@@ -214,7 +214,7 @@ def test_a_key_that_used_nothing_waits_for_nothing() -> None:
     clock, there = [0.0], list[KeyReading]()
     use = KeyUse(KEYS, gateway=lambda number: there[number] if there else None, clock=lambda: clock[0])
     use.check(3)
-    there[:] = [KeyReading(num_waiting=0, num_requests=0, num_prompt=40, num_generated=19)] * 5
+    there[:] = [KeyReading(num_waiting=0, num_waiting_tokens=0, num_requests=0, num_prompt=40, num_generated=19)] * 5
     use.check(3)
     use.generated(3, 1)
     with pytest.raises(ApiError, match="API key slow: it has used its 60 tokens") as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minisgl.config import Limits
 from minisgl.frontend.output_processor import OutputProcessor
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.errors import ApiError
-from minisgl.server.waiting import MAX_WAITING, Queue, Turns
+from minisgl.server.waiting import MAX_WAITING, Queue, Turns, has_room
 from tests.helpers.gateway import Recording
 
 LIMITS = Limits(max_queued_requests=4, max_queued_tokens=100)
@@ -83,3 +85,36 @@ async def test_who_makes_room_and_leaves_in_the_same_moment_gives_nothing_back()
     assert turns.num_bytes == held
     turns.give(held)
     assert (turns.num_waiting, turns.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "owners", "held", "by_all", "more", "may"),
+    [
+        (8, 1, 7, 7, 1, True),  # alone: all of it
+        (8, 1, 8, 8, 1, False),
+        (8, 1, 0, 0, 100, True),  # larger than the room: where nothing is
+        (8, 2, 3, 3, 1, True),
+        (8, 2, 4, 4, 1, False),  # half of it is left to the other
+        (8, 2, 0, 4, 4, True),
+        (8, 2, 0, 8, 4, True),  # its own part, however much others hold
+        (8, 2, 0, 8, 5, False),
+        (8, 4, 3, 6, 1, False),
+        (8, 4, 1, 6, 1, True),
+        (2, 9, 0, 2, 1, True),  # one, where there are fewer places than owners
+    ],
+)
+def test_every_owner_finds_room(most: int, owners: int, held: int, by_all: int, more: int, may: bool) -> None:
+    assert has_room(most, owners, held, by_all, more) is may
+
+
+@given(st.integers(1, 20), st.integers(2, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=60))
+def test_a_room_is_bounded_and_nobody_is_locked_out(most: int, owners: int, asked: list[tuple[int, int]]) -> None:
+    held = [0] * owners
+    largest = 0  # what went alone
+    for number, more in asked:
+        owner = number % owners
+        if has_room(most, owners, held[owner], sum(held), more):
+            largest = max(largest, more if not sum(held) else 0)
+            held[owner] += more
+    assert sum(held) <= 2 * most + owners + largest
+    assert all(one or has_room(most, owners, one, sum(held), 1) for one in held)

@@ -178,7 +178,7 @@ class OutputProcessor:
         self.num_background = 0  # of them, those that nobody waits for
         self.num_waiting = 0  # of the others: sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
-        self.num_waiting_of: dict[int, int] = {}  # by API key, but for number 0
+        self.waiting_of: dict[int, tuple[int, int]] = {}  # by API key: requests, and tokens
         self.queue: Histogram | None = None  # time from sending a request to its first step
         self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
 
@@ -198,10 +198,7 @@ class OutputProcessor:
         if background:  # it keeps nobody waiting
             self.num_background += 1
             return
-        self.num_waiting += 1
-        self.num_waiting_tokens += len(state.prompt)
-        if state.key:
-            self.num_waiting_of[state.key] = self.num_waiting_of.get(state.key, 0) + 1
+        self._waits(state, 1)
 
     def remove(self, state: RequestState) -> bool:
         """What still comes for it is dropped. False if it has ended."""
@@ -214,7 +211,7 @@ class OutputProcessor:
     def remove_all(self) -> list[RequestState]:
         found, self.live = list(self.live.values()), {}
         self.num_background = self.num_waiting = self.num_waiting_tokens = 0
-        self.num_waiting_of.clear()
+        self.waiting_of.clear()
         self._due.clear()
         return found
 
@@ -233,10 +230,14 @@ class OutputProcessor:
     def _no_longer_waits(self, state: RequestState) -> None:
         if state.waits:
             state.waits = False
-            self.num_waiting -= 1
-            self.num_waiting_tokens -= len(state.prompt)
-            if state.key:
-                self.num_waiting_of[state.key] -= 1
+            self._waits(state, -1)
+
+    def _waits(self, state: RequestState, count: int) -> None:
+        num_tokens = count * len(state.prompt)
+        self.num_waiting += count
+        self.num_waiting_tokens += num_tokens
+        requests, tokens = self.waiting_of.get(state.key, (0, 0))
+        self.waiting_of[state.key] = (requests + count, tokens + num_tokens)
 
     # ----------------------------------------------------------------------------------------------------- outputs
 

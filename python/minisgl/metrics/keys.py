@@ -18,6 +18,7 @@ class KeyReading(TypedDict):
     """What the gateway counted for a key: now, and since the start."""
 
     num_waiting: int
+    num_waiting_tokens: int
     num_requests: int
     num_prompt: int
     num_generated: int

@@ -21,6 +21,7 @@ import numpy as np
 
 from minisgl.routing.api import RouterConfig
 from minisgl.routing.backend import make_router
+from minisgl.server.glance import WRONG, begin_of, decoded, text_of
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16
@@ -31,8 +32,7 @@ BYTES_PER_TOKEN = 4
 
 
 class _Body(msgspec.Struct):
-    model: object = None
-    stream: object = None
+    model: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
@@ -51,18 +51,16 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 _NOTHING = Seen(None, np.zeros(0, np.int32))
-_decode = msgspec.json.Decoder(_Body).decode
 
 
 def look_at(body: bytes) -> Seen:
     try:
-        found = _decode(body)
-    except (msgspec.MsgspecError, ValueError):
+        found = decoded(body, _Body)
+    except WRONG:
         return _NOTHING
     fields = (found.tools, found.system, found.instructions, found.messages, found.input, found.prompt, found.text)
-    text = b"".join(bytes(one) for one in (*fields, found.input_ids))[:MAX_BYTES]
-    model = found.model if isinstance(found.model, str) else None
-    return Seen(model, np.frombuffer(text, np.uint8).astype(np.int32))
+    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, found.input_ids))[:MAX_BYTES]
+    return Seen(text_of(found.model), np.frombuffer(text, np.uint8).astype(np.int32))
 
 
 MAX_MEMBERS = 1024

@@ -17,9 +17,9 @@ from minisgl.server.errors import wrong
 PATHS = (LOAD, UNLOAD)
 
 
-def owner(registry: Registry, path: str, name: object, model: Model) -> Model:
+def owner(registry: Registry, path: str, name: str | None, model: Model) -> Model:
     """The model that such a request is for, which names `model` or none. Raises `ApiError` 400."""
-    known = registry.find_exactly(name) if isinstance(name, str) else None
+    known = None if name is None else registry.find_exactly(name)
     if known is None or (path == LOAD and known is model and name in known.adapters):
         return model  # whose server has the words for what is wrong with it
     if path == UNLOAD:
@@ -29,11 +29,11 @@ def owner(registry: Registry, path: str, name: object, model: Model) -> Model:
 
 @contextlib.contextmanager
 def changing(
-    registry: Registry, path: str, names: tuple[object, object], model: Model, has_done: Callable[[], bool]
+    registry: Registry, path: str, names: tuple[str | None, str | None], model: Model, has_done: Callable[[], bool]
 ) -> Iterator[None]:
     """While its server does it. `names`: the adapter's, and of its folder."""
     name, place = names
-    if not isinstance(name, str) or not isinstance(place, str | None):
+    if name is None:
         yield  # it is refused
         return
     is_new = path == LOAD and name not in model.adapters

@@ -23,6 +23,7 @@ from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said
 from minisgl.server.batches.store import Store
 from minisgl.server.errors import ApiError, install_handlers
+from minisgl.server.glance import NOTHING, WRONG, decoded, text_of
 from minisgl.server.passing import Lost, ask_whole, request_bytes
 
 ENDED_S = 10.0
@@ -32,10 +33,7 @@ ENGINE_DIED = 1
 
 
 class _Body(msgspec.Struct):
-    model: object = None
-
-
-_decode = msgspec.json.Decoder(_Body).decode
+    model: msgspec.Raw = NOTHING
 
 
 class BatchesOfSeveral:
@@ -74,10 +72,10 @@ class BatchesOfSeveral:
     def _model(self, body: bytes) -> Model:
         """Raises `ApiError` 404."""
         try:
-            name = _decode(body).model
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+            name = text_of(decoded(body, _Body).model)
+        except WRONG:
             name = None  # a server has the words for what is wrong with it
-        if isinstance(name, str) and name:
+        if name:
             return self._registry.named(name)
         return next(iter(self._registry.models.values()))
 

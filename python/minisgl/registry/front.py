@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import chain
 from urllib.parse import parse_qs, unquote
@@ -41,19 +42,23 @@ from minisgl.server.errors import (
     last_event,
     loading,
     model_not_loaded,
+    queue_full,
 )
 from minisgl.server.formatter import json_response
+from minisgl.server.glance import NOTHING, WRONG, decoded, is_true, text_of
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
 from minisgl.server.middleware import unless_gone
 from minisgl.server.ollama.models import version
 from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
-from minisgl.server.waiting import Turns
+from minisgl.server.waiting import Turns, has_room
 from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"
 MODELS = "/v1/models"
+HELD = 16
+"""Requests that are being passed on have so many times the room of bodies that come (--max-encoding-bytes)."""
 COMMENT_AFTER_S = 5.0
 """So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -61,13 +66,12 @@ _SSE += [(b"x-accel-buffering", b"no")]
 
 
 class _Body(msgspec.Struct):
-    model: object = None
-    stream: object = None
-    lora_name: object = None
-    lora_path: object = None
+    model: msgspec.Raw = NOTHING
+    stream: msgspec.Raw = NOTHING
+    lora_name: msgspec.Raw = NOTHING
+    lora_path: msgspec.Raw = NOTHING
 
 
-_decode = msgspec.json.Decoder(_Body).decode
 Own = Callable[[], Awaitable[Response]]
 
 
@@ -79,6 +83,8 @@ class Front:
         self._registry = registry
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
+        num_owners = len(config.api_keys) + (config.api_key is not None)
+        self._held = _Held(HELD * config.limits.max_encoding_bytes, num_owners)
         limits = self._limits = KeyLimits(config.api_keys, registry)
         self.batches = None if store is None else BatchesOfSeveral(registry, limits, config, store)
         self.draining = False
@@ -136,13 +142,15 @@ class Front:
         if path.startswith(f"{RESPONSES}/"):
             model = await self._that_keeps(scope, model)
         if path in adapters.PATHS:
-            model = adapters.owner(self._registry, path, body.lora_name, model)
-        passed = _Passed(self._registry, model, scope, request, send, body.stream is True and path in STREAMS)
+            model = adapters.owner(self._registry, path, text_of(body.lora_name), model)
+        is_stream = is_true(body.stream) and path in STREAMS
+        passed = _Passed(self._registry, model, scope, request, send, self._held, is_stream=is_stream)
+        request.body_done()  # its turn ends: an answer may take long
         if method == "POST":
             with contextlib.ExitStack() as stack:
                 asked = stack.enter_context(self._limits.ask(request.key, path, model))
                 if path in adapters.PATHS:
-                    names = (body.lora_name, body.lora_path)
+                    names = (text_of(body.lora_name), text_of(body.lora_path))
                     stack.enter_context(adapters.changing(self._registry, path, names, model, passed.is_ok))
                 await passed.answer(asked)
         else:
@@ -152,13 +160,13 @@ class Front:
     def _asked(self, scope: Scope, request: HttpRequest) -> tuple[_Body, Model]:
         """What a request says, as far as it matters here, and the model that it is for. Raises `ApiError` 404."""
         try:
-            body = _decode(request.body) if request.body else _Body()
-        except (msgspec.MsgspecError, ValueError):
+            body = decoded(request.body, _Body)
+        except WRONG:
             body = _Body()  # a server has the words for what is wrong with it
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
         header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
-        name = body.model or query or header
-        model = self._registry.named(name) if isinstance(name, str) and name else self._registry.first
+        name = text_of(body.model) or query or header
+        model = self._registry.named(name) if name else self._registry.first
         return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
@@ -203,12 +211,41 @@ async def until_ready(lease: Lease, registry: Registry) -> None:
         raise model_not_loaded(reason) from error
 
 
+class _Held:
+    """The bytes of requests that are being passed on, `most` at once. They are held until an answer has begun, for a
+    server that dies before that is not the last that is asked."""
+
+    def __init__(self, most: int, num_owners: int) -> None:
+        self._most = most
+        self._num_owners = num_owners
+        self._by_key = Counter[int]()
+
+    def take(self, key: int, size: int) -> None:
+        """Raise `ApiError` 429 unless the key with this number may hold as many more (`has_room`)."""
+        own, count = self._by_key[key], self._by_key.total()
+        if not has_room(self._most, self._num_owners, own, count, size):
+            raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
+        self._by_key[key] += size
+
+    def give(self, key: int, size: int) -> None:
+        self._by_key[key] -= size
+
+
 class _Passed:
     """One request on its way to its model's server."""
 
     def __init__(
-        self, registry: Registry, model: Model, scope: Scope, request: HttpRequest, send: Send, is_stream: bool
+        self,
+        registry: Registry,
+        model: Model,
+        scope: Scope,
+        request: HttpRequest,
+        send: Send,
+        held: _Held,
+        *,
+        is_stream: bool,
     ) -> None:
+        self._held = held
         self._registry = registry
         self._model = model
         self._path: str = scope["path"]
@@ -228,6 +265,7 @@ class _Passed:
     async def answer(self, asked: Asked | None = None) -> None:
         """`asked`: what its key has to wait for."""
         self._asked = asked
+        self._held.take(self._request.key, len(self._bytes))
         try:
             try:
                 await self._once()
@@ -239,6 +277,17 @@ class _Passed:
             await self._end_with(engine_gone(f"model: {self._model.name}: its server {error}"))
         except ApiError as error:
             await self._end_with(error)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._held.give(self._request.key, len(self._bytes))
+        self._bytes = b""
+
+    def _begins(self) -> None:
+        """The server's answer does: it is asked no second time."""
+        self._answer_has_begun = True
+        self._let_go()
 
     def is_ok(self) -> bool:
         """What its server has answered."""
@@ -293,14 +342,14 @@ class _Passed:
             self._asked.begins()
         if not answer.is_chunked or (self._has_begun and answer.status != 200):
             body = await answer.whole()
-            self._answer_has_begun = True
+            self._begins()
             if not self._has_begun:
                 await self._begin(answer.status, answer.headers)
                 await self._send({"type": "http.response.body", "body": body})
                 return
             self._connection.write(last_event(self._path, msgspec.json.decode(body)))
         else:
-            self._answer_has_begun = True
+            self._begins()
             if not self._has_begun:
                 await self._begin(answer.status, answer.headers)
             await answer.into(self._connection)

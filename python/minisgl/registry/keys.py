@@ -69,7 +69,7 @@ class KeyLimits:
     def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.waiting: list[set[Asked]] = [set() for _ in range(len(keys) + 1)]
-        self.use = KeyUse(keys, self._here, self._there, clock)
+        self.use = KeyUse(keys, lambda number: (self._here(number), 0), self._there, clock)
         self._registry = registry
         self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
 
@@ -94,4 +94,4 @@ class KeyLimits:
             told, tokens = model.use_of(number)
             waiting += max(told, fresh[model.name])
             used += tokens
-        return KeyReading(num_waiting=waiting, num_requests=0, num_prompt=used, num_generated=0)
+        return KeyReading(num_waiting=waiting, num_waiting_tokens=0, num_requests=0, num_prompt=used, num_generated=0)

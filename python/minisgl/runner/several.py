@@ -14,6 +14,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from minisgl import envs
-from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.config import ConfigError, EngineConfig, ServerConfig, most_of
 from minisgl.engine.choice import may_use_cuda
 from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.message.heartbeat import TIMES
@@ -128,7 +129,10 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
         "page_size": config.engine.page_size,
         "max_inflight": config.max_inflight or 0,
         "max_inflight_per_engine": _inflight_per_engine(config),
-        "keys": [{"share": one.share, "max_inflight": one.max_inflight} for one in config.api_keys],
+        "keys": [
+            {"share": one.share, "max_inflight": one.max_inflight or _inflight_per_key(config, len(sockets))}
+            for one in config.api_keys
+        ],
     }
     found = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
     return msgspec.json.encode({**found, **EVERY_POOL}).decode()
@@ -138,7 +142,20 @@ def _inflight_per_engine(config: ServerConfig) -> int:
     """0 for any number; with API keys it is bounded in any case: shares hold where requests wait."""
     if config.max_inflight_per_engine is not None or not config.api_keys:
         return config.max_inflight_per_engine or 0
-    return 2 * config.engine.rows_on("cuda" if may_use_cuda(config.engine) else "cpu")
+    return 2 * _rows(config)
+
+
+def _inflight_per_key(config: ServerConfig, num_engines: int) -> int:
+    """Return how many requests a key may have in the engines that names no number: all rows but a sixteenth, which the
+    others find free, for an engine takes no row back; 0, which is any number, where there is no other key."""
+    if len(config.api_keys) + (config.api_key is not None) < 2:
+        return 0
+    rows = min(_rows(config) * num_engines, config.max_inflight or sys.maxsize)
+    return most_of(rows)
+
+
+def _rows(config: ServerConfig) -> int:
+    return config.engine.rows_on("cuda" if may_use_cuda(config.engine) else "cpu")
 
 
 @dataclass(slots=True)

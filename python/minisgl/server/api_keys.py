@@ -15,6 +15,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Literal
 
 from minisgl.config import MAX_PRIORITY, ApiKey, ServerConfig
@@ -77,17 +78,25 @@ class Bucket:
         return 0.0 if self._level > 0 else (1 - self._level) / rate
 
 
+CALLER: ContextVar[int] = ContextVar("caller", default=0)
+"""The number of the key for which a task works."""
+
+
 class KeyUse:
-    """What the keys of a file use. `waiting`: requests of a key that wait here. `gateway`: its reading of
-    a number; None: it does not know of keys yet."""
+    """What the keys of a file use. `waiting`: requests of a key that wait here, and the tokens of their prompts.
+    `gateway`: its reading of a number; None: it does not know of keys yet. `has_default`: whether number 0 has a key,
+    too."""
 
     def __init__(
         self,
         keys: Sequence[ApiKey],
-        waiting: Callable[[int], int] = lambda number: 0,
+        waiting: Callable[[int], tuple[int, int]] = lambda number: (0, 0),
         gateway: Callable[[int], KeyReading | None] = lambda number: None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_default: bool = False,
     ) -> None:
+        self.num_owners = len(keys) + has_default
         self.counts = [KeyCounts(name) for name in names(keys)]
         self._keys = keys
         self._waiting = waiting
@@ -113,10 +122,13 @@ class KeyUse:
         """By number: requests that wait, and tokens that were used, on both sides."""
         found = list[tuple[int, int]]()
         for number, one in enumerate(self.counts):
-            there = self._gateway(number)
-            waiting = self._waiting(number) + (0 if there is None else there["num_waiting"])
-            found.append((waiting, one.with_(there).num_tokens))
+            found.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))
         return found
+
+    def waiting(self, number: int) -> tuple[int, int]:
+        """Return the requests of a key that wait, on both sides, and the tokens of their prompts."""
+        (here, tokens), there = self._waiting(number), self._gateway(number) if self.counts else None
+        return (here, tokens) if there is None else (here + there["num_waiting"], tokens + there["num_waiting_tokens"])
 
     async def tell_forever(self, tell: Callable[[list[tuple[int, int]]], None]) -> None:
         """What has changed; `tell` may raise `OSError` when nobody listens any more."""
@@ -136,7 +148,7 @@ class KeyUse:
             return
         key, there = self._keys[number - 1], self._gateway(number)
         most = key.max_queued_requests
-        waiting = self._waiting(number) + (there["num_waiting"] if there is not None else 0)
+        waiting, _ = self.waiting(number)
         if most and (waiting >= most or (waiting and waiting + num_requests > most)):
             raise self._refusal(number, QUEUED, f"{waiting} requests of it wait already, its limit is {most}")
         if (bucket := self._buckets.get(number)) is not None:

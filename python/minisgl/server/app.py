@@ -63,8 +63,9 @@ def build_app(
     install_handlers(app)
     keys = KeyUse(
         config.api_keys,
-        lambda number: client.processor.num_waiting_of.get(number, 0),
+        lambda number: client.processor.waiting_of.get(number, (0, 0)),
         (lambda number: None) if gateway is None else gateway.key,
+        has_default=config.api_key is not None,
     )
     metrics = Metrics(
         lambda: client.stats,

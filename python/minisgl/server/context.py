@@ -17,6 +17,7 @@ from minisgl.frontend.pooling import Prompts as OwnPrompts
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.server.api_keys import CALLER
 from minisgl.server.errors import NO_MODEL, bad_value, draining, wrong
 from minisgl.server.prompts import Prompts
 from minisgl.server.responses.store import ResponseStore
@@ -110,7 +111,8 @@ class ServerContext:
         if self.draining:
             raise draining()
         _ = self.info
-        self.queue.check_room()
+        CALLER.set(key)
+        self.queue.check_room(key=key)
         self.keys.check(key)
 
     def check_room(self, num_prompts: int, num_tokens: int, n: int, key: int) -> None:
@@ -118,5 +120,5 @@ class ServerContext:
         429."""
         if num_prompts * n > BOUNDS.max_choices:
             raise bad_value("n", n, f"at most {BOUNDS.max_choices} answers in one request")
-        self.queue.check_room(num_prompts * n, num_tokens * n)
+        self.queue.check_room(num_prompts * n, num_tokens * n, key)
         self.keys.check(key, num_prompts * n)

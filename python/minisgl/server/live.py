@@ -23,6 +23,8 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, engine_gone
 from minisgl.server.formatter import sse
 from minisgl.server.http import CONNECTION, Connection
+from minisgl.server.request import REQUEST
+from minisgl.server.waiting import has_room
 from minisgl.step import FinishReason
 
 STREAM = "/stats/stream"
@@ -86,16 +88,18 @@ class Live:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._figures = LiveFigures(context.metrics, lambda: context.client.stats)
-        self._watchers: set[Watcher] = set()
+        self._watchers: dict[Watcher, int] = {}  # with the numbers of their keys
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
 
     @contextlib.contextmanager
-    def watching(self, watcher: Watcher) -> Iterator[None]:
-        """While `watcher` gets what there is. Raises `ApiError` if too many look already."""
-        if len(self._watchers) >= MAX_WATCHERS:
-            raise ApiError(429, f"{STREAM}: {MAX_WATCHERS} readers are there already", code="too_many_watchers")
-        self._watchers.add(watcher)
+    def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
+        """While `watcher`, of the key with this number, gets what there is. Raises `ApiError` if too many look already
+        (`has_room`)."""
+        count, own = len(self._watchers), list(self._watchers.values()).count(key)
+        if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
+            raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")
+        self._watchers[watcher] = key
         client = self._context.client
         try:
             if self._task is None:
@@ -107,7 +111,7 @@ class Live:
                 client.watch(steps=watcher.steps, tree=watcher.tree)
             yield
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.pop(watcher, None)
             if not self._watchers and self._task is not None:
                 self._task.cancel()
                 self._task = self._last = None
@@ -155,7 +159,7 @@ class _Stream(Response):
             await send(start)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        with self._live.watching(self._watcher):
+        with self._live.watching(self._watcher, scope[REQUEST].key):
             await send(start)
             end = await self._write_on(scope[CONNECTION])
         await send({"type": "http.response.body", "body": end, "more_body": False})

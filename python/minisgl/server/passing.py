@@ -100,6 +100,7 @@ class Answer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
         self._transport.write(self._request)
+        self._request = b""
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -23,6 +23,7 @@ from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
 from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import BOUNDS, SCORE, SamplingParams
+from minisgl.server.api_keys import CALLER
 from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
 from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors, wrong
 from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
@@ -100,11 +101,12 @@ class Prompts:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """What is being encoded counts as waiting."""
-        self._queue.encodes(1)
+        key = CALLER.get()
+        self._queue.encodes(1, key)
         try:
             yield
         finally:
-            self._queue.encodes(-1)
+            self._queue.encodes(-1, key)
 
     def _fits(self, field: str) -> _Fits:
         return _Fits(self._too_long, field)

@@ -7,7 +7,7 @@ back by whoever is cancelled; what waits in the gateway counts here, from the mo
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 MAX_WAITING = 256
 """Large bodies that wait for their turn, each with what a connection buffers of it."""
 _Waiting = deque[tuple[asyncio.Future[None], int]]
+
+
+def has_room(most: int, num_owners: int, held: int, held_by_all: int, more: int) -> bool:
+    """Return whether an owner (API key) that holds `held` of a room of `most` may take `more`, where all owners hold
+    `held_by_all`. Its part, 1 / `num_owners`, is always its own; beyond that it holds at most as much as is left free,
+    so that one owner alone fills half of the room and another always finds some: the dynamic threshold of Choudhury and
+    Hahne (1998), with a factor of 1. What is larger than that may go where nothing else is held. A room may be filled
+    twice at most. One owner alone has all of it."""
+    if not held_by_all:
+        return True
+    if num_owners < 2:
+        return held_by_all + more <= most
+    return held + more <= max(1, most // num_owners, most - held_by_all)
 
 
 class Turns:
@@ -112,11 +125,11 @@ class Queue:
         self._limits = limits
         self.keys = keys
         self.gateway = gateway
-        self._num_encoding = 0
+        self._encoding = Counter[int]()  # prompts, by key
 
-    def encodes(self, count: int) -> None:
-        """As many more prompts are being encoded."""
-        self._num_encoding += count
+    def encodes(self, count: int, key: int) -> None:
+        """Count as many more prompts of the key with this number, which are being encoded."""
+        self._encoding[key] += count
 
     @property
     def num_requests(self) -> int:
@@ -131,15 +144,24 @@ class Queue:
         """Answers that the engine computes or that wait for it, and somebody for them."""
         return self._num_live() + (0 if self.gateway is None else self.gateway.waiting()[2])
 
-    def check_room(self, num_requests: int = 1, num_tokens: int = 0) -> None:
-        """Raise `ApiError` 429 unless as many more may wait. What is larger than the whole queue may wait alone."""
+    def check_room(self, num_requests: int = 1, num_tokens: int = 0, key: int = 0) -> None:
+        """Raise `ApiError` 429 unless as many more of the key with this number may wait (`has_room`)."""
         waiting, tokens = map(sum, zip(self._here(), self._there(), strict=True))
-        most, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
-        if waiting >= most or (waiting and waiting + num_requests > most):
-            raise queue_full(f"{waiting} requests wait already, the limit is {most} (--max-queued-requests)")
-        if tokens and tokens + num_tokens > most_tokens:
+        own, own_tokens = self.keys.waiting(key)
+        own += self._encoding[key]
+        most, most_tokens, owners = (
+            self._limits.max_queued_requests,
+            self._limits.max_queued_tokens,
+            self.keys.num_owners,
+        )
+        if not has_room(most, owners, own, waiting, num_requests):
             raise queue_full(
-                f"prompts of {tokens} tokens wait already, the limit is {most_tokens} (--max-queued-tokens)"
+                f"{waiting} requests wait already{_own(owners, own)}, the limit is {most} (--max-queued-requests)"
+            )
+        if num_tokens and not has_room(most_tokens, owners, own_tokens, tokens, num_tokens):
+            raise queue_full(
+                f"prompts of {tokens} tokens wait already{_own(owners, own_tokens)}, "
+                f"the limit is {most_tokens} (--max-queued-tokens)"
             )
 
     def _num_live(self) -> int:
@@ -148,8 +170,12 @@ class Queue:
     def _here(self) -> tuple[int, int]:
         """Requests, and tokens of those prompts that are encoded."""
         processor = self._processor
-        num_requests = self._num_encoding + processor.num_waiting
+        num_requests = self._encoding.total() + processor.num_waiting
         return num_requests, processor.num_waiting_tokens
 
     def _there(self) -> tuple[int, int]:
         return (0, 0) if self.gateway is None else self.gateway.waiting()[:2]
+
+
+def _own(num_owners: int, count: int) -> str:
+    return f", {count} of them of this API key" if num_owners > 1 else ""

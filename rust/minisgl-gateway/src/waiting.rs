@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub struct KeyCounts {
     /// Requests without a row in the engine.
     pub num_waiting: AtomicUsize,
+    /// Their prompts have as many tokens.
+    pub num_waiting_tokens: AtomicUsize,
     /// Given to the engine.
     pub num_requests: AtomicU64,
     /// Tokens of prompts, each once.
@@ -46,6 +48,7 @@ impl Room {
         waiting.tokens.fetch_add(tokens, Relaxed);
         if let Some(key) = key {
             key.num_waiting.fetch_add(1, Relaxed);
+            key.num_waiting_tokens.fetch_add(tokens, Relaxed);
         }
         Room {
             waiting: Arc::clone(waiting),
@@ -61,6 +64,7 @@ impl Drop for Room {
         self.waiting.tokens.fetch_sub(self.tokens, Relaxed);
         if let Some(key) = &self.key {
             key.num_waiting.fetch_sub(1, Relaxed);
+            key.num_waiting_tokens.fetch_sub(self.tokens, Relaxed);
         }
     }
 }
@@ -74,13 +78,14 @@ mod tests {
         let (waiting, key) = (Arc::<Waiting>::default(), Arc::<KeyCounts>::default());
         let counts = || {
             let waiting = (waiting.requests.load(Relaxed), waiting.tokens.load(Relaxed));
-            (waiting, key.num_waiting.load(Relaxed))
+            let key = (&key.num_waiting, &key.num_waiting_tokens);
+            (waiting, (key.0.load(Relaxed), key.1.load(Relaxed)))
         };
         let mut rooms = vec![Room::take(&waiting, Some(&key), 5), Room::take(&waiting, None, 7)];
-        assert_eq!(counts(), ((2, 12), 1));
+        assert_eq!(counts(), ((2, 12), (1, 5)));
         rooms.remove(0);
-        assert_eq!(counts(), ((1, 7), 0));
+        assert_eq!(counts(), ((1, 7), (0, 0)));
         drop(rooms);
-        assert_eq!(counts(), ((0, 0), 0));
+        assert_eq!(counts(), ((0, 0), (0, 0)));
     }
 }

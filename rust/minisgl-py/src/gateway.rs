@@ -177,6 +177,7 @@ impl Gateway {
 fn shown<'py>(py: Python<'py>, counts: &KeyCounts) -> PyResult<Bound<'py, PyDict>> {
     let one = PyDict::new(py);
     one.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
+    one.set_item("num_waiting_tokens", counts.num_waiting_tokens.load(Relaxed))?;
     one.set_item("num_requests", counts.num_requests.load(Relaxed))?;
     one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
     one.set_item("num_generated", counts.num_generated.load(Relaxed))?;

@@ -173,13 +173,12 @@ def test_a_client_that_leaves_while_its_file_is_added(server: Frontend, monkeypa
         add(info)
 
     monkeypatch.setattr(store, "add_file", slowly)
-    before = server.app.batches._num_uploads
     line = batches.jsonl([batches.request(0, "say:a")])
     request = httpx.Request("POST", server.url + "/v1/files", files={"file": ("in.jsonl", line)}, data=PURPOSE)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     with server.connect(f"POST /v1/files HTTP/1.1\r\n{head}\r\n".encode() + request.read()):
         assert found.wait(WAIT_S)
-    server.wait_until(lambda: server.app.batches is not None and server.app.batches._num_uploads == before)
+    server.wait_until(lambda: server.app.batches is not None and not server.app.batches.num_arriving)
     may.set()
     with server.http() as http:
         for file in http.get("/v1/files").json()["data"]:

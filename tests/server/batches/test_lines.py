@@ -212,4 +212,4 @@ def test_what_a_prompt_is_made_of_is_compared() -> None:
     alike = [{"temperature": i, "messages": [{"role": "user", "content": "x"}], "user": str(i)} for i in range(2)]
     assert of(alike[0]) == of(alike[1])
     assert of({"model": "a", "prompt": "x"}) != of({"model": "b", "prompt": "x"})
-    assert prefix(Line(1, "a", "/v1/completions", b'{"prompt": "\xff"}')) == b""
+    assert prefix(Line(1, "a", "/v1/completions", b'{"prompt": ')) == b""

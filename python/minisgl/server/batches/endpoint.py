@@ -21,7 +21,7 @@ from fastapi.responses import FileResponse
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
-from minisgl.config import ServerConfig
+from minisgl.config import ServerConfig, most_of
 from minisgl.server.answers import Answer
 from minisgl.server.api_keys import names
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
@@ -46,11 +46,10 @@ from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, d
 from minisgl.server.formatter import json_response
 from minisgl.server.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
 from minisgl.server.responses.endpoint import page_of
-from minisgl.server.waiting import Turns
+from minisgl.server.waiting import Turns, has_room
 
-FREE = 16
 MAX_UPLOADS = 16
-"""At once."""
+"""Files of more than `SMALL_BYTES` that come at once."""
 MAX_NAME_CHARS = 255
 MAX_FILES_SHOWN, MAX_BATCHES_SHOWN = 10_000, 100
 MAX_WINDOW_S = 14 * 86_400
@@ -65,7 +64,7 @@ def num_in_flight(config: ServerConfig, device: str) -> int:
     row taken by a line waits for it for a step or two. Of what may be in flight it is half. `dp` is a number."""
     assert config.dp != "auto"
     rows = config.engine.rows_on(device) * config.dp
-    limits = [rows - max(1, rows // FREE)]
+    limits = [most_of(rows)]
     if config.max_inflight is not None:
         limits.append(config.max_inflight // 2)
     if config.max_inflight_per_engine is not None:
@@ -128,7 +127,7 @@ class Batches:
         self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # of what begins a batch
         self._names = ["", *names(config.api_keys)[1:]]
         self._arriving: collections.Counter[str] = collections.Counter()  # bytes, by owner
-        self._num_uploads = 0
+        self._uploads: collections.Counter[str] = collections.Counter()  # of more than SMALL_BYTES, by owner
         self._checking = asyncio.Lock()
         self._turns = Turns(SMALL_BYTES, lambda _: None)  # for which nobody waits
         self._is_stopped = False
@@ -161,17 +160,30 @@ class Batches:
 
     # ------------------------------------------------------------------------------------------------------- files
 
+    @property
+    def num_arriving(self) -> int:
+        """The bytes of files that have come and are not checked and listed yet."""
+        return self._arriving.total()
+
     async def upload(self, request: Request) -> FileInfo:
         """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
         owner, name = self.owner(request), new_id(FILE_PREFIX)
         announced = request.scope[REQUEST].content_length or 0
         if announced > 2 * MAX_FILE_BYTES:
             raise too_large(announced, MAX_FILE_BYTES)
-        if self._num_uploads >= MAX_UPLOADS:
-            raise queue_full(f"{self._num_uploads} files are being uploaded already")
         used = await self.state.run(lambda store: store.used_bytes(owner))
-        upload = Upload(self.state.store.path(name), lambda count: self._count(owner, used, count), self._timeout_s)
-        self._num_uploads += 1
+        has_place = False
+
+        def count(num_bytes: int) -> None:
+            nonlocal has_place
+            self._count(owner, used, num_bytes)
+            if not has_place and upload.num_bytes > SMALL_BYTES:
+                self._check_place(owner)
+                self._uploads[owner] += 1
+                has_place = True
+
+        path, is_crowded = self.state.store.path(name), lambda: self._uploads.total() >= MAX_UPLOADS
+        upload = Upload(path, count, self._timeout_s, is_crowded)
 
         def add(store: Store) -> None:
             self._check_quota(store.used_bytes(owner) + info.bytes)  # others may have come since then
@@ -196,9 +208,15 @@ class Batches:
             self.state.later(lambda store: store.drop_stray(name))
             raise
         finally:
-            self._num_uploads -= 1
+            self._uploads[owner] -= has_place
             self._arriving[owner] -= upload.num_bytes
         return info
+
+    def _check_place(self, owner: str) -> None:
+        """Raises `ApiError` 429: as many files come already (`has_room`)."""
+        count = self._uploads.total()
+        if not has_room(MAX_UPLOADS, max(1, len(self._names) - 1), self._uploads[owner], count, 1):
+            raise queue_full(f"{count} files are being uploaded already, {self._uploads[owner]} of this API key")
 
     def _count(self, owner: str, used: int, count: int) -> None:
         """Raises `ApiError` 413: beyond the quota."""

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from minisgl.sampling_params import ParamError
+from minisgl.server.glance import NOTHING, WRONG, begin_of, decoded, shown, text_of
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_FILE_BYTES = 200 << 20
@@ -25,10 +26,6 @@ WINDOW_LINES = 1024
 WINDOW_BYTES = 16 << 20
 PREFIX_BYTES = 1 << 14
 """So much of what becomes a line's prompt is compared with others."""
-_PROMPT_FIELDS = ("model", "tools", "instructions", "messages", "prompt", "input")
-_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_text = msgspec.json.Decoder(str)
-_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class BadLine(Exception):
@@ -58,11 +55,26 @@ class Checked:
     num_lines: int
 
 
+class _Line(msgspec.Struct):
+    custom_id: msgspec.Raw = NOTHING
+    method: msgspec.Raw = NOTHING
+    url: msgspec.Raw = NOTHING
+    body: msgspec.Raw = NOTHING
+
+
 class _Body(msgspec.Struct):
-    stream: object = None
+    stream: msgspec.Raw = NOTHING
 
 
-_body = msgspec.json.Decoder(_Body)
+class _Prompt(msgspec.Struct):
+    """What a template makes a prompt of."""
+
+    model: msgspec.Raw = NOTHING
+    tools: msgspec.Raw = NOTHING
+    instructions: msgspec.Raw = NOTHING
+    messages: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
+    input: msgspec.Raw = NOTHING
 
 
 def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
@@ -98,7 +110,8 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
 def _read(raw: bytes, number: int) -> Line:
     """Raises `BadLine`."""
     try:
-        fields = _raw_fields.decode(raw.decode())
+        raw.decode()
+        fields = decoded(raw, _Line)
     except UnicodeDecodeError as error:
         raise BadLine(number, "", f"is not text in UTF-8: byte {error.start} cannot be read") from error
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -111,35 +124,26 @@ def _read(raw: bytes, number: int) -> Line:
         raise _bad(number, "method", method, "must be POST")
     if (url := _value(number, fields, "url")) not in ENDPOINTS:
         raise _bad(number, "url", url, f"must be one of {', '.join(ENDPOINTS)}")
-    if (given := fields.get("body")) is None:
+    if fields.body == NOTHING:
         raise BadLine(number, "body", "body: required")
-    body = bytes(given)
     try:
-        stream = _body.decode(body).stream
+        stream = decoded(fields.body, _Body).stream
     except msgspec.ValidationError as error:
-        raise _bad(number, "body", _shown(body), "must be a JSON object") from error
+        raise _bad(number, "body", shown(fields.body), "must be a JSON object") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
-    if stream not in (None, False):
-        raise _bad(number, "body.stream", stream, "a batch has whole answers: leave it out")
-    return Line(number, custom_id, url, body)
+    if begin_of(stream, 6) not in (b"null", b"false"):
+        raise _bad(number, "body.stream", shown(stream), "a batch has whole answers: leave it out")
+    return Line(number, custom_id, url, bytes(fields.body))
 
 
-def _value(number: int, fields: dict[str, msgspec.Raw], name: str) -> str:
-    """A text of a line. Raises `BadLine`."""
-    if (raw := fields.get(name)) is None:
+def _value(number: int, fields: _Line, name: str) -> str:
+    """Return a text of a line. Raises `BadLine`."""
+    if (raw := getattr(fields, name)) == NOTHING:
         raise BadLine(number, name, f"{name}: required")
-    try:
-        return _text.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise _bad(number, name, _shown(bytes(raw)), "must be text") from error
-
-
-def _shown(raw: bytes) -> object:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        return raw[:200].decode(errors="replace")
+    if (text := text_of(raw)) is None:
+        raise _bad(number, name, shown(raw), "must be text")
+    return text
 
 
 def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
@@ -167,10 +171,11 @@ def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> I
 
 
 def prefix(line: Line) -> bytes:
-    """What a line's prompt begins with, comparable to that of others: not the prompt itself, which a template makes."""
+    """Return what a line's prompt begins with, comparable to that of others: the bytes of the fields of which a
+    template makes the prompt, as they were written."""
     try:
-        fields = _raw_fields.decode(line.body)
-        said = [msgspec.json.decode(fields[name]) if name in fields else None for name in _PROMPT_FIELDS]
-        return _encode(said)[:PREFIX_BYTES]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        fields = decoded(line.body, _Prompt)
+    except WRONG:
         return b""  # its endpoint has the words for what is wrong with it
+    found = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
+    return b"\n".join(found)[:PREFIX_BYTES]

@@ -22,18 +22,24 @@ from minisgl.server.request import too_large, too_slow
 FILE = "file"
 MAX_FIELD_BYTES = 4096
 WRITE_BYTES = 1 << 20
+LEAST_BYTES = 1 << 20
+"""So much has to come of a file in `timeout_s` where others find no place."""
 
 
 class Upload:
-    """`count` hears of each piece of the file, and raises what is too much. `timeout_s`: for the next bytes."""
+    """`count` hears of each piece of the file, and raises what is too much. `timeout_s`: for the next bytes; and where
+    `is_crowded` says that others find no place, for each `LEAST_BYTES`."""
 
-    def __init__(self, path: Path, count: Callable[[int], None], timeout_s: float) -> None:
+    def __init__(
+        self, path: Path, count: Callable[[int], None], timeout_s: float, is_crowded: Callable[[], bool]
+    ) -> None:
         self.filename: str | None = None
         self.num_bytes = 0
         self.fields: dict[str, str] = {}
         self._path = path
         self._count = count
         self._timeout_s = timeout_s
+        self._is_crowded = is_crowded
         self._part: Part | None = None
         self._unwritten = bytearray()
         self._field = bytearray()
@@ -48,7 +54,7 @@ class Upload:
             raise ApiError(415, "Content-Type: a file is sent as multipart/form-data", code="unsupported_media_type")
         parts = Parts(boundary)
         with self._path.open("xb") as file:
-            async for piece in _pieces(request, self._timeout_s):
+            async for piece in _pieces(request, self._timeout_s, self._is_crowded):
                 try:
                     for found in parts.push(piece):
                         self._take(found)
@@ -94,10 +100,11 @@ class Upload:
         self._field.clear()
 
 
-async def _pieces(request: Request, timeout_s: float) -> AsyncIterator[bytes]:
-    """Raises `ApiError` 408: nothing came for too long."""
+async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Raises `ApiError` 408: nothing came for too long, or too little while others find no place."""
     stream = request.stream()
-    num_bytes = 0
+    clock = asyncio.get_running_loop().time
+    num_bytes, since, before = 0, clock(), 0  # from when on, with how many bytes, its speed is looked at
     while True:
         try:
             async with asyncio.timeout(timeout_s):
@@ -109,6 +116,10 @@ async def _pieces(request: Request, timeout_s: float) -> AsyncIterator[bytes]:
         if piece is None:
             return
         num_bytes += len(piece)
+        if num_bytes - before >= LEAST_BYTES:
+            since, before = clock(), num_bytes
+        elif clock() - since > timeout_s and is_crowded():
+            raise too_slow(f"{num_bytes - before} bytes came in {timeout_s:g} s, and others find no place")
         yield piece
 
 

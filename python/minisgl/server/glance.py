@@ -1,0 +1,48 @@
+"""What is read of a client's bytes before they are checked: a few fields of an object, as the bytes that they are.
+
+Nothing is built of a value: 8 MB of brackets would be millions of objects, and whoever builds them holds the
+interpreter for a second. So a structure for `decoded` has fields of type `msgspec.Raw` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TypeVar
+
+import msgspec
+
+S = TypeVar("S", bound=msgspec.Struct)
+NOTHING = msgspec.Raw(b"null")
+SHOWN_BYTES = 200
+WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What `decoded` raises: no JSON, no object, nested too deeply."""
+_text = msgspec.json.Decoder(str)
+
+
+def decoded(data: bytes | bytearray | msgspec.Raw, fields: type[S]) -> S:
+    """Return the fields that an object has by the names of `fields`. Raises `WRONG`."""
+    return msgspec.json.decode(data, type=fields)
+
+
+def text_of(raw: msgspec.Raw) -> str | None:
+    """Return a text; None for any other value."""
+    with contextlib.suppress(*WRONG):
+        return _text.decode(raw)
+    return None
+
+
+def is_true(raw: msgspec.Raw) -> bool:
+    return begin_of(raw, 5) == b"true"
+
+
+def begin_of(raw: msgspec.Raw, num_bytes: int) -> bytes:
+    return bytes(memoryview(raw)[:num_bytes])
+
+
+def shown(raw: msgspec.Raw) -> object:
+    """Return a value for an error; of a long one the text that it begins with."""
+    begin = begin_of(raw, SHOWN_BYTES + 1)
+    with contextlib.suppress(*WRONG):
+        if len(begin) <= SHOWN_BYTES:
+            return msgspec.json.decode(begin)
+    return begin[:SHOWN_BYTES].decode(errors="replace")
