@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import json
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from minisgl.config import EngineConfig, ServerConfig
+from minisgl.config import ApiKey, EngineConfig, Limits, ServerConfig
 from minisgl.registry import front as module
 from minisgl.registry.entries import Entry
 from minisgl.registry.front import Front
@@ -63,7 +64,9 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(*entries: Entry, room_for: float = 2, **limits: Any) -> AsyncIterator[Bench]:
+async def bench(
+    *entries: Entry, room_for: float = 2, config: ServerConfig = CONFIG, **limits: Any
+) -> AsyncIterator[Bench]:
     fleet = Fleet()
     found = registry(fleet, *entries, room_for=room_for, **limits)
     with socket.socket() as listener:
@@ -71,7 +74,7 @@ async def bench(*entries: Entry, room_for: float = 2, **limits: Any) -> AsyncIte
         listener.listen()
         listener.setblocking(False)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = HttpServer(Middleware(Front(found, CONFIG), CONFIG), listener, CONFIG.limits)
+        server = HttpServer(Middleware(Front(found, config), config), listener, config.limits)
         await server.start()
         async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
             one = Bench(http, found, fleet)
@@ -236,3 +239,52 @@ async def test_who_watches_a_model_does_not_keep_it() -> None:
                 await lease.ready
             assert states(one.registry) == {"a": "unloaded", "b": "loaded"}
             over.set()
+
+
+KEYED = ServerConfig(
+    engine=EngineConfig(),
+    limits=Limits(max_encoding_bytes=2 * 10**5),
+    api_keys=(ApiKey(name="alice", key="alice"), ApiKey(name="bob", key="bob")),
+)
+BOB = {"authorization": "Bearer bob"}
+
+
+async def test_bodies_that_are_being_answered_keep_no_room_from_others() -> None:
+    """The turn of a large body ends when it has come, not with the answer; what waits for answers is shared by keys."""
+    async with bench(entry("a"), entry("b"), config=KEYED) as one, asyncio.TaskGroup() as tasks:
+        over = asyncio.Event()
+
+        async def handle(request: bytes, writer: asyncio.StreamWriter) -> None:
+            if b"Bearer alice" in request:
+                await over.wait()
+            writer.write(answer("200 OK", b"{}"))
+
+        one.handle = handle
+        body = {"model": "a", "prompt": "x" * 10**5}
+        alice = {"authorization": "Bearer alice"}
+        asked = [tasks.create_task(one.http.post("/v1/completions", json=body, headers=alice)) for _ in range(16)]
+        try:
+            await until(lambda: len(one.asked) == 16)
+            found = await one.http.post("/v1/completions", json={**body, "model": "b"}, headers=BOB)
+            assert found.status_code == 200
+            refused = await one.http.post("/v1/completions", json={**body, "prompt": "x" * 190_000}, headers=alice)
+            assert refused.status_code == 429 and "wait for their answers already" in refused.text
+        finally:
+            over.set()
+    assert {one_of.result().status_code for one_of in asked} == {200}
+
+
+@pytest.mark.parametrize("value", [b"[" + b"[]," * 10**6 + b"1]", b"{" + b'"a":1,' * 10**6 + b'"b":1}', b"[" * 10**6])
+@pytest.mark.parametrize("field", ["model", "stream", "lora_name"])
+async def test_nothing_is_built_of_a_body_that_passes(field: str, value: bytes) -> None:
+    """Its server has the words for what is wrong with it."""
+    async with bench(entry("a")) as one:
+        body = b'{"%b": %b}' % (field.encode(), value)
+        tracemalloc.start()
+        try:
+            found = await one.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert found.status_code == 200 and len(one.asked) == 1
+        assert peak < 12 * len(body)  # copies on both sides of three sockets; objects were 50 bytes for each byte
