@@ -362,6 +362,41 @@ def test_the_environment_is_read_in_one_file() -> None:
     assert readers == {"envs.py"}
 
 
+DECODES = {"json.decode", "json.Decoder", "json.loads", "pydantic_core.from_json", "from_json"}
+MAY_DECODE = {
+    "batches/runner.py": "the answers of our own endpoints",
+    "batches/store.py": "what the store wrote",
+    "classify.py": "a model's files",
+    "glance.py": "it builds nothing, or a value of 200 bytes",
+    "ollama/models.py": "a model's files",
+    "request.py": "a body whose shape was checked",
+    "responses/store.py": "what the store wrote",
+    "responses/tools.py": "the arguments of an answer",
+    "resume.py": "text of known types, of a router",
+    "sections.py": "the arguments of an answer",
+    "../ray/ingress.py": "what a replica answers",
+    "../ray/relay.py": "what a replica marks",
+    "../ray/replica.py": "what its server answers",
+    "../registry/front.py": "an error of a server of ours",
+    "../registry/needs.py": "a file of ours",
+    "../registry/server.py": "what a server of ours says",
+}
+"""The files of the rooms that clients reach which read JSON, with what it is. A value of a client's is read by
+`server/glance.py`, or by `request.parse` once its shape is checked: else 8 MB of brackets stop the interpreter."""
+
+
+def test_what_a_client_sent_is_decoded_in_few_places() -> None:
+    server = PACKAGE / "server"
+    found = {
+        os.path.relpath(file, server)
+        for room in ("server", "registry", "ray")
+        for file in (PACKAGE / room).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("msgspec.") in DECODES
+    }
+    assert found == MAY_DECODE.keys()
+
+
 def begins_with_of(source: str) -> list[int]:
     """Lines of docstrings, those of names among them, that say whose something is and not what it is."""
     texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))

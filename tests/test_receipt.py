@@ -100,7 +100,30 @@ def test_what_is_the_default_is_not_said() -> None:
     assert msgspec.json.encode(made(top_p=default, frequency_penalty=0.0 * default)) == msgspec.json.encode(made())
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b'{"receipt": 2}', b'{"receipt": 1, "minisgl": 5}'])
+@pytest.mark.parametrize("place", [(), ("model",), ("numerics",), ("sampling",), ("prompt",), ("answer",)])
+def test_a_field_that_nobody_signed_is_refused(place: tuple[str, ...]) -> None:
+    found = json.loads(msgspec.json.encode(made()))
+    at = found
+    for name in place:
+        at = at[name]
+    at["note"] = "computed by another model"
+    with pytest.raises(ConfigError, match=rf"^receipt: {'.'.join([*place, 'note'])}: is no field"):
+        receipt.parse(json.dumps(found).encode())
+
+
+def test_a_field_is_there_once_and_the_form_has_a_number() -> None:
+    whole = msgspec.json.encode(made())
+    with pytest.raises(ConfigError, match="finish_reason is given twice"):
+        receipt.parse(b'{"finish_reason": "stop",' + whole[1:])
+    found = json.loads(whole)
+    del found["receipt"]
+    with pytest.raises(ConfigError, match="receipt, which numbers the form, is missing"):
+        receipt.parse(json.dumps(found).encode())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b"\xff", b'{"receipt": 2}', b'{"receipt": 1, "minisgl": 5}', b"[" * 10**5]
+)
 def test_what_is_no_receipt(data: bytes) -> None:
     with pytest.raises(ConfigError, match="receipt: "):
         receipt.parse(data)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import msgspec
 import numpy as np
@@ -131,12 +133,37 @@ def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in fields.items() if value != getattr(_PLAIN, name)})
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises `ValueError` for a name that is given twice: readers differ in which one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field {twice} is given twice")
+    return found
+
+
+def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
+    """Raises `ConfigError` for a field that `kind` does not have, or a structure in it."""
+    kinds = get_type_hints(kind)
+    for name, value in given.items():
+        if name not in kind.__struct_encode_fields__:
+            raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so that nothing vouches for it")
+        inner = kinds.get(name)
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            _check_known(value, inner, f"{place}{name}.")
+
+
 def parse(data: bytes) -> Receipt:
-    """Raises `ConfigError` for what is no receipt, or was changed: then its own digest or signature says so."""
+    """Raises `ConfigError` for what is no receipt, has a field that nobody signed, or was changed: then its own digest
+    or signature says so."""
     try:
         found = msgspec.json.decode(data, type=Receipt)
-    except msgspec.MsgspecError as error:
+        given = json.loads(data, object_pairs_hook=_once)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"receipt: {error}") from error
+    if "receipt" not in given:
+        raise ConfigError("receipt: the field receipt, which numbers the form, is missing")
+    _check_known(given, Receipt, "")
     digest = found.digest()
     if found.sha256 != digest.hex():
         raise ConfigError(f"receipt: sha256: is not that of the fields, {digest.hex()}: they were changed")

@@ -168,6 +168,21 @@ def test_other_failures(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
         find_model(REPO, quiet)
 
 
+@pytest.mark.parametrize("error", [httpx.TooManyRedirects("round"), httpx.DecodingError("bad"), KeyError("x")])
+def test_a_download_that_breaks_in_any_way_is_none(
+    hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A worker that ended in silence left links that lead nowhere, and the cache had the model."""
+
+    def breaks(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(client.Hub, "file_address", breaks)
+    with pytest.raises(ConfigError, match=f"the download broke: {type(error).__name__}"):
+        find_model(REPO, quiet)
+    assert not [one for one in (tmp_path / "home").rglob("*") if one.is_symlink()]
+
+
 def test_what_passes_is_tried_again(hub: ModelHub) -> None:
     hub.limits.extend(["0", "0"])
     hub.failures.extend([500, 503])

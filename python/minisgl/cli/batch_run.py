@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,11 @@ import httpx
 
 from minisgl.config import ConfigError
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, check_file
+from minisgl.server.batches.store import DATABASE, remove
 from minisgl.utils.progress import Display
 
+PARTS = ("output.jsonl", "error.jsonl", "whole.jsonl")
+"""What a batch writes beside the store: answers, errors, both."""
 LOOK_S = 0.25
 _OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
 
@@ -51,14 +53,15 @@ class Job:
         """Whether nothing is left to do but to clean up. Raises `ConfigError`: another output is there."""
         if not self._output.exists():
             return False
-        if not self.state.exists():
+        if not (self.state / DATABASE).is_file():
             raise ConfigError(f"-o {self._output}: is there already: name another file, or remove it")
         self.clean_up()
         _say(f"{self._output}: is complete")
         return True
 
     def clean_up(self) -> None:
-        shutil.rmtree(self.state)
+        if not remove(self.state, PARTS):
+            _say(f"{self.state}: stays: it has files that no batch made")
 
     async def run(self, url: str, key: str | None, gone: asyncio.Future[int]) -> int:
         """Raises `Failed`. `gone`: when the server has ended."""
@@ -85,7 +88,7 @@ class Job:
         if batch["status"] != "completed":
             reasons = [one["message"] for one in (batch["errors"] or {"data": []})["data"]]
             raise Failed(f"it is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
-        parts = [self.state / f"{kind}.jsonl" for kind in ("output", "error")]
+        parts = [self.state / name for name in PARTS[:2]]
         for path, file_id in zip(parts, (batch["output_file_id"], batch["error_file_id"]), strict=True):
             await _fetch(http, file_id, path)
         await asyncio.to_thread(self._write, *parts)
@@ -109,7 +112,7 @@ class Job:
 
     def _write(self, output: Path, errors: Path) -> None:
         """Both in one, in the order of the input."""
-        part = self.state / "whole.jsonl"
+        part = self.state / PARTS[2]
         with part.open("wb") as file, output.open("rb") as answers, errors.open("rb") as failures:
             answer, failure = answers.readline(), failures.readline()
             for line in iter_lines(self._input):

@@ -21,6 +21,7 @@ from minisgl.extension import _rust
 from minisgl.step import Int32Array
 from minisgl.utils import prefix_file
 from minisgl.utils.installed import own_version
+from minisgl.utils.own_folder import check_own, read_own
 from minisgl.utils.progress import Report
 
 NUMERICS = 3
@@ -65,7 +66,7 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
         key.update(f"{now.st_mtime_ns} {now.st_ctime_ns}\n".encode())
     place = known / key.hexdigest()
     with contextlib.suppress(OSError):
-        if len(found := place.read_bytes()) == DIGEST_BYTES:
+        if (found := read_own(place, DIGEST_BYTES)) is not None:
             return found
     digest = _rust.PageStore.digest([str(file) for file in files])
     with contextlib.suppress(OSError):  # of a folder that cannot be written
@@ -99,6 +100,8 @@ def open_store(
     """In `config.cache_dir`. `files` have the weights. Raises `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
+    for place in (folder, folder / "weights"):
+        check_own(place, f"--cache-dir {config.cache_dir}")
     try:
         made_by = identity(settings, digest_of(files, folder / "weights"), isa)
         store = _rust.PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)

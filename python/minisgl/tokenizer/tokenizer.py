@@ -264,7 +264,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file.name}: {error}") from error
     return found if isinstance(found, dict) else {}
 
@@ -298,6 +298,14 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _named_templates(found: Any) -> dict[str, str]:
-    if isinstance(found, list):
-        return {entry["name"]: entry["template"] for entry in found}
-    return {"default": found} if isinstance(found, str) else {}
+    """Raises `TokenizerError` for an entry of the list without both texts."""
+    if not isinstance(found, list):
+        return {"default": found} if isinstance(found, str) else {}
+    named = dict[str, str]()
+    for at, entry in enumerate(found):
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                named[name] = template
+            case _:
+                raise TokenizerError(f"chat_template[{at}]: {entry!r:.80}: must have texts as name and template")
+    return named

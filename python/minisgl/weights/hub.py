@@ -40,7 +40,7 @@ from minisgl.weights.hub_names import Wanted, choose
 SEGMENT = 64 << 20  # bytes that one request asks for
 CHUNK = 1 << 20
 WORKERS = 8
-MAX_FILES = 100_000
+MAX_FILES, MAX_PAGES = 100_000, 1000
 TRIES = 5  # without a byte more
 MAX_WAIT_S = 60.0  # that a hub may ask for
 FIRST_WAIT_S = 0.5
@@ -220,10 +220,12 @@ class Client:
     def _tree(self, wanted: Wanted, commit: str, say: Report) -> dict[str, HubFile]:
         address: str | None = f"{self._hub.endpoint}/api/models/{wanted.repo}/tree/{commit}?recursive=true"
         rows: list[dict[str, Any]] = []
+        num_pages = 0
         while address is not None:
             body, links = self._json(address, wanted, say)
             rows += self._checked(body, list)
-            if len(rows) > MAX_FILES:
+            num_pages += 1
+            if len(rows) > MAX_FILES or num_pages > MAX_PAGES:
                 raise HubError(f"{wanted.repo} has more than {MAX_FILES} files", "that is no model: check the spelling")
             address = links.get("next", {}).get("url")
         return self._files(
@@ -467,6 +469,15 @@ def _disk(error: OSError, folder: Path) -> HubError:
     return BrokenError(f"{error.filename or folder}: {error.strerror or error}", "set HF_HOME to a folder for it")
 
 
+def _told(error: Exception) -> Exception:
+    """Return what a transfer raises: `HubError`, `OSError`; any other error of a worker as one that says its kind."""
+    if isinstance(error, HubError | OSError):
+        return error
+    found = BrokenError(f"the download broke: {type(error).__name__}: {error}", "try again, or another hub")
+    found.__cause__ = error
+    return found
+
+
 @dataclass
 class _Transfer:
     """All segments of all files, by several threads. The caller's thread shows how far it is."""
@@ -506,7 +517,9 @@ class _Transfer:
         for one in self.parts:
             one.close()
         if self._errors:
-            raise self._errors[0]
+            raise _told(self._errors[0])
+        if missing := [one.file.path for one in self.parts if not one.blob.is_file()]:
+            raise BrokenError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "try again")
         self.say(text, total, total)
 
     def _work(self) -> None:
@@ -522,7 +535,7 @@ class _Transfer:
                     last = part.left == 0
                 if last and not self._stop.is_set():
                     part.finish()
-        except (HubError, OSError) as error:
+        except Exception as error:  # else its thread would end in silence, and what is missing count as fetched
             self._errors.append(error)
             self._stop.set()
 

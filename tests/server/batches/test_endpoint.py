@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl.config import ConfigError, EngineConfig, ServerConfig
+from minisgl.config import ApiKey, ConfigError, EngineConfig, ServerConfig
+from minisgl.server.batches import endpoint
 from minisgl.server.batches import upload as uploads
 from minisgl.server.batches.endpoint import num_in_flight
 from minisgl.server.batches.store import FileInfo
+from minisgl.server.request import SMALL_BYTES
 from tests.helpers import batches
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import CONFIG, Frontend, check_error, frontend
@@ -141,6 +145,48 @@ def test_a_hostile_upload_is_a_400(http: httpx.Client, data: bytes, is_form: boo
         head = {"content-type": "multipart/form-data; boundary=x"}
         answer = http.post("/v1/files", content=b"--x\r\nContent-Disposition: form-data" + data, headers=head)
     assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
+
+
+FILE_HEAD = (
+    b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+    b"content-length: 1000000\r\n%b\r\n"
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+)
+ALICE, BOB = (ApiKey(name=name, key=name) for name in ("alice", "bob"))
+
+
+@pytest.fixture
+def keyed(front_end: str, tmp_path: Path) -> Iterator[Frontend]:
+    limits = msgspec.structs.replace(CONFIG.limits, slow_client_timeout=0.5)
+    config = msgspec.structs.replace(CONFIG, limits=limits, state_dir=str(tmp_path / "state"), api_keys=(ALICE, BOB))
+    with frontend(front_end=front_end, config=config) as running:
+        yield running
+
+
+def test_uploads_that_trickle_keep_no_place_from_another_key(keyed: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen were 429 for everybody, for ever. Small files need no place; those that are slow end where others find
+    none."""
+    monkeypatch.setattr(endpoint, "MAX_UPLOADS", 4)
+    data = batches.jsonl([batches.request(i, "say:a" + "x" * 2000) for i in range(50)])
+    assert len(data) > SMALL_BYTES
+    state = keyed.app.batches
+    assert state is not None
+    with contextlib.ExitStack() as stack:
+        head = FILE_HEAD % b"authorization: Bearer alice\r\n"
+        slow = [stack.enter_context(keyed.connect(head + b"x" * (SMALL_BYTES + 1))) for _ in range(2)]
+        keyed.wait_until(lambda: state.num_uploads == 2)
+        with keyed.http() as http:
+            http.headers["authorization"] = "Bearer alice"
+            assert check_error(upload(http, data), 429)["code"] == "queue_full"
+            assert upload(http, batches.jsonl([batches.request(0, "say:a")])).status_code == 200
+            http.headers["authorization"] = "Bearer bob"
+            assert upload(http, data).status_code == 200
+            monkeypatch.setattr(endpoint, "MAX_UPLOADS", 2)
+            while state.num_uploads:
+                for one in slow:
+                    with contextlib.suppress(OSError):
+                        one.sendall(b"x")
+                assert upload(http, b"{}").status_code == 400  # and another turn of the loop
 
 
 def test_a_file_is_not_too_large(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

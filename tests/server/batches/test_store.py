@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.server.batches import store as stores
-from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage, new_id
+from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage, new_id, remove
 
 NOW = 1_000_000
 
@@ -279,3 +279,22 @@ def test_only_its_user_reads_it(store: Store, tmp_path: Path) -> None:
     found = again(store, tmp_path)
     assert open_to_others() == []
     found.close()
+
+
+def test_a_store_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """`minisgl batch -o OUT` removed all of a folder OUT.state, whoever had made it."""
+    folder = tmp_path / "out.state"
+    Store.open(str(folder)).close()
+    (folder / "files" / f"file-{'0' * 32}").write_bytes(b"ours")
+    for place, name in ((folder, "thesis.tex"), (folder / "files", "notes"), (folder / "files", f"file-{'1' * 31}x")):
+        (place / name).write_text("theirs")
+    assert not remove(folder, ("whole.jsonl",))
+    assert {one.name for one in folder.rglob("*")} == {"files", "thesis.tex", "notes", f"file-{'1' * 31}x"}
+    other = tmp_path / "other.state"
+    Store.open(str(other)).close()
+    (other / "whole.jsonl").touch()
+    assert remove(other, ("whole.jsonl",)) and not other.exists()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "lock").touch()
+    assert not remove(foreign) and (foreign / "lock").exists()

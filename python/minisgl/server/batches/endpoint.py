@@ -161,6 +161,11 @@ class Batches:
     # ------------------------------------------------------------------------------------------------------- files
 
     @property
+    def num_uploads(self) -> int:
+        """The files that have a place among `MAX_UPLOADS`."""
+        return self._uploads.total()
+
+    @property
     def num_arriving(self) -> int:
         """The bytes of files that have come and are not checked and listed yet."""
         return self._arriving.total()

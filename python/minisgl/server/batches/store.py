@@ -413,6 +413,22 @@ def said_of(error: OSError | sqlite3.Error) -> str:
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 
+def remove(folder: Path, others: Iterable[str] = ()) -> bool:
+    """Remove the folder of a store that nobody uses, with all that a store writes there and the files of `others`.
+    Return whether it is gone: a file that is none of these stays, and the folder with it. Raises `OSError`."""
+    files, own = folder / FILES, {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, *others}
+    if folder.is_symlink() or files.is_symlink() or not (folder / DATABASE).is_file():
+        return False
+    of_files = [one for one in files.iterdir() if _FILE_NAME.fullmatch(one.name)] if files.is_dir() else []
+    for one in (*of_files, *(folder / name for name in own)):
+        if stat.S_ISREG(one.lstat().st_mode) if os.path.lexists(one) else False:
+            one.unlink()
+    for place in (files, folder):
+        if place.is_dir() and not os.listdir(place):
+            place.rmdir()
+    return not folder.exists()
+
+
 def _take(lock: int, wait_s: float, said: str) -> None:
     """Raises `ConfigError`: another process has it."""
     deadline = time.monotonic() + wait_s
