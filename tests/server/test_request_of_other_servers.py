@@ -34,7 +34,7 @@ LLAMA_CPP = "typical_p mirostat dry_multiplier xtc_probability dynatemp_range re
 WEBUI = "tfs_z top_a smoothing_factor epsilon_cutoff eta_cutoff penalty_alpha guidance_scale negative_prompt num_beams"
 
 
-@pytest.mark.parametrize("field", [*LLAMA_CPP.split(), *WEBUI.split(), "options", "think", "format", "keep_alive"])
+@pytest.mark.parametrize("field", [*LLAMA_CPP.split(), *WEBUI.split(), "options", "think", "format"])
 def test_what_would_change_the_answer_and_is_not_known_is_refused(http: httpx.Client, field: str) -> None:
     for path, body in ((CHAT, chat_body("say:a")), (TEXT, {"prompt": "say:a"}), (GENERATE, {"prompt": "say:a"})):
         for value in SHARED[field]:

@@ -27,13 +27,14 @@ from minisgl.server.admin import Later
 from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
-from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.formatter import IGNORED, Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
 from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.resume import Resumable, lost
+from minisgl.server.unserved import shown
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
@@ -248,6 +249,10 @@ class Posts:
                 request.model = context.served.check(body.model)
                 with ids.of(None if request.resumable is None else request.resumable.source):
                     answer = await endpoint(context, body, request)
+                    if isinstance(answer, Formatter):
+                        answer.wanted.ignored += tuple(request.ignored)
+                    elif isinstance(answer, Response) and request.ignored:
+                        answer.raw_headers.append((IGNORED, shown(request.ignored).encode()))
                     if isinstance(answer, Formatter) and getattr(body, FIELD, None):
                         wanted = answer.wanted
                         if wanted.only_prompt:

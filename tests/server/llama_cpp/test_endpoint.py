@@ -131,7 +131,7 @@ def test_a_gap_is_filled(filling: Frontend) -> None:
     with filling.http() as http:
         answer = http.post("/infill", json=VIM)
         assert answer.status_code == 200, answer.text
-        assert answer.headers["x-minisgl-ignored"] == "samplers, n_indent, t_max_prompt_ms, t_max_predict_ms"
+        assert answer.headers["x-minisgl-ignored"] == "id_slot, n_indent, samplers, t_max_prompt_ms, t_max_predict_ms"
         found = answer.json()
         before = "--- c.py ---\nb = 5\n\ndef f(a):\n    b = "
         num_prompt = len(before) + len(VIM["input_suffix"]) + 3
