@@ -4,6 +4,7 @@ that means something in one of our APIs is dropped without a word by another."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -438,3 +439,26 @@ def test_a_text_of_nothing_has_an_empty_vector(http: httpx.Client, given: Any, v
     assert answer.status_code == 200 and answer.json()["embeddings"] == vectors, answer.text
     if given == "":
         assert http.post("/api/embeddings", json={"prompt": given}).json() == {"embedding": []}
+
+
+# ---------------------------------------------------------------------------------------------------- docs/clients.md
+
+
+def verdict(path: str, name: str) -> str:
+    try:
+        named = unserved({name: object()}, POSTS[path][0])  # type: ignore[arg-type]
+    except ApiError:
+        return "400"
+    return "named" if named else "yes"
+
+
+def test_the_page_of_clients_has_what_becomes_of_their_fields() -> None:
+    page = Path("docs/clients.md").read_text(encoding="utf-8")
+    head, _, *rows = page.partition("<!-- fields -->")[2].partition("<!-- /fields -->")[0].strip().splitlines()
+    assert len(rows) > 25 and head.count("|") == 9
+    for row in rows:
+        names, sent_by, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        assert sent_by
+        for name in names.split(", "):
+            found = [verdict(path, name.strip("`")) for path in (CHAT, MESSAGES, RESPONSES, OLLAMA, TEXT, COMPLETION)]
+            assert found == cells, name

@@ -334,7 +334,9 @@ OTHERS: Table = {
     "truncation_side": (),
     "tools": ([],),
     "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": _ON,
+    "functions": ([],),
+    "function_call": ("auto", "none"),
     # how long the answer becomes
     "max_tokens": (),
     "max_completion_tokens": (),
