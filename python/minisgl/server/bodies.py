@@ -29,6 +29,7 @@ from minisgl.server.fields import (
     type_of,
 )
 from minisgl.server.sampling_fields import Sampling
+from minisgl.server.surrogates import arguments_without_halves
 from minisgl.server.tools import Choice, Tool, Tools
 
 _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
@@ -124,6 +125,13 @@ class ChatMessage(Body):
             self.content = [part for part in self.content if not isinstance(part, LeftOut)] or None
         else:
             self.content = "\n".join(part.text for part in self.content)
+
+    def mend_arguments(self) -> None:
+        """Put U+FFFD in the place of each half of a surrogate pair that the arguments of a call escape. Idempotent."""
+        for call in self.tool_calls or ():
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+                function["arguments"] = arguments_without_halves(arguments)
 
     def num_chars(self) -> int:
         """About how many characters a template may show."""

@@ -342,6 +342,7 @@ def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], li
 
     for message in messages:
         message.leave_out()
+        message.mend_arguments()
 
     def shaped() -> list[dict[str, Any]]:
         found = [message.for_template() for message in messages]

@@ -35,6 +35,7 @@ from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, missing, wrong
 from minisgl.server.fields import Body
 from minisgl.server.resume import Resumable
+from minisgl.server.surrogates import without_halves
 from minisgl.server.unserved import unserved
 from minisgl.server.waiting import Turns
 
@@ -249,7 +250,7 @@ def decoded(body: bytes | bytearray) -> dict[str, Any]:
         data = _from_json(body)
     except ValueError as error:
         try:
-            data = _from_json(_HALVES.sub(_mended, body))
+            data = _from_json(without_halves(body))
         except ValueError:
             raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
@@ -259,17 +260,6 @@ def decoded(body: bytes | bytearray) -> dict[str, Any]:
 
 def _from_json(body: bytes | bytearray) -> Any:
     return pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named
-
-
-_HALVES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.|(\xed[\xa0-\xbf][\x80-\xbf])",
-    re.DOTALL,
-)
-
-
-def _mended(found: re.Match[bytes]) -> bytes:
-    return b"\\ufffd" if found[1] or found[2] else found[0]
 
 
 def checked(data: dict[str, Any], model: type[B]) -> B:
