@@ -323,7 +323,21 @@ class GenerateRequest(GenerateSampling):
     prompt: StrictStr | None = described("A text.")
     text: Texts | None = described("SGLang's: a text, or several. The answer has SGLang's form.")
     input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer has SGLang's form.")
-    sampling_params: GenerateSampling | None = described("Sampling parameters; with `prompt`, `n` must be 1.")
+    sampling_params: (
+        Annotated[
+            Annotated[GenerateSampling, Tag("<object>")]
+            | Annotated[
+                list[GenerateSampling],
+                Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_prompts),
+                Tag("<list>"),
+            ],
+            Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
+        ]
+        | None
+    ) = described(
+        "Sampling parameters; with `prompt`, `n` must be 1. SGLang's: a list, one for each prompt; `n`, `stream` and "
+        "what is reported must be the same in all."
+    )
     rid: StrictStr | None = described("SGLang's: the `id` of the answer's `meta_info`.")
     return_logprob: StrictBool | None = described(
         "SGLang's: adds `output_token_logprobs` to `meta_info`, a triple of log probability, id and text "

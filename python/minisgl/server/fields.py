@@ -301,6 +301,7 @@ IGNORED: Table = {
     "container": (),
     # what an answer tells more
     "include": ([],),
+    "receipt": (False,),
     "betas": ([],),
     "stream_options": ({}, {"include_usage": False}, {"include_usage": True}),
 }
@@ -404,7 +405,6 @@ OTHERS: Table = {
     "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "response_fields": ([],),
-    "receipt": _OFF,
 }
 """Names that one of our APIs gives a meaning that others have under another name, or not at all."""
 

@@ -265,11 +265,7 @@ def _from_json(body: bytes | bytearray) -> Any:
 def checked(data: dict[str, Any], model: type[B]) -> B:
     """Raises `ApiError` 400."""
     inner = data.get("sampling_params")
-    if isinstance(inner, list) and inner:  # SGLang: one for each prompt
-        if any(one != inner[0] for one in inner):
-            raise bad_value("sampling_params", inner, "must be the same for all prompts of a request")
-        inner = data["sampling_params"] = inner[0]
-    for one in (data, inner if isinstance(inner, dict) else {}):
+    for one in (data, *(one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict))):
         for alias, name in model.ALIASES.items():
             if (value := one.pop(alias, None)) is not None and one.setdefault(name, value) != value:
                 raise bad_value(alias, value, f"differs from {name}, which means the same")
