@@ -132,7 +132,7 @@ class HttpRequest:
         return await context.prompts.run(work)
 
     def _parsed(self, body: bytearray, model: type[B]) -> B:
-        data = decoded(body)
+        data = object_of(body)
         self.ignored = unserved(data, model)
         return checked(data, model)
 
@@ -238,12 +238,12 @@ def too_slow(reason: str) -> ApiError:
 
 def parse(body: bytes | bytearray, model: type[B]) -> B:
     """Raises `ApiError` 400."""
-    data = decoded(body)
+    data = object_of(body)
     unserved(data, model)
     return checked(data, model)
 
 
-def decoded(body: bytes | bytearray) -> dict[str, Any]:
+def object_of(body: bytes | bytearray) -> dict[str, Any]:
     """Return the object that a body is, with U+FFFD for halves of surrogate pairs: clients that cut texts send them,
     and would send them again with each turn. Raises `ApiError` 400."""
     try:
