@@ -176,7 +176,10 @@ def test_names_in_parts_are_named_without_places() -> None:
 def test_a_header_has_usual_names_and_not_many() -> None:
     assert shown(["a", "b\r\nc: d", "é", "a"]) == "a, ?"
     model: Any = POSTS[CHAT][0]
-    assert len(unserved({f"x{i}": 1 for i in range(1000)}, model)) == MAX_NAMED
+    many = {f"x{i}": 1 for i in range(1000)}
+    assert len(unserved(many, model)) == MAX_NAMED
+    with pytest.raises(ApiError, match="^system: "):
+        unserved({**many, "system": "be"}, model)
 
 
 # ------------------------------------------------------------------------------------------- what cannot be shown

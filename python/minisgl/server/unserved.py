@@ -32,61 +32,66 @@ def shown(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What may stand in an object: `served` names with the bodies that may stand in each, `aliases` of them, and the
-    tables."""
+    """What may stand in an object: `served` names with the bodies that may stand in each, the tables, and `plain` names
+    (aliases, too), of which nothing more is asked."""
 
+    plain: set[str] = field(default_factory=set)
     served: dict[str, tuple[type[Body], ...]] = field(default_factory=dict)
-    aliases: set[str] = field(default_factory=set)
     refused: Table = field(default_factory=dict)
     others: Table = field(default_factory=dict)
     ignored: Table = field(default_factory=dict)
+
+
+Kinds = dict[str | None, Known | None]
+"""By the `type` that an object names, if any: what it may have; None: it is left out, whatever it has."""
 
 
 def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
     """Return the names in `data` that have no effect, without places in lists. Raises `ApiError` 400 for one that would
     change the answer."""
     found: dict[str, None] = {}
-    for name in _look(data, (model,), ()):
-        found[name] = None
-        if len(found) >= MAX_NAMED:
-            break
+    _look(data, _by_kind((model,)), (), found)
     return [*found]
 
 
-def _look(data: Mapping[str, Any], models: tuple[type[Body], ...], path: tuple[str | int, ...]) -> Iterator[str]:
-    known = _known(models, kind := data.get("type"))
-    if known is None:  # it is left out
-        yield _place(path, _DATE.sub("", str(kind)))
+def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], found: dict[str, None]) -> None:
+    """Add the names in an object at `path` that have no effect."""
+    kind = data.get("type")
+    known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
+    if known is None:
+        _name(_DATE.sub("", str(kind)), path, found)
         return
     for name, value in data.items():
-        if value is None:
+        if name in known.plain or value is None:
             continue
         if name in known.refused and not asks_for_nothing(value, known.refused[name]):
             raise _refusal(name, value, known, path)
-        if (inner := known.served.get(name)) is not None:
+        if (bodies := known.served.get(name)) is not None:
             if name in known.ignored and not asks_for_nothing(value, known.ignored[name]):
-                yield _place(path, name)
-            if inner and isinstance(value, list):
+                _name(name, path, found)
+            if bodies and isinstance(value, list):
+                inner = _by_kind(bodies)
                 for i, one in enumerate(value):
                     if isinstance(one, dict):
-                        yield from _look(one, inner, (*path, name, i))
-            elif inner and isinstance(value, dict):
-                yield from _look(value, inner, (*path, name))
-        elif name in known.aliases or name in known.refused or (path and name in _LABELS):
+                        _look(one, inner, (*path, name, i), found)
+            elif bodies and isinstance(value, dict):
+                _look(value, _by_kind(bodies), (*path, name), found)
+        elif name in known.refused or (path and name in _LABELS):
             continue
         elif name in known.others:
             if not asks_for_nothing(value, known.others[name]):
                 raise _refusal(name, value, known, path)
         elif not asks_for_nothing(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
-            yield _place(path, name)
+            _name(name, path, found)
+
+
+def _name(name: str, path: Sequence[str | int], found: dict[str, None]) -> None:
+    if len(found) < MAX_NAMED:
+        found[".".join([*(part for part in path if isinstance(part, str)), name])] = None
 
 
 def asks_for_nothing(value: Any, nothing: Sequence[Any]) -> bool:
     return any(value == one and type(value) is type(one) for one in nothing)
-
-
-def _place(path: Sequence[str | int], name: str) -> str:
-    return ".".join([*(part for part in path if isinstance(part, str)), name])
 
 
 def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> Exception:
@@ -99,17 +104,12 @@ def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> 
     return bad_value(".".join(map(str, (*path, name))), value, reason, "unsupported_value")
 
 
-def _known(models: tuple[type[Body], ...], kind: object) -> Known | None:
-    """Return what an object of the `type` `kind` may have, where one of `models` stands; None: anything."""
-    by_kind = _by_kind(models)
-    return by_kind.get(kind, by_kind[_OTHER]) if isinstance(kind, str) else by_kind[None]
-
-
 _OTHER = "<other>"  # no type has such signs
 
 
 @functools.cache
-def _by_kind(models: tuple[type[Body], ...]) -> dict[str | None, Known | None]:
+def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
+    """Return what an object may have where one of `models` stands."""
     kinds: dict[str | None, list[type[Body]]] = {None: []}
     is_open = False
     for model in models:
@@ -121,7 +121,7 @@ def _by_kind(models: tuple[type[Body], ...]) -> dict[str | None, Known | None]:
             kinds.setdefault(name, []).append(model)
         if not names or not model.model_fields["type"].is_required():
             kinds[None].append(model)
-    found: dict[str | None, Known | None] = {name: _joined(some) for name, some in kinds.items() if some}
+    found: Kinds = {name: _joined(some) for name, some in kinds.items() if some}
     found.setdefault(None, None if is_open else _joined(models))
     found[_OTHER] = None if is_open else found[None]
     return found
@@ -142,17 +142,19 @@ def _flat(annotation: Any) -> Iterator[Any]:
         yield from _flat(one)
 
 
-def _joined(models: Iterable[type[Body]]) -> Known:
+def _joined(models: Sequence[type[Body]]) -> Known:
     known = Known()
     for model in models:
         for name, one in model.model_fields.items():
             bodies = [found for found in _flat(one.annotation) if isinstance(found, type) and _is_body(found)]
             written = one.alias or name
             known.served[written] = tuple(dict.fromkeys((*known.served.get(written, ()), *bodies)))
-        known.aliases.update(model.ALIASES)
         known.refused.update(model.NOT_YET)
         known.others.update(model.OTHERS)
         known.ignored.update(model.IGNORED)
+    special = known.refused.keys() | known.ignored.keys()
+    known.plain.update(name for name, bodies in known.served.items() if not bodies and name not in special)
+    known.plain.update(name for model in models for name in model.ALIASES)
     return known
 
 
