@@ -209,6 +209,9 @@ def earlier(path: str, role: str, *parts: Any, **more: Any) -> dict[str, Any]:
     return {"messages" if path != RESPONSES else "input": turns, **({"max_tokens": 9} if path == MESSAGES else {})}
 
 
+BEGUN = {"role": "assistant", "content": "{"}
+
+
 def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
@@ -288,6 +291,7 @@ def test_a_history_with_what_cannot_be_shown_goes_on(
     [
         (CHAT, {"messages": [{"role": "user", "content": [URL]}]}, "messages.0.content.0.type"),
         (CHAT, {"messages": [{"role": "user", "content": [URL]}, {"role": "system", "content": "s"}]}, "messages.0"),
+        (MESSAGES, {"max_tokens": 9, "messages": [*earlier(MESSAGES, "user", PICTURE)["messages"], BEGUN]}, "messages"),
         (MESSAGES, {"max_tokens": 9, "messages": [{"role": "user", "content": [PICTURE, PDF]}]}, "messages"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         (OLLAMA, {"messages": [{"role": "user", "images": ["AAAA"]}]}, "messages.0.images"),
@@ -341,6 +345,8 @@ def test_tools_of_servers_are_left_out_by_one_rule(http: httpx.Client, server: F
         (MESSAGES, "max_tokens", 0),
         (RESPONSES, "max_output_tokens", 1),
         (RESPONSES, "max_completion_tokens", 1),
+        (CHAT, "max_output_tokens", 1),
+        (CHAT, "num_predict", -1),
     ],
 )
 def test_the_least_length_is_the_documented_one(http: httpx.Client, path: str, name: str, least: int) -> None:
@@ -348,6 +354,7 @@ def test_the_least_length_is_the_documented_one(http: httpx.Client, path: str, n
         for stream in (False, True):
             answer = http.post(path, json={**ASKED[path], name: length, "stream": stream})
             assert answer.status_code == (200 if length >= least else 400), (length, answer.text)
+            assert length >= least or name in answer.json()["error"]["message"].split()[0]
 
 
 def test_a_message_of_no_tokens_has_no_content(http: httpx.Client) -> None:

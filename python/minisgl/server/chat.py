@@ -284,7 +284,7 @@ def _check_prompt(chat: ChatRequest) -> None:
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
-    _check_last(chat.messages)
+    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
 
 
 def _check_last(messages: Sequence[ChatMessage]) -> None:

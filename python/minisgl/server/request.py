@@ -32,7 +32,7 @@ from starlette.types import Message, Receive
 from minisgl.config import Limits
 from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, missing, wrong
+from minisgl.server.errors import ApiError, Names, bad_value, missing, renamed, wrong
 from minisgl.server.fields import Body
 from minisgl.server.resume import Resumable
 from minisgl.server.surrogates import without_halves
@@ -84,6 +84,7 @@ class HttpRequest:
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
     ignored: Sequence[str] = ()  # what its body has that has no effect
+    written: Names = ()  # fields of its body that have another name there
     resumable: Resumable | None = None  # another server may have to go on with its stream
     is_passed_on: bool = False  # another server has its access line
     is_large: bool = False  # its body: what is made of all of it is made off the event loop
@@ -134,7 +135,9 @@ class HttpRequest:
     def _parsed(self, body: bytearray, model: type[B]) -> B:
         data = object_of(body)
         self.ignored = unserved(data, model)
-        return checked(data, model)
+        self.written = [(name, alias) for alias, name in model.ALIASES.items() if alias in data]
+        with renamed(self.written):
+            return checked(data, model)
 
     async def receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
         """All of `body`. Raises `ClientGone` and `ApiError` 413 or 408."""

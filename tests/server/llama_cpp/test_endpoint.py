@@ -124,7 +124,7 @@ def test_what_has_no_effect_is_named_and_the_rest_refused(http: httpx.Client) ->
     for field, value in (("mirostat", 2), ("dry_multiplier", 0.8), ("n_cmpl", 2), ("image_data", [{}])):
         assert check_error(http.post(PATH, json={"prompt": "say:a", field: value}), 400)["param"] == field
     assert check_error(http.post(PATH, json={}), 400)["param"] == "prompt"
-    assert check_error(http.post(PATH, json={"prompt": "a", "n_predict": -2}), 400)["param"] == "max_tokens"
+    assert check_error(http.post(PATH, json={"prompt": "a", "n_predict": -2}), 400)["param"] == "n_predict"
 
 
 def test_a_gap_is_filled(filling: Frontend) -> None:

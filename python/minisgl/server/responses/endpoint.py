@@ -496,7 +496,7 @@ async def _turn_of(
 ) -> Turn:
     messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
-        raise bad_value("input", asked.input, "must not be empty")
+        raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
     with renamed([*tools.names, *NAMES]):
         turn = await _turn(context, asked, tools, messages, request, only_counts)
     if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
