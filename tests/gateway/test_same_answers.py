@@ -43,6 +43,7 @@ from tests.helpers.bodies import (
     written,
 )
 from tests.helpers.e2e import ServerProcess, serving
+from tests.helpers.edges import at_edges
 from tests.helpers.fill_in import MARKERS, with_markers
 from tests.helpers.gateway import has_gateway
 from tests.helpers.http_requests import GOOD_HEAD, KEY, ORIGIN, Request, framed, requests
@@ -224,6 +225,8 @@ def message_bodies(draw: st.DrawFn) -> dict[str, Any]:
     body["messages"].append({"role": "user", "content": last})
     if draw(st.integers(0, 7)) == 0:
         body |= draw(_odd_messages)
+    if draw(st.integers(0, 7)) == 0:
+        body |= [draw(at_edges(MESSAGES))]
     return body
 
 
@@ -343,6 +346,8 @@ def response_bodies(draw: st.DrawFn) -> dict[str, Any]:
     body["input"] = draw(st.sampled_from([last, [*draw(_items), {"role": "user", "content": last}]]))
     if draw(st.integers(0, 7)) == 0:
         body |= draw(_odd_responses)
+    if draw(st.integers(0, 7)) == 0:
+        body |= [draw(at_edges(RESPONSES))]
     return body
 
 

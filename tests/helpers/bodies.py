@@ -12,6 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.helpers.edges import at_edges
+
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 
 
@@ -416,7 +418,7 @@ inner_sampling = st.fixed_dictionaries(
 def mutated(draw: st.DrawFn, body: dict[str, Any], path: str) -> Any:
     """With a few fields as they should not be, or seldom are."""
     for _ in range(draw(st.integers(0, 3))):
-        match draw(st.integers(0, 6)):
+        match draw(st.integers(0, 8)):
             case 0 | 1:
                 name = draw(st.sampled_from(sorted(RARE)))
                 body[name] = draw(RARE[name])
@@ -435,8 +437,11 @@ def mutated(draw: st.DrawFn, body: dict[str, Any], path: str) -> Any:
                 body["stream_options"] = draw(
                     st.sampled_from([{}, None, {"include_usage": None}, {"continuous_usage_stats": True}, {"x": 1}, []])
                 )
-            case _:
+            case 6:
                 body["stream"] = draw(st.sampled_from([True, False, None, 1, "true"]))
+            case _:
+                name, value = draw(at_edges(path))
+                body[name] = value
     return body
 
 

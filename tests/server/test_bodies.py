@@ -33,12 +33,9 @@ ASKED: dict[str, Any] = {
     "lora_path": "adapter",
     "mm_processor_kwargs": {"a": 1},
     "cache_salt": "pepper",
-    "service_tier": "priority",
 }
 ASKED_OF_CHATS: dict[str, Any] = {
     "function_call": "auto",
-    "prediction": {"type": "content", "content": "x"},
-    "web_search_options": {},
     "documents": [{"text": "x"}],
     "chat_template": "{{ messages }}",
     "add_special_tokens": True,

@@ -237,8 +237,7 @@ def test_context_length(http: httpx.Client, server: Frontend, stream: bool) -> N
         b'"prompt"',
         b'{"prompt": "\xff\xfe"}',
         b'\xef\xbb\xbf{"prompt": "a"}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "\\udc00\\ud800"}',
+        b'{"prompt": "\\ud80"}',
         b"[" * 100_000,
         b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"a":' * 50_000,
@@ -246,7 +245,7 @@ def test_context_length(http: httpx.Client, server: Frontend, stream: bool) -> N
         b"\x00" * 1000,
         "prompt=a&model=b".encode("utf-16"),
     ],
-    ids=range(16),
+    ids=range(15),
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/generate"])
 def test_broken_json(http: httpx.Client, path: str, body: bytes) -> None:

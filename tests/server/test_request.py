@@ -48,8 +48,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "input ids": ("/generate", {"input_ids": [7] * (SIZE // 2)}, "input_ids"),
     "many messages": (CHAT, {"messages": [{"role": "user", "content": "hi"}] * (SIZE // 32)}, "messages"),
     "long messages": (CHAT, {"messages": [{"role": "user", "content": "x" * (SIZE // 2000)}] * 2000}, "messages"),
-    "tokenize": ("/tokenize", {"prompt": "hello " * (SIZE // 6)}, "prompt"),
-    "tokenize messages": ("/tokenize", chat_body("hello " * (SIZE // 6)), "messages"),
     "detokenize": ("/detokenize", {"tokens": [7] * (SIZE // 2)}, "tokens"),
 }
 
@@ -82,6 +80,23 @@ def test_many_at_once_take_little_and_leave_nothing(server: Frontend, kind: str)
     server.wait_until(lambda: server.app.context.turns.num_bytes == 0)
     assert process.memory_info().rss - before < 64 * 2**20
     assert text.cache_stats()["bytes_encoded"] == num_encoded
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize"])
+def test_many_counts_at_once_take_little(server: Frontend, path: str) -> None:
+    """Who counts is told how much is too much; the text is encoded whole, of one request at a time."""
+    text = "hello " * (SIZE // 6)
+    content = encoded({"input": text} if "responses" in path else chat_body(text))
+    post = {"content": content, "headers": {"content-type": "application/json"}, "timeout": WAIT_S}
+    process = psutil.Process()
+    with ThreadPoolExecutor(8) as pool:
+        first = httpx.post(server.url + path, **post)
+        gc.collect()
+        before = process.memory_info().rss
+        found = [one.result() for one in [pool.submit(httpx.post, server.url + path, **post) for _ in range(8)]]
+    assert all(one.status_code == 200 and one.content == first.content for one in found), first.text[:200]
+    num_answered = sum(len(one.content) for one in found)
+    assert process.memory_info().rss - before < 64 * 2**20 + 2 * num_answered
 
 
 def test_nothing_of_a_refused_request_waits_for_a_collection(server: Frontend) -> None:

@@ -30,8 +30,8 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (CHAT, {"messages": messages(content=["a"])}, 'messages.0.content.0: must be an object (got "a")'),
         (
             CHAT,
-            {"messages": messages(content=[{"type": "image_url"}])},
-            'messages.0.content.0.type: must be "text" or "refusal" (got "image_url")',
+            {"messages": messages(content=[{"type": 5}])},
+            'messages.0.content.0.type: must be "text" or "refusal" (got 5)',
         ),
         (CHAT, {"messages": USER, "stop": 5}, "stop: must be text or a list of texts (got 5)"),
         (CHAT, {"messages": USER, "stop": ["a", None]}, "stop.1: must be text (got null)"),
@@ -47,7 +47,7 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (TEXT, {"prompt": "a", "stop": [""]}, 'stop: stop strings must not be empty (got [""])'),
         (
             RESPONSES,
-            {"input": [{"type": "x"}]},
+            {"input": [{"type": "x", "role": "user", "content": "a"}]},
             'input.0.type: must be "message", "function_call", "custom_tool_call", ',
         ),
         (RESPONSES, {"input": [{"role": "user", "content": 5}]}, "input.0.content: must be text or a list of objects"),
@@ -58,7 +58,7 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         ),
         (
             MESSAGES,
-            {"max_tokens": 4, "messages": messages(content=[{"type": "image"}])},
+            {"max_tokens": 4, "messages": messages(content=[{"type": 5}])},
             'messages.0.content.0.type: must be "text", "thinking", "redacted_thinking", "tool_use" or "tool_result"',
         ),
         (GENERATE, {"input_ids": ["a"]}, 'input_ids.0: must be a whole number or a list of whole numbers (got "a")'),

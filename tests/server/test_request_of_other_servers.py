@@ -34,7 +34,7 @@ LLAMA_CPP = "typical_p mirostat dry_multiplier xtc_probability dynatemp_range re
 WEBUI = "tfs_z top_a smoothing_factor epsilon_cutoff eta_cutoff penalty_alpha guidance_scale negative_prompt num_beams"
 
 
-@pytest.mark.parametrize("field", [*LLAMA_CPP.split(), *WEBUI.split(), "options", "think", "format", "keep_alive"])
+@pytest.mark.parametrize("field", [*LLAMA_CPP.split(), *WEBUI.split(), "options", "think", "format"])
 def test_what_would_change_the_answer_and_is_not_known_is_refused(http: httpx.Client, field: str) -> None:
     for path, body in ((CHAT, chat_body("say:a")), (TEXT, {"prompt": "say:a"}), (GENERATE, {"prompt": "say:a"})):
         for value in SHARED[field]:
@@ -60,9 +60,22 @@ def test_a_list_of_prompts_may_have_a_list_of_parameters(http: httpx.Client) -> 
     params = {"max_new_tokens": 2}
     body = {"text": ["say:abc", "say:def"], "sampling_params": [params, params]}
     assert [one["text"] for one in http.post(GENERATE, json=body).json()] == ["ab", "de"]
-    body["sampling_params"] = [params, {"max_new_tokens": 3}]
-    refused = http.post(GENERATE, json=body)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "sampling_params"
+    body["sampling_params"] = [params, {"max_new_tokens": 3, "stop": ["f"]}]
+    for stream in (False, True):
+        answer = http.post(GENERATE, json={**body, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert '"text":"ab"' in answer.text and '"text":"de"' in answer.text and '"matched":"f"' in answer.text
+    ids = {"input_ids": [[*b"fill:"], [*b"fill:"]], "sampling_params": [{"max_new_tokens": 2}, {"max_new_tokens": 3}]}
+    assert [one["meta_info"]["completion_tokens"] for one in http.post(GENERATE, json=ids).json()] == [2, 3]
+    for wrong, param in (
+        ([params], "sampling_params"),
+        ([params, {"n": 2}], "sampling_params.1.n"),
+        ([params, {"temperature": 9}], "sampling_params.1.temperature"),
+        ([params, {"max_new_tokens": 0}], "sampling_params"),
+        ([params, 5], "sampling_params.1"),
+    ):
+        refused = http.post(GENERATE, json={**body, "sampling_params": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
 
 
 def test_options_of_a_stream_need_a_stream(http: httpx.Client) -> None:

@@ -187,7 +187,7 @@ def test_no_choice_is_no_tools(http: httpx.Client, server: Frontend) -> None:
     ("more", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "bash"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools.0.function.parameters"),
         ({"tools": [NOW, NOW]}, "tools.1.function.name"),

@@ -213,6 +213,7 @@ class EngineClient(ABC):
         priority: int = 0,
         *,
         lengths: Sequence[int] | None = None,
+        by_prompt: Sequence[SamplingParams] | None = None,
         key: int = 0,
         shown: frozenset[int] = frozenset(),
         before: Sequence[Before] | None = None,
@@ -223,7 +224,15 @@ class EngineClient(ABC):
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
-            prompts, sampling, tokenizer, max_seq_len, subscriber, lengths=lengths, key=key, shown=shown
+            prompts,
+            sampling,
+            tokenizer,
+            max_seq_len,
+            subscriber,
+            lengths=lengths,
+            by_prompt=by_prompt,
+            key=key,
+            shown=shown,
         )
         for i, state in enumerate(states):
             if i % sampling.n == 0:

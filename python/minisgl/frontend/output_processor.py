@@ -301,14 +301,18 @@ def request_states(
     subscriber: Subscriber,
     *,
     lengths: Sequence[int] | None = None,
+    by_prompt: Sequence[SamplingParams] | None = None,
     key: int = 0,
     shown: frozenset[int] = frozenset(),
 ) -> list[RequestState]:
     """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
-    which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known."""
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known. `by_prompt`: the
+    parameters of each prompt, where they differ."""
+    drawn = secrets.randbits(63)
     states: list[RequestState] = []
     for i, prompt in enumerate(prompts):
+        sampling = sampling if by_prompt is None else by_prompt[i]
+        seed = drawn if sampling.seed is None else sampling.seed
         left = max_seq_len - len(prompt)
         max_tokens = left if sampling.max_tokens is None else min(sampling.max_tokens, left)
         if lengths is not None:

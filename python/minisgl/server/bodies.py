@@ -14,9 +14,23 @@ from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server import fields
 from minisgl.server.answers import Answer
-from minisgl.server.fields import Body, Int64, Items, Side, TextOr, TextOrParts, TokenId, chars_of, described, ranged
+from minisgl.server.fields import (
+    Body,
+    Int64,
+    Items,
+    LeftOut,
+    Side,
+    TextOr,
+    TextOrParts,
+    TokenId,
+    chars_of,
+    described,
+    ranged,
+    type_of,
+)
 from minisgl.server.sampling_fields import Sampling
-from minisgl.server.tools import Choice, Tools
+from minisgl.server.surrogates import arguments_without_halves
+from minisgl.server.tools import Choice, Tool, Tools
 
 _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 TEMPLATE_NAMES = frozenset(
@@ -64,12 +78,20 @@ class RefusalPart(Body):
         return self.refusal
 
 
-def _part_kind(value: object) -> str:
-    return "<refusal>" if isinstance(value, dict) and value.get("type") == "refusal" else "<text>"
+def part_kind(value: object) -> str:
+    kind = type_of(value)
+    return (
+        "<text>"
+        if kind == "text" or not isinstance(kind, str)
+        else f"<{'refusal' if kind == 'refusal' else 'left out'}>"
+    )
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(_part_kind)
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(part_kind),
 ]
 Content = TextOrParts[Part]
 
@@ -79,7 +101,8 @@ class ChatMessage(Body):
         description="`developer` is rendered as `system`."
     )
     content: Content | None = described(
-        "A text or a list of text parts. An assistant's may be missing or have refusals, too."
+        "A text or a list of text parts. An assistant's may be missing or have refusals, too. In the place of other "
+        "parts (pictures, files) stands a note, and the header `X-Minisgl-Ignored` names them."
     )
     refusal: StrictStr | None = described("An assistant's refusal, rendered as text after the content.")
     name: StrictStr | None = described("Used by templates that show names.")
@@ -92,6 +115,23 @@ class ChatMessage(Body):
     def has_refusal(self) -> bool:
         parts = self.content if isinstance(self.content, list) else []
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
+
+    def leave_out(self) -> None:
+        """Put a note in the place of each part that the model cannot be shown. An answer gets none: the model would
+        write such notes, too. Idempotent."""
+        if not isinstance(self.content, list) or not any(isinstance(part, LeftOut) for part in self.content):
+            return
+        if self.role == "assistant":
+            self.content = [part for part in self.content if not isinstance(part, LeftOut)] or None
+        else:
+            self.content = "\n".join(part.text for part in self.content)
+
+    def mend_arguments(self) -> None:
+        """Put U+FFFD in the place of each half of a surrogate pair that the arguments of a call escape. Idempotent."""
+        for call in self.tool_calls or ():
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+                function["arguments"] = arguments_without_halves(arguments)
 
     def num_chars(self) -> int:
         """About how many characters a template may show."""
@@ -135,8 +175,12 @@ class Conversation(Body):
         """The arguments that the request gives to the chat template."""
         return self.chat_template_kwargs or {}
 
+    def functions(self) -> dict[int, Tool]:
+        """The tools that the model is told of, by their place in `tools`."""
+        return {i: tool for i, tool in enumerate(self.tools or ()) if isinstance(tool, Tool)}
+
     def tools_for_template(self) -> list[dict[str, Any]]:
-        return [tool.for_template() for tool in self.tools or ()]
+        return [tool.for_template() for tool in self.functions().values()]
 
 
 class Receipted(Body):
@@ -145,6 +189,7 @@ class Receipted(Body):
 
 class ChatRequest(Sampling, Receipted, Conversation):
     NOT_YET: ClassVar[fields.Table] = fields.CHAT
+    ALIASES: ClassVar[dict[str, str]] = {**Sampling.ALIASES, "max_output_tokens": "max_completion_tokens"}
 
     messages: Messages | None = described("The conversation.")
     prompt: StrictStr | None = described(
@@ -278,7 +323,21 @@ class GenerateRequest(GenerateSampling):
     prompt: StrictStr | None = described("A text.")
     text: Texts | None = described("SGLang's: a text, or several. The answer has SGLang's form.")
     input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer has SGLang's form.")
-    sampling_params: GenerateSampling | None = described("Sampling parameters; with `prompt`, `n` must be 1.")
+    sampling_params: (
+        Annotated[
+            Annotated[GenerateSampling, Tag("<object>")]
+            | Annotated[
+                list[GenerateSampling],
+                Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_prompts),
+                Tag("<list>"),
+            ],
+            Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
+        ]
+        | None
+    ) = described(
+        "Sampling parameters; with `prompt`, `n` must be 1. SGLang's: a list, one for each prompt; `n`, `stream` and "
+        "what is reported must be the same in all."
+    )
     rid: StrictStr | None = described("SGLang's: the `id` of the answer's `meta_info`.")
     return_logprob: StrictBool | None = described(
         "SGLang's: adds `output_token_logprobs` to `meta_info`, a triple of log probability, id and text "

@@ -17,9 +17,10 @@ from minisgl.message.prepared import AnswerParts
 from minisgl.parsers import ids
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
-from minisgl.server.bodies import ChatRequest
+from minisgl.server.bodies import ChatMessage, ChatRequest
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import bad_value, missing, param_errors, wrong
+from minisgl.server.errors import bad_value, missing, param_errors, renamed, wrong
+from minisgl.server.fields import LeftOut, type_of
 from minisgl.server.formatter import (
     NOT_ASKED_FOR,
     SSE_DONE,
@@ -158,23 +159,36 @@ class Turn(Wanted):
         return token_ids.index(self.think_end) + 1 if self.think_end in token_ids else len(token_ids)
 
 
-async def chat_turn(context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END) -> Turn:
-    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. Raises `ApiError`."""
+async def chat_turn(
+    context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END, only_counts: bool = False
+) -> Turn:
+    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. `only_counts`: the prompt may be
+    too long for an answer. Raises `ApiError`."""
+    places = list(chat.functions())
+    if len(places) == len(chat.tools or ()):
+        return await _chat_turn(context, chat, least_tokens, only_counts)
+    own = chat.model_copy(update={"tools": list(chat.functions().values())})
+    with renamed([(rf"tools\.{i}", f"tools.{place}") for i, place in enumerate(places)]):
+        return await _chat_turn(context, own, least_tokens, only_counts)
+
+
+async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: int, only_counts: bool) -> Turn:
     chat = of_allowed_tools(chat)
     _check_prompt(chat)
     limit = chat.limit()
     name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     named = limit is not None
+    least = least_tokens if chat.max_completion_tokens is None else 1
     with param_errors():
-        limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least_tokens)
+        limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least)
         asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
         sampling = chat.to_sampling(limit, context.served.defaults, **asked)
         source = chat.grammar_source()
     prompt = chat if chat.messages else [chat.prompt or ""]
-    use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
     _check_thinking(context, chat)
     prompts, sampling = await context.prompts.encode(
-        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side
+        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts
     )
     thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
     budget = chat.thinking_budget if thinking is not None and thinking.is_open is not False else None
@@ -224,8 +238,9 @@ def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
     """`tool_choice` of `allowed_tools`: the model does not hear of the others."""
     if not isinstance(chat.tool_choice, dict) or chat.tool_choice.get("type") != "allowed_tools":
         return chat
-    names, mode = allowed_tools(chat.tool_choice, chat.tools or ())
-    tools = [tool for tool in chat.tools or () if tool.function.name in names]
+    functions = [*chat.functions().values()]
+    names, mode = allowed_tools(chat.tool_choice, functions)
+    tools = [tool for tool in functions if tool.function.name in names]
     return chat.model_copy(update={"tools": tools, "tool_choice": mode})
 
 
@@ -269,6 +284,19 @@ def _check_prompt(chat: ChatRequest) -> None:
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
+    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
+
+
+def _check_last(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a question of nothing that the model can be shown. What stands behind a tool's result belongs to it."""
+    turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
+    if not turns or turns[-1][1].role != "user" or (len(turns) > 1 and turns[0][1].role == "tool"):
+        return
+    i, last = turns[-1]
+    parts = last.content if isinstance(last.content, list) else []
+    if parts and all(isinstance(part, LeftOut) for part in parts):
+        reason = "this model reads text only, and the message has nothing else"
+        raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")
 
 
 async def chat_endpoint(context: ServerContext, chat: ChatRequest, request: HttpRequest) -> ChatFormatter:

@@ -6,7 +6,8 @@ Invariants: an input goes the way of any request and ends with its prompt; a vec
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.bodies import DetokenizeRequest, EmbeddingRequest, TokenizeRequest, inputs_of
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import bad_value, no_embedding, too_many_dimensions, wrong
-from minisgl.server.formatter import Formatter, json_response, token_text
+from minisgl.server.formatter import Formatter, JsonList, json_response, token_text
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.request import HttpRequest
 from minisgl.step import Int32Array
+from minisgl.tokenizer import Tokenizer
+
+SLICE = 4096  # tokens
 
 
 def gives_embeddings(info: EngineReady) -> bool:
@@ -107,19 +111,34 @@ async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, requ
     if asked.messages is not None:
         if not asked.messages:
             raise bad_value("messages", [], "must not be empty")
-        ids = await context.prompts.encode_conversation(asked)
+        ids = await context.prompts.encode_conversation(asked, only_counts=True)
     else:
         add_special = asked.add_special_tokens
         if add_special is None:
             add_special = asked.content is None or bool(asked.add_special)
         ids = await context.prompts.encode_text(asked.prompt or asked.content or "", add_special)
-    tokens = ids.tolist()
-    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": context.info.max_seq_len, "tokens": tokens}
+    return await context.prompts.of_body(lambda: _tokens(context, asked, ids), request.is_large)
+
+
+def _tokens(context: ServerContext, asked: TokenizeRequest, ids: Int32Array) -> Response:
+    """There may be millions: an object of each would take many times the memory of its text."""
+    tokenizer = context.tokenizer
+
+    def listed(show: Callable[[int], Any]) -> Any:
+        return JsonList(
+            show(token) for at in range(0, len(ids), SLICE) for token in ids[at : at + SLICE].tolist()
+        ).shown()
+
+    with_piece = partial(_with_piece, tokenizer)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": context.info.max_seq_len}
+    answer["tokens"] = listed(with_piece if asked.with_pieces else int)
     if asked.return_token_strs:
-        answer["token_strs"] = [token_text(context.tokenizer, token) for token in tokens]
-    if asked.with_pieces:
-        answer["tokens"] = [{"id": token, "piece": _piece(context.tokenizer.token_bytes(token))} for token in tokens]
+        answer["token_strs"] = listed(partial(token_text, tokenizer))
     return json_response(answer)
+
+
+def _with_piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    return {"id": token, "piece": _piece(tokenizer.token_bytes(token))}
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -72,6 +72,13 @@ class ApiError(Exception):
         code: str | None = self.body["error"]["code"]
         return code
 
+    def rename(self, written: str) -> None:
+        """Name the field as the client wrote it."""
+        detail = self.body["error"]
+        given, detail["param"] = detail["param"], written
+        if detail["message"].startswith(given):
+            detail["message"] = written + detail["message"].removeprefix(given)
+
     def anthropic_body(self) -> dict[str, Any]:
         detail = self.body["error"]
         error = {"type": _ANTHROPIC_KINDS.get(self.status, INVALID), "message": detail["message"]}
@@ -93,6 +100,30 @@ class ApiError(Exception):
         return Response(
             msgspec.json.encode(self.body_for(path)), self.status, self.headers, media_type="application/json"
         )
+
+
+class TooLong(ApiError):
+    """A prompt that leaves no room for an answer, in the words by which clients of each API know it: LiteLLM those of
+    OpenAI, Claude Code those of Anthropic. `at_least`: there may be more tokens than `count`."""
+
+    def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False) -> None:
+        super().__init__(400, "", param=field, code="context_length_exceeded")
+        self._count, self._limit, self._at_least = count, limit, at_least
+        self.rename(field)
+
+    def rename(self, written: str) -> None:
+        tokens = f"at least {self._count}" if self._at_least else str(self._count)
+        text = (
+            f"This model's maximum context length is {self._limit} tokens. However, {written} has {tokens} tokens and "
+            f"the answer needs at least one: shorten {written}."
+        )
+        self.args = (text,)
+        self.body["error"] |= {"message": text, "param": written}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        found = super().anthropic_body()
+        found["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
+        return found
 
 
 def last_event(path: str, body: dict[str, Any]) -> bytes:
@@ -118,14 +149,11 @@ def renamed(names: Names) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        detail = error.body["error"]
-        given = detail["param"]
+        given = error.body["error"]["param"]
         for pattern, name in names if given is not None else ():
             written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
             if num_found:
-                detail["param"] = written
-                if detail["message"].startswith(given):
-                    detail["message"] = written + detail["message"].removeprefix(given)
+                error.rename(written)
                 break
         raise
 
@@ -216,6 +244,14 @@ def too_many_dimensions(asked: int, has: int) -> ApiError:
     return bad_value("dimensions", asked, f"the model has {has}")
 
 
+def _meant(path: str, known: Sequence[str]) -> str | None:
+    """Return the route that a base URL with too much or too little of a path was to lead to."""
+    if path.startswith("/v1/v1/"):
+        return path.removeprefix("/v1")
+    found = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
+    return max(found, key=len) if path.count("/") != len(path) and found else None
+
+
 def install_handlers(app: FastAPI) -> None:
     """Give every error of the app its shape."""
 
@@ -225,10 +261,13 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.scope['path']}: {error.detail}"  # an odd Host would show in its URL
-        answer = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
+        path = request.scope["path"]
+        message = f"{request.method} {path}: {error.detail}"  # an odd Host would show in its URL
+        meant = None if error.status_code != 404 else _meant(path, [getattr(one, "path", "") for one in app.routes])
+        answer = ApiError(error.status_code, message if meant is None else f"{message}: the path is {meant}")
+        answer.body["error"]["code"] = _CODES.get(error.status_code)
         answer.headers.update(error.headers or {})  # 405 says what is allowed
-        return answer.response(request.scope["path"])
+        return answer.response(meant or path)
 
     async def on_bug(request: Request, error: Exception) -> Response:
         return internal_error(type(error).__name__).response(request.scope["path"])

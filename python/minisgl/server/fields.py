@@ -1,7 +1,10 @@
-"""What all request bodies are made of: strict types, bounded lists, described fields; and the fields that other servers
-know and this one does not do, with the values that ask for nothing.
+"""What all request bodies are made of: strict types, bounded lists, described fields; and the one table of what each
+API does with a field that it does not serve.
 
-Invariants: a field is refused if its value could change the answer there; one that only labels a request is not.
+Invariants: a field whose value would change the meaning of the answer is refused by name (`NOT_YET`, `OTHERS`); a field
+that asks for nothing, or only for less, is accepted, and the header `X-Minisgl-Ignored` names it (`IGNORED`), as it
+does every name that no API knows. A name that one of our APIs gives a meaning is never dropped without a word by
+another: it is served (`ALIASES`), refused or named.
 """
 
 from __future__ import annotations
@@ -62,6 +65,35 @@ def chars_of(value: object) -> int:
     return found
 
 
+class LeftOut(BaseModel):
+    """A part, block, item or tool of a kind that the model cannot be shown, whatever it has."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    type: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+
+    @property
+    def text(self) -> str:
+        """What stands in its place in the conversation: the same each time, for the prefix cache."""
+        return f"[{self.type} left out: this model reads text only]"
+
+
+SERVER_TOOLS = (
+    *("web_search", "web_fetch", "code_execution", "code_interpreter", "tool_search", "file_search", "computer"),
+    *("image_generation", "programmatic_tool_calling", "mcp", "advisor", "browser_search", "url_context", "x_search"),
+)
+"""What the types of tools begin with that a provider's own servers run: every API leaves them out, by name."""
+
+
+def type_of(value: object) -> object:
+    """Return the `type` of an object in a body, before or after it is checked."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def runs_on_servers(kind: object) -> bool:
+    return isinstance(kind, str) and kind.startswith(SERVER_TOOLS)
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -69,6 +101,10 @@ class Body(BaseModel):
     ALIASES: ClassVar[dict[str, str]] = {}
     # field -> values that ask for nothing; anything else is refused until a later version can do it
     NOT_YET: ClassVar[Table] = {}
+    # the same of names that other bodies have as fields: refused where this body has no such field
+    OTHERS: ClassVar[Table] = {}
+    # field -> values that ask for nothing; anything else is named, whether or not the body has the field
+    IGNORED: ClassVar[Table] = {}
 
 
 Table = dict[str, tuple[Any, ...]]
@@ -113,7 +149,6 @@ SHARED: Table = {
     "options": ({},),
     "format": ("",),
     "think": (),
-    "keep_alive": (),
     "thinking_token_budget": (),
     "watermarking": (False,),
     "lora_path": (),
@@ -137,7 +172,6 @@ SHARED: Table = {
     "kv_transfer_params": ({},),
     "cache_salt": ("",),
     "extra_key": ("",),
-    "service_tier": ("auto", "default"),
 }
 
 _OTHER_NAMES: Table = {"max_new_tokens": (), "min_new_tokens": (0,), "sampling_seed": ()}
@@ -149,9 +183,7 @@ CHAT: Table = {
     "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "moderation": (),
-    "web_search_options": (),
     "reasoning": ({},),
     "thinking": (),
     "task": (),
@@ -182,7 +214,6 @@ RESPONSES: Table = {
     "background": (False,),
     "conversation": (),
     "prompt": (),
-    "context_management": ([],),
     "moderation": (),
     "image": (),
 }
@@ -194,10 +225,6 @@ would be lost."""
 MESSAGES: Table = {
     **_OF_ONE_ANSWER,
     **OF_CONVERSATION,
-    "service_tier": ("auto", "standard_only"),
-    "container": (),
-    "mcp_servers": ([],),
-    "speed": ("standard",),
 }
 
 GENERATE_SAMPLING: Table = {
@@ -225,6 +252,8 @@ LLAMA_CPP_IGNORED: Table = {
     "n_keep": (0, -1),
     "n_indent": (0,),
     "min_keep": (0,),
+    "id_slot": (-1,),
+    "cache_prompt": (True,),
     "t_max_prompt_ms": (0, -1),
     "t_max_predict_ms": (0, -1),
     "n_probs": (0,),
@@ -245,18 +274,186 @@ LLAMA_CPP: Table = {
 
 OLLAMA: Table = {"template": ("",), "context": ([],), "images": ([],)}
 
-SAY_INSTEAD: dict[str, str] = {
-    "max_tokens": "max_output_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "top_logprobs": "logprobs",
-    "return_prompt_token_ids": "return_token_ids",
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "thinking": "chat_template_kwargs",
-    "think": "enable_thinking",
-    "format": "response_format",
+IGNORED: Table = {
+    # whose request it is, and where, how fast and at what price it is answered
+    "metadata": ({},),
+    "client_metadata": ({},),
+    "user": ("",),
+    "safety_identifier": ("",),
+    "store": (False,),
+    "service_tier": ("auto", "default", "standard_only"),
+    "speed": ("standard",),
+    "inference_geo": ("",),
+    "priority": (0,),
+    "rid": ("",),
+    # what is kept for the next request: the cache finds prefixes by itself, and the model stays
+    "prompt_cache_key": ("",),
+    "prompt_cache_retention": (),
+    "cache_control": (),
+    "keep_alive": (),
+    "prediction": (),
+    # edits of earlier turns: the model is shown the whole conversation
+    "context_management": ({}, [], {"edits": []}),
+    # what a provider's servers would do meanwhile
+    "web_search_options": (),
+    "max_tool_calls": (),
+    "mcp_servers": ([],),
+    "container": (),
+    # what an answer tells more
+    "include": ([],),
+    "receipt": (False,),
+    "betas": ([],),
+    "stream_options": ({}, {"include_usage": False}, {"include_usage": True}),
 }
-"""Another field of the same request that does it."""
+"""What asks for nothing, or only for less, whichever API gets it: accepted, and named."""
+
+_ON: tuple[Any, ...] = (True,)
+_OFF: tuple[Any, ...] = (False,)
+
+OTHERS: Table = {
+    # the conversation
+    "messages": ([],),
+    "input": ("", []),
+    "prompt": ("",),
+    "text": ("", {}, {"format": {"type": "text"}}),
+    "system": ("", []),
+    "instructions": ("",),
+    "previous_response_id": ("",),
+    "background": _OFF,
+    "truncation": ("disabled",),
+    "suffix": ("",),
+    "raw": _OFF,
+    "input_ids": (),
+    "input_prefix": ("",),
+    "input_suffix": ("",),
+    "input_extra": ([],),
+    "images": ([],),
+    "add_generation_prompt": _ON,
+    "continue_final_message": _OFF,
+    "chat_template_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "tools": ([],),
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": _ON,
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    # how long the answer becomes
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "max_output_tokens": (),
+    "max_new_tokens": (),
+    "n_predict": (),
+    "num_predict": (),
+    "min_tokens": (0,),
+    "min_new_tokens": (0,),
+    "stop": ([], ""),
+    "stop_sequences": ([],),
+    "stop_token_ids": ([],),
+    "ignore_eos": _OFF,
+    # how tokens are chosen
+    "temperature": (),
+    "top_p": _ONE,
+    "top_k": (-1, 0),
+    "min_p": (0, 0.0),
+    "seed": (),
+    "sampling_seed": (),
+    "n": _ONE,
+    "best_of": (1,),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": _ONE,
+    "repeat_penalty": _ONE,
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "sampling_params": ({},),
+    # the form of the answer
+    "response_format": ({"type": "text"},),
+    "output_format": (),
+    "output_config": ({},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": ("auto", "guidance", "llguidance"),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": ("",),
+    "verbosity": ("medium",),
+    # thinking
+    "reasoning": ({},),
+    "reasoning_effort": (),
+    "enable_thinking": (),
+    "thinking": (),
+    "thinking_budget": (),
+    "include_reasoning": _ON,
+    "separate_reasoning": _ON,
+    # what the answer tells more
+    "echo": _OFF,
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "return_logprob": _OFF,
+    "top_logprobs_num": (0,),
+    "logprob_start_len": (-1,),
+    "return_text_in_logprobs": (True, False),
+    "return_tokens": _OFF,
+    "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "response_fields": ([],),
+}
+"""Names that one of our APIs gives a meaning that others have under another name, or not at all."""
+
+SAY_INSTEAD: dict[str, tuple[str, ...]] = {
+    "messages": ("input", "prompt"),
+    "input": ("messages", "prompt"),
+    "prompt": ("messages", "input", "input_prefix"),
+    "system": ("instructions", "messages"),
+    "instructions": ("system", "messages"),
+    "suffix": ("input_suffix",),
+    "images": ("messages",),
+    "max_tokens": ("max_output_tokens", "max_tokens", "options.num_predict"),
+    "max_new_tokens": ("max_output_tokens", "max_tokens", "options.num_predict"),
+    "max_completion_tokens": ("max_output_tokens", "max_tokens", "options.num_predict"),
+    "max_output_tokens": ("max_tokens", "options.num_predict"),
+    "n_predict": ("options.num_predict",),
+    "num_predict": ("options.num_predict",),
+    "min_new_tokens": ("min_tokens",),
+    "sampling_seed": ("seed", "options.seed"),
+    "top_logprobs": ("logprobs",),
+    "top_logprobs_num": ("top_logprobs", "logprobs"),
+    "return_logprob": ("logprobs",),
+    "logprobs": ("return_logprob", "include"),
+    "return_prompt_token_ids": ("return_token_ids",),
+    "return_tokens": ("return_token_ids",),
+    "functions": ("tools",),
+    "function_call": ("tool_choice",),
+    "parallel_tool_calls": ("tool_choice.disable_parallel_tool_use",),
+    "text": ("response_format", "output_config.format", "format"),
+    "format": ("response_format", "text.format", "output_config.format"),
+    "response_format": ("text.format", "output_config.format", "format"),
+    "output_format": ("response_format", "text.format", "format"),
+    "output_config": ("response_format", "text.format", "format"),
+    "json_schema": ("format",),
+    "guided_json": ("format",),
+    "verbosity": ("text.verbosity",),
+    "think": ("enable_thinking", "reasoning.effort", "thinking"),
+    "reasoning": ("reasoning_effort", "output_config.effort", "think"),
+    "reasoning_effort": ("reasoning.effort", "output_config.effort", "think"),
+    "enable_thinking": ("reasoning.effort", "thinking", "think"),
+    "thinking": ("enable_thinking", "reasoning.effort", "think"),
+    "thinking_budget": ("thinking.budget_tokens",),
+    "stop_sequences": ("stop", "options.stop"),
+    "sampling_params": ("temperature",),
+    "repetition_penalty": ("options.repeat_penalty",),
+    "repeat_penalty": ("options.repeat_penalty",),
+    **{
+        name: (f"options.{name}",)
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+    },
+}
+"""Other fields that do it: what is said is the first one that the same request has."""

@@ -22,6 +22,7 @@ from minisgl.message.prepared import AnswerParts
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.receipts import FIELD
+from minisgl.server.unserved import shown
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class JsonList:
         return msgspec.Raw(bytes(self._data) + b"]")
 
 
+IGNORED = b"x-minisgl-ignored"
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """How the gateway shows an answer: the fields of `PreparedGeneration` of these names."""
@@ -105,8 +109,11 @@ class Formatter(ABC):
         self.wanted = wanted
         self.prompts = wanted.prompts
         self.stream = bool(stream)
-        names = ", ".join(wanted.ignored).encode()
-        self.headers = [(b"x-minisgl-ignored", names)] if names else []
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        names = shown(self.wanted.ignored).encode()
+        return [(IGNORED, names)] if names else []
 
     def for_gateway(self) -> Shown | None:
         """Return how the gateway shows the answer; None: only this formatter does."""

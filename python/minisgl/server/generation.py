@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
@@ -47,6 +49,7 @@ class Wanted:
     priority: int = 0
     rid: str | None = None
     receipts: OfAnswers | None = None
+    by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
 
 
 def resolved(context: ServerContext, request: HttpRequest, wanted: Wanted) -> tuple[SamplingParams, Lengths, bool]:
@@ -62,7 +65,14 @@ def resolved(context: ServerContext, request: HttpRequest, wanted: Wanted) -> tu
     if resumable is not None:
         sampling = resumable.seeded(sampling, fingerprint(model, context.info))
     room = [context.info.max_seq_len - len(prompt) for prompt in prompts]
-    found = lengths(room, sampling, context.limits, context.queue.num_in_flight, named=wanted.names_length)
+    longest = partial(lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight)
+    if wanted.by_prompt is None:
+        found = longest(room, sampling, named=wanted.names_length)
+    else:
+        each = [
+            longest([left], one, named=wanted.names_length) for left, one in zip(room, wanted.by_prompt, strict=True)
+        ]
+        found = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
     if resumable is not None:
         found = Lengths(resumable.lengths(found.by_prompt, room), found.are_shortened)
     found, is_large = _with_room_for_logprobs(found, prompts, sampling, named=wanted.names_length)
@@ -103,6 +113,13 @@ class Generation:
         if request.resumable is not None:
             before = request.resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
         self._lengths = found
+        by_prompt = None
+        if wanted.by_prompt is not None:
+            seeds = [sampling.seed if one.seed is None else one.seed for one in wanted.by_prompt]
+            by_prompt = [
+                msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
+                for one, seed in zip(wanted.by_prompt, seeds, strict=True)
+            ]
         try:
             self._states = context.client.submit(
                 prompts,
@@ -112,6 +129,7 @@ class Generation:
                 subscriber,
                 wanted.priority,
                 lengths=found.by_prompt,
+                by_prompt=by_prompt,
                 key=request.key,
                 shown=wanted.shown,
                 before=before,

@@ -26,14 +26,15 @@ from minisgl.server import api_keys
 from minisgl.server.admin import Later
 from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
-from minisgl.server.formatter import Formatter, json_response
+from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, renamed, too_late
+from minisgl.server.formatter import IGNORED, Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
 from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.resume import Resumable, lost
+from minisgl.server.unserved import shown
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
@@ -246,8 +247,13 @@ class Posts:
                 if not is_wanted(body):
                     return None
                 request.model = context.served.check(body.model)
-                with ids.of(None if request.resumable is None else request.resumable.source):
+                source = None if request.resumable is None else request.resumable.source
+                with ids.of(source), renamed(request.written):
                     answer = await endpoint(context, body, request)
+                    if isinstance(answer, Formatter):
+                        answer.wanted.ignored += tuple(request.ignored)
+                    elif isinstance(answer, Response) and request.ignored:
+                        answer.raw_headers.append((IGNORED, shown(request.ignored).encode()))
                     if isinstance(answer, Formatter) and getattr(body, FIELD, None):
                         wanted = answer.wanted
                         if wanted.only_prompt:

@@ -25,7 +25,7 @@ from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import BOUNDS, SCORE, SamplingParams
 from minisgl.server.api_keys import CALLER
 from minisgl.server.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
-from minisgl.server.errors import ApiError, bad_value, engine_gone, param_errors, wrong
+from minisgl.server.errors import ApiError, TooLong, bad_value, engine_gone, param_errors, wrong
 from minisgl.server.fields import ENOUGH_CHARS, Side, chars_of
 from minisgl.server.tools import Parsing, explained
 from minisgl.server.waiting import Queue
@@ -136,10 +136,12 @@ class Prompts:
         names: Mapping[str, str] | None = None,
         *,
         side: Side = None,
+        only_counts: bool = False,
     ) -> tuple[list[Int32Array], SamplingParams]:
         """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
         the `side` "right", which is an encoder's, the first); and `sampling` as the engine knows it. `names`: how the
-        client wrote a field, where that differs. Raises `ApiError` for what does not fit the model."""
+        client wrote a field, where that differs. `only_counts`: a conversation may have any number of tokens. Raises
+        `ApiError` for what does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
@@ -149,7 +151,10 @@ class Prompts:
             with self._fits("bad_words"):
                 sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
         if isinstance(prompt, Conversation):
-            field, found = "messages", [await self.encode_conversation(prompt, keep, side)]
+            ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts)
+            if only_counts:
+                return [ids], sampling
+            field, found = "messages", [ids]
         else:
             found = await self._encode_prompts(prompt, field, keep, side)
         for ids in found:
@@ -164,8 +169,11 @@ class Prompts:
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
-    async def encode_conversation(self, asked: Conversation, keep: int | None = None, side: Side = None) -> Int32Array:
-        """The prompt of a conversation, also of no tokens or of as many as the context has."""
+    async def encode_conversation(
+        self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
+    ) -> Int32Array:
+        """The prompt of a conversation, also of no tokens or of as many as the context has; if it `only_counts`, of any
+        number."""
         messages = asked.messages or ()
         shaped, variables = conversation(self.parsing, asked)
         try:
@@ -174,17 +182,16 @@ class Prompts:
                     shaped,
                     _about_chars(messages, variables.get("tools", ())),
                     variables,
-                    most=self._most(keep),
+                    most=None if only_counts else self._most(keep),
                 )
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
         return _kept(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        """As many tokens as the context has, at most."""
-        most = self.info.max_seq_len
+        """The tokens of a text of any length."""
         with self._counted(), self._fits("prompt"):
-            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens, most=most)
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
 
     @functools.cached_property
     def _pairs(self) -> Pairs:
@@ -303,15 +310,7 @@ class Prompts:
             raise self._too_long(len(ids), field)
 
     def _too_long(self, count: int, field: str, *, at_least: bool = False) -> ApiError:
-        """It begins as OpenAI's error does: clients such as LiteLLM know it by these words. `at_least`: there may be
-        more than `count`."""
-        limit = self.info.max_seq_len
-        tokens = f"at least {count}" if at_least else str(count)
-        text = (
-            f"This model's maximum context length is {limit} tokens. However, {field} has {tokens} tokens and the "
-            f"answer needs at least one: shorten {field}."
-        )
-        return ApiError(400, text, param=field, code="context_length_exceeded")
+        return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
         """What only the model knows."""
@@ -342,6 +341,10 @@ def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], li
     for name in variables:
         if name in TEMPLATE_NAMES:
             raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
+    for message in messages:
+        message.leave_out()
+        message.mend_arguments()
 
     def shaped() -> list[dict[str, Any]]:
         found = [message.for_template() for message in messages]

@@ -31,11 +31,12 @@ from starlette.types import Message, Receive
 
 from minisgl.config import Limits
 from minisgl.sampling_params import BOUNDS, ParamError
-from minisgl.server.bodies import GenerateSampling
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, missing, wrong
-from minisgl.server.fields import SAY_INSTEAD, Body
+from minisgl.server.errors import ApiError, Names, bad_value, missing, renamed, wrong
+from minisgl.server.fields import Body
 from minisgl.server.resume import Resumable
+from minisgl.server.surrogates import without_halves
+from minisgl.server.unserved import unserved
 from minisgl.server.waiting import Turns
 
 B = TypeVar("B", bound=Body)
@@ -82,6 +83,8 @@ class HttpRequest:
     ttft_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
+    ignored: Sequence[str] = ()  # what its body has that has no effect
+    written: Names = ()  # fields of its body that have another name there
     resumable: Resumable | None = None  # another server may have to go on with its stream
     is_passed_on: bool = False  # another server has its access line
     is_large: bool = False  # its body: what is made of all of it is made off the event loop
@@ -119,15 +122,22 @@ class HttpRequest:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
         data, self.body = self.body, bytearray()
         if self._turns is None:
-            return parse(data, model)
+            return self._parsed(data, model)
         self.is_large = True
         max_seq_len = context.info.max_seq_len
 
         def work() -> B:
             check_shape(data, max_seq_len)
-            return parse(data, model)
+            return self._parsed(data, model)
 
         return await context.prompts.run(work)
+
+    def _parsed(self, body: bytearray, model: type[B]) -> B:
+        data = object_of(body)
+        self.ignored = unserved(data, model)
+        self.written = [(name, alias) for alias, name in model.ALIASES.items() if alias in data]
+        with renamed(self.written):
+            return checked(data, model)
 
     async def receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
         """All of `body`. Raises `ClientGone` and `ApiError` 413 or 408."""
@@ -231,44 +241,41 @@ def too_slow(reason: str) -> ApiError:
 
 def parse(body: bytes | bytearray, model: type[B]) -> B:
     """Raises `ApiError` 400."""
+    data = object_of(body)
+    unserved(data, model)
+    return checked(data, model)
+
+
+def object_of(body: bytes | bytearray) -> dict[str, Any]:
+    """Return the object that a body is, with U+FFFD for halves of surrogate pairs: clients that cut texts send them,
+    and would send them again with each turn. Raises `ApiError` 400."""
     try:
-        data = pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named
+        data = _from_json(body)
     except ValueError as error:
-        raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
+        try:
+            data = _from_json(without_halves(body))
+        except ValueError:
+            raise ApiError(400, f"body: not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
         raise ApiError(400, str(ParamError("body", data, "must be a JSON object")), code="invalid_json")
-    return checked(data, model)
+    return data
+
+
+def _from_json(body: bytes | bytearray) -> Any:
+    return pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named
 
 
 def checked(data: dict[str, Any], model: type[B]) -> B:
     """Raises `ApiError` 400."""
-    _refuse_not_yet(data, model)
     inner = data.get("sampling_params")
-    if isinstance(inner, list) and inner:  # SGLang: one for each prompt
-        if any(one != inner[0] for one in inner):
-            raise bad_value("sampling_params", inner, "must be the same for all prompts of a request")
-        inner = data["sampling_params"] = inner[0]
-    if isinstance(inner, dict):
-        _refuse_not_yet(inner, GenerateSampling, "sampling_params.")
-    for alias, name in model.ALIASES.items():
-        if (value := data.pop(alias, None)) is not None and data.setdefault(name, value) != value:
-            raise bad_value(alias, value, f"differs from {name}, which means the same")
+    for one in (data, *(one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict))):
+        for alias, name in model.ALIASES.items():
+            if (value := one.pop(alias, None)) is not None and one.setdefault(name, value) != value:
+                raise bad_value(alias, value, f"differs from {name}, which means the same")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise _explain(error, model, data) from error
-
-
-def _refuse_not_yet(data: dict[str, Any], model: type[Body], prefix: str = "") -> None:
-    if model.NOT_YET.keys().isdisjoint(data):
-        return  # nearly always
-    for name, nothing in model.NOT_YET.items():
-        value = data.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in nothing):
-            reason = "not supported by this version"
-            if (instead := SAY_INSTEAD.get(name, "")) in model.model_fields:
-                reason += f": use {instead}"
-            raise bad_value(prefix + name, value, reason, "unsupported_value")
 
 
 def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) -> ApiError:
@@ -400,6 +407,7 @@ def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> 
         found = [one for schema in _that_fit(found, root, given, part) for one in _within(schema, part)]
         given = given[part]
     left = list(_flat(found, root))
+    left = [one for one in left if "pattern" not in one] or left  # kinds that are left out are not proposed
     if not left or any(one.get("type") in _types_of(given) and not _names([one]) for one in left):
         left = [{"type": OF_ERRORS[error]}]  # it is of an allowed kind, but not beside what stands around it
     *others, last = dict.fromkeys(kind for one in left for kind in _kinds(one, root))

@@ -166,7 +166,13 @@ class Sampling(Structured):
     """What all generating endpoints share."""
 
     NOT_YET: ClassVar[fields.Table] = fields.SHARED
-    ALIASES: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+    OTHERS: ClassVar[fields.Table] = fields.OTHERS
+    IGNORED: ClassVar[fields.Table] = {name: fields.IGNORED[name] for name in ("user", "metadata", "store")}
+    ALIASES: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n_predict", "num_predict", "max_output_tokens"), "max_tokens"),
+        "repeat_penalty": "repetition_penalty",
+        "stop_sequences": "stop",
+    }
 
     model: StrictStr | None = described("The served model's name; any other is 404. Default: the served model.")
     temperature: float | None = ranged("temperature", "0 is greedy: the most likely token, the lowest id on ties.")
@@ -228,9 +234,9 @@ class Sampling(Structured):
         minimum=-MAX_PRIORITY,
         maximum=MAX_PRIORITY,
     )
-    user: StrictStr | None = described("Accepted, without effect.")
-    metadata: dict[str, Any] | None = described("Accepted, without effect.")
-    store: StrictBool | None = described("Accepted, without effect: nothing is stored.")
+    user: StrictStr | None = described("Accepted, without effect: the header `X-Minisgl-Ignored` names it.")
+    metadata: dict[str, Any] | None = described("Accepted, without effect: the header names it.")
+    store: StrictBool | None = described("Accepted, without effect: nothing is stored, and the header says so.")
 
     def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
         """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between

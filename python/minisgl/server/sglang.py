@@ -169,7 +169,31 @@ def model_info(context: ServerContext) -> dict[str, Any]:
 
 async def generate_endpoint(context: ServerContext, generate: GenerateRequest, request: HttpRequest) -> Formatter:
     field, given = _prompt(generate)
-    fields, names = _merged(generate)
+    is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
+    texts: Any = given if is_list and given else [given]
+    params = generate.sampling_params
+    if isinstance(params, list) and len(params) != len(texts):
+        raise bad_value("sampling_params", len(params), f"must be as many as there are prompts, which are {len(texts)}")
+    if not isinstance(params, list) or all(one == params[0] for one in params):
+        one = params[0] if isinstance(params, list) else params
+        fields, wanted = await _wanted(context, generate, one, "sampling_params.", field, texts)
+    else:
+        fields, wanted = await _wanted_by_prompt(context, generate, params, field, texts)
+    if field == "prompt":
+        return GenerateFormatter(fields, wanted)
+    return SglangFormatter(context, fields, wanted, generate, is_list)
+
+
+async def _wanted(
+    context: ServerContext,
+    generate: GenerateRequest,
+    params: GenerateSampling | None,
+    prefix: str,
+    field: str,
+    texts: list[Any],
+) -> tuple[GenerateSampling, Wanted]:
+    """What is generated from prompts that have the same parameters, which stand at `prefix`. Raises `ApiError`."""
+    fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
     with _named(names):
@@ -178,16 +202,35 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest, r
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")
         sampling = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
-    is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
-    texts: Any = given if is_list and given else [given]
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
-    wanted = Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt)
-    if field == "prompt":
-        return GenerateFormatter(fields, wanted)
-    return SglangFormatter(context, fields, wanted, generate, is_list)
+    return fields, Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt)
+
+
+async def _wanted_by_prompt(
+    context: ServerContext, generate: GenerateRequest, params: list[GenerateSampling], field: str, texts: list[Any]
+) -> tuple[GenerateSampling, Wanted]:
+    """The same, with parameters of its own for each prompt. Raises `ApiError`."""
+    found = []
+    for i, (one, text) in enumerate(zip(params, texts, strict=True)):
+        found.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
+        for name in SAME_FOR_ALL:
+            value, first = getattr(found[i][0], name), getattr(found[0][0], name)
+            if value != first:
+                raise bad_value(f"sampling_params.{i}.{name}", value, "must be the same for all prompts of a request")
+    wanted = [one for _, one in found]
+    if len({(one.only_prompt, one.names_length) for one in wanted}) > 1:
+        reason = "an answer of no tokens, and a length of the server's, are for all prompts of a request or for none"
+        raise bad_value("sampling_params", len(params), reason)
+    whole = wanted[0]
+    whole.prompts = [prompt for one in wanted for prompt in one.prompts]
+    whole.by_prompt = [one.sampling for one in wanted]
+    return found[0][0], whole
+
+
+SAME_FOR_ALL = ("n", "stream", "stream_options", "priority", "return_token_ids", "model")
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
@@ -202,12 +245,14 @@ def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
     return found.popitem()
 
 
-def _merged(generate: GenerateRequest) -> tuple[GenerateSampling, dict[str, str]]:
+def _merged(
+    generate: GenerateRequest, params: GenerateSampling | None, place: str
+) -> tuple[GenerateSampling, dict[str, str]]:
     """The fields of `sampling_params` and those beside it, under the names of `Sampling`, and how the client wrote
     each. Raises `ApiError` for one that is given twice with different values."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for prefix, body in (("sampling_params.", generate.sampling_params), ("", generate)):
+    for prefix, body in ((place, params), ("", generate)):
         for given in GenerateSampling.model_fields if body is not None else ():
             if (value := getattr(body, given)) is None:
                 continue

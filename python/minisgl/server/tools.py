@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
 from minisgl.grammar import sources
@@ -23,7 +23,7 @@ from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
 from minisgl.parsers.choice import thinking, tool_format
 from minisgl.sampling_params import ParamError
 from minisgl.server.errors import bad_value, wrong
-from minisgl.server.fields import Body, described, present
+from minisgl.server.fields import Body, LeftOut, described, present, runs_on_servers, type_of
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
@@ -122,7 +122,12 @@ class Tool(Body):
         return {"type": "function", "function": present(given)}
 
 
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+AnyTool = Annotated[
+    Annotated[Tool, Tag("<function>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: "<left out>" if runs_on_servers(type_of(value)) else "<function>"),
+]
+"""A function, or a tool that a provider's servers run: the model is not told of it."""
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Choice = StrictStr | dict[str, Any]
 
 

@@ -124,14 +124,14 @@ def test_what_has_no_effect_is_named_and_the_rest_refused(http: httpx.Client) ->
     for field, value in (("mirostat", 2), ("dry_multiplier", 0.8), ("n_cmpl", 2), ("image_data", [{}])):
         assert check_error(http.post(PATH, json={"prompt": "say:a", field: value}), 400)["param"] == field
     assert check_error(http.post(PATH, json={}), 400)["param"] == "prompt"
-    assert check_error(http.post(PATH, json={"prompt": "a", "n_predict": -2}), 400)["param"] == "max_tokens"
+    assert check_error(http.post(PATH, json={"prompt": "a", "n_predict": -2}), 400)["param"] == "n_predict"
 
 
 def test_a_gap_is_filled(filling: Frontend) -> None:
     with filling.http() as http:
         answer = http.post("/infill", json=VIM)
         assert answer.status_code == 200, answer.text
-        assert answer.headers["x-minisgl-ignored"] == "samplers, n_indent, t_max_prompt_ms, t_max_predict_ms"
+        assert answer.headers["x-minisgl-ignored"] == "id_slot, n_indent, samplers, t_max_prompt_ms, t_max_predict_ms"
         found = answer.json()
         before = "--- c.py ---\nb = 5\n\ndef f(a):\n    b = "
         num_prompt = len(before) + len(VIM["input_suffix"]) + 3

@@ -210,7 +210,7 @@ def test_vectors(embedding: httpx.Client, http: httpx.Client) -> None:
 
 
 def test_errors_have_ollama_s_form_and_its_names(http: httpx.Client) -> None:
-    image = {"role": "user", "content": "x", "images": ["AAAA"]}
+    image = {"role": "user", "content": "", "images": ["AAAA"]}
     wrong: list[tuple[str, dict[str, Any], int, str]] = [
         ("/api/chat", said("a", model="other"), 404, "model: 'other'"),
         ("/api/chat", {"messages": [image]}, 400, "messages.0.images"),
@@ -225,6 +225,7 @@ def test_errors_have_ollama_s_form_and_its_names(http: httpx.Client) -> None:
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template"),
         ("/api/generate", {"prompt": "a", "raw": True, "think": True}, 400, "think"),
         ("/api/embed", {}, 400, "input"),
+        ("/api/generate", {"prompt": "x" * 5000}, 400, "However, prompt has"),
     ]
     for path, body, status, words in wrong:
         assert words in check_error(http.post(path, json=body), status), (path, body)

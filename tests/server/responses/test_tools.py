@@ -116,7 +116,7 @@ def test_a_history_of_an_agent_is_shown(http: httpx.Client, server: Frontend) ->
     ]
     answer = http.post(PATH, json={"input": history, "tools": AGENT})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-minisgl-ignored"].endswith("input.compaction, input.web_search_call")
+    assert answer.headers["x-minisgl-ignored"].startswith("input.compaction, input.web_search_call, ")
     prompt = prompt_text(server.engine.wait_for_request("a history say:ok"))
     places = [prompt.index(text) for text in ('"-l"', "two files", "one line", "patched", "a history")]
     assert places == sorted(places) and "gAAA" not in prompt

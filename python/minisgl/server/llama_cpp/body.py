@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, RootModel, StrictBool, StrictStr
+from pydantic import Field, RootModel, StrictBool, StrictStr
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
@@ -21,23 +21,13 @@ from minisgl.server.sampling_fields import Sampling
 class LlamaCppSampling(Sampling):
     """The fields of the other APIs, under llama.cpp's names or their own."""
 
-    model_config = ConfigDict(extra="allow")
-
     NOT_YET: ClassVar[fields.Table] = fields.LLAMA_CPP
+    IGNORED: ClassVar[fields.Table] = {**Sampling.IGNORED, **fields.LLAMA_CPP_IGNORED}
 
     return_tokens: StrictBool | None = described("Report the generated ids as `tokens`.")
     response_fields: list[StrictStr] | None = described(
         "Report only these fields; `a/b` is the field `b` of `a`, and is named so in the answer."
     )
-
-    def ignored(self) -> list[str]:
-        """Given fields that have no effect here."""
-        given = self.model_extra or {}
-        return [
-            name
-            for name, nothing in fields.LLAMA_CPP_IGNORED.items()
-            if (value := given.get(name)) is not None and value not in nothing
-        ]
 
 
 class LlamaCppCompletion(LlamaCppSampling):

@@ -1,10 +1,12 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's names; sampling as in the chat API.
 
-Invariants: a block or a tool of a kind that is not done here is refused by name.
+Invariants: a block of a kind that cannot be shown is left out by name, and so is a tool that Anthropic's servers run;
+another tool of a kind that is not done here is refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
@@ -13,7 +15,7 @@ from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import Answer
 from minisgl.server.bodies import Receipted
-from minisgl.server.fields import Body, Int64, TextOrParts, described
+from minisgl.server.fields import Body, Int64, LeftOut, TextOrParts, described, runs_on_servers, type_of
 from minisgl.server.sampling_fields import Sampling
 
 
@@ -43,19 +45,27 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
 
+Result = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: _kind(value, ())),
+]
+
+
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: StrictStr
-    content: Texts | None = None
+    content: TextOrParts[Result] | None = None
     is_error: StrictBool | None = None
 
 
 _KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
-def _block_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if kind in _KINDS else "<text>"
+def _kind(value: object, kinds: Sequence[str]) -> str:
+    kind = type_of(value)
+    if kind in kinds or kind == "text" or not isinstance(kind, str):
+        return f"<{kind}>" if kind in kinds else "<text>"
+    return "<left out>"
 
 
 Block = Annotated[
@@ -63,8 +73,9 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    Discriminator(_block_kind),
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: _kind(value, _KINDS)),
 ]
 Content = TextOrParts[Block]
 
@@ -80,6 +91,12 @@ class AnthropicTool(Body):
     description: StrictStr | None = None
     input_schema: dict[str, Any]
     strict: StrictBool | None = None
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("<custom>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: "<left out>" if runs_on_servers(type_of(value)) else "<custom>"),
+]
 
 
 class AnthropicToolChoice(Body):
@@ -109,12 +126,14 @@ class AnthropicConversation(Body):
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_messages)] = (
         Field(
             description="The conversation: texts, or lists of `text`, `thinking`, `tool_use` and `tool_result` blocks. "
+            "Other blocks are left out; a note stands in their place, and the header `X-Minisgl-Ignored` names them. "
             "The answer continues an assistant message at its end."
         )
     )
     system: Texts | None = described("A system message before all others.")
-    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
-        "Tools that the model may call."
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
+        "Tools that the model may call. Tools that Anthropic's servers run are left out; the header "
+        "`X-Minisgl-Ignored` names them."
     )
     tool_choice: AnthropicToolChoice | None = described("`auto`, `any`, `tool` with its `name`, or `none`.")
     thinking: AnthropicThinking | None = described(
@@ -131,13 +150,18 @@ class MessagesRequest(Sampling, Receipted, AnthropicConversation):
     """Fields of the chat API that change how tokens are chosen may stand beside Anthropic's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.MESSAGES
+    IGNORED: ClassVar[fields.Table] = {**Sampling.IGNORED, "stream_options": fields.IGNORED["stream_options"]}
+    ALIASES: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n_predict", "num_predict", "max_output_tokens", "max_completion_tokens"), "max_tokens"),
+        "repeat_penalty": "repetition_penalty",
+    }
 
-    max_tokens: Int64 = Field(description="Limit of generated tokens.", json_schema_extra={"minimum": 1})
+    max_tokens: Int64 = Field(
+        description="Limit of generated tokens. 0: the prompt is computed for the cache, and the answer is empty.",
+        json_schema_extra={"minimum": 0},
+    )
     stop_sequences: Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings)] | None = (
         described(f"Up to {BOUNDS.max_stop_strings} texts that end the answer; `stop_sequence` says which one did.")
-    )
-    context_management: dict[str, Any] | None = described(
-        "Accepted, without effect: the prompt has the whole conversation. The header `X-Minisgl-Ignored` names it."
     )
 
 

@@ -8,7 +8,7 @@ whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
-from minisgl.server.fields import present
+from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
@@ -94,8 +94,8 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
     """A message of the assistant is one; one of a user is one for each result of a tool, and one for the rest."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts = [{"type": "text", "text": block.text} for block in message.content if isinstance(block, TextBlock)]
-    found: dict[str, Any] = {"role": message.role, "content": texts[0]["text"] if len(texts) == 1 else texts or None}
+    texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
+    found: dict[str, Any] = {"role": message.role, "content": _content(texts) if texts else None}
     if message.role == "assistant":
         if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
             found["reasoning_content"] = "".join(thoughts)
@@ -114,8 +114,53 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    text = _text(block.content or "")
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
+    found: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
+    if isinstance(block.content, list) and any(isinstance(one, LeftOut) for one in block.content):
+        error = [{"type": "text", "text": "Error:"}] if block.is_error else []
+        return {**found, "content": [*error, *_parts(block.content)]}
+    text = block.content if isinstance(block.content, str) else "".join(one.text for one in block.content or ())
+    return {**found, "content": f"Error: {text}" if block.is_error else text}
+
+
+def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
+    """Parts of the chat API. What has a text of its own is that text; the rest has its own kind, which chats leave
+    out."""
+    found: list[dict[str, Any]] = []
+    for block in blocks:
+        text = block.text if isinstance(block, TextBlock) else "\n".join(_texts_in(block.model_extra or {}))
+        shows = isinstance(block, TextBlock) or (text and block.type in ("document", "search_result"))
+        found.append({"type": "text", "text": text} if shows else {"type": block.type})
+    return found
+
+
+def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a document or of a result of a search."""
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    inner = source.get("content") or block.get("content")
+    body = source.get("data") if source.get("type") == "text" else inner
+    listed = body if isinstance(body, list) else [{"text": body}]
+    texts = [text for one in listed if isinstance(one, dict) and isinstance(text := one.get("text"), str) and text]
+    for name in ("title", "context") if texts else ():
+        if isinstance(text := block.get(name), str) and text:
+            yield text
+    yield from texts
+
+
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
+
+
+def _check_results(messages: Sequence[AnthropicMessage]) -> None:
+    """Raises `ApiError` for a tool's result of a call that is not there."""
+    calls = set[str]()
+    for i, message in enumerate(messages):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(block, ToolUseBlock):
+                calls.add(block.id)
+            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
+                name = f"messages.{i}.content.{j}.tool_use_id"
+                raise bad_value(name, block.tool_use_id, "no tool_use block before it has this id")
 
 
 def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
@@ -126,8 +171,11 @@ def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
 
 
 def _tools(asked: AnthropicConversation) -> dict[str, Any]:
-    tools = []
+    tools: list[dict[str, Any]] = []
     for tool in asked.tools or ():
+        if isinstance(tool, LeftOut):
+            tools.append({"type": tool.type})
+            continue
         function = present({"name": tool.name, "description": tool.description, "strict": tool.strict})
         tools.append({"type": "function", "function": {**function, "parameters": tool.input_schema}})
     found: dict[str, Any] = {"tools": tools or None}
@@ -136,7 +184,7 @@ def _tools(asked: AnthropicConversation) -> dict[str, Any]:
             if choice.name is None:
                 raise bad_value("tool_choice.name", None, "required for tool")
             found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-        elif tools:
+        elif any("function" in tool for tool in tools):
             found["tool_choice"] = CHOICES[choice.type]
         elif choice.type == "any":
             raise bad_value("tool_choice", choice.type, "needs tools")
@@ -240,20 +288,19 @@ def _delta(section: Section, text: str) -> dict[str, str]:
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
     model_name = context.served.check(asked.model)
-    turn = await _turn(context, asked, request)
-    if asked.context_management is not None:
-        turn.ignored += ("context_management",)
-    return MessagesFormatter(model_name, asked, turn)
+    return MessagesFormatter(model_name, asked, await _turn(context, asked, request))
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
     """As many as POST /v1/messages says of the same conversation, those in the cache included."""
-    turn = await _turn(context, asked, request)
+    turn = await _turn(context, asked, request, only_counts=True)
     return json_response({"input_tokens": len(turn.prompts[0])})
 
 
-async def _turn(context: ServerContext, asked: AnthropicConversation, request: HttpRequest) -> Turn:
+async def _turn(
+    context: ServerContext, asked: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
+) -> Turn:
+    await context.prompts.of_body(lambda: _check_results(asked.messages), request.is_large)
     with renamed(NAMES):
-        return await chat_turn(
-            context, await context.prompts.of_body(lambda: to_chat(asked), request.is_large), least_tokens=1
-        )
+        chat = await context.prompts.of_body(lambda: to_chat(asked), request.is_large)
+        return await chat_turn(context, chat, least_tokens=0, only_counts=only_counts)

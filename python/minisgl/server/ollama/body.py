@@ -28,6 +28,9 @@ class OllamaRequest(Body):
 
 
 class OllamaGenerating(OllamaRequest, Receipted):
+    NOT_YET: ClassVar[fields.Table] = fields.OLLAMA
+    OTHERS: ClassVar[fields.Table] = fields.OTHERS
+
     stream: StrictBool | None = described("Send the answer as it is generated, a JSON object a line; true by default.")
     format: Schema | None = described("`json`, or a JSON schema.")
     think: StrictBool | StrictStr | None = described(
@@ -49,6 +52,8 @@ class OllamaCall(Body):
 
 
 class OllamaMessage(Body):
+    IGNORED: ClassVar[fields.Table] = {"images": ([],)}
+
     role: Literal["system", "user", "assistant", "tool"]
     content: StrictStr | None = None
     thinking: StrictStr | None = None
@@ -59,8 +64,6 @@ class OllamaMessage(Body):
 
 
 class OllamaChatRequest(OllamaGenerating):
-    NOT_YET: ClassVar[fields.Table] = fields.OLLAMA
-
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=BOUNDS.max_messages)] | None = described(
         "The conversation. Without messages the answer says that the model is there."
     )
@@ -68,8 +71,6 @@ class OllamaChatRequest(OllamaGenerating):
 
 
 class OllamaGenerateRequest(OllamaGenerating):
-    NOT_YET: ClassVar[fields.Table] = fields.OLLAMA
-
     prompt: StrictStr | None = described(
         "A message of the user. Without a prompt the answer says that the model is there."
     )
@@ -85,7 +86,7 @@ class OllamaEmbedRequest(OllamaRequest):
 
 
 class OllamaEmbeddingsRequest(OllamaRequest):
-    prompt: StrictStr = Field(description="A text.")
+    prompt: StrictStr = Field(description="A text; an empty one has an empty vector.")
 
 
 class OllamaShowRequest(Body):

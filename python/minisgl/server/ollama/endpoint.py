@@ -22,7 +22,7 @@ from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.completions import continuation
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import EmbeddingFormatter, embeddings_endpoint
-from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.errors import ApiError, Names, bad_value, renamed, wrong
 from minisgl.server.fields import present
 from minisgl.server.formatter import Formatter, chat_entries, json_line, json_response, receipt_of
 from minisgl.server.generation import Generation
@@ -40,6 +40,7 @@ from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import Sampling
 from minisgl.server.sections import Closed, Grown, Section, Sections
 from minisgl.server.tools import Parsing
+from minisgl.server.unserved import shown
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
@@ -47,6 +48,8 @@ OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat
 NEUTRAL: dict[str, tuple[float, ...]] = {"mirostat": (0,), "typical_p": (1,), "tfs_z": (1,), "repeat_last_n": (-1,)}
 """Values of others that ask for nothing."""
 MAX_NAMED = 32
+OF_LOADS = frozenset({"model", "keep_alive", "stream", "options"})
+"""What a body without a question may have."""
 UNLOADED = (0, "0", "0s", "0m", "0h")
 NAMES: Names = (
     *((name, f"options.{option}") for option, name in OPTIONS.items()),
@@ -54,7 +57,9 @@ NAMES: Names = (
     (r"enable_thinking", "think"),
     (r"reasoning_effort", "think"),
     (r"truncate_prompt_tokens", "truncate"),
+    (r"messages\.(\d+)\.content\.0\.type", r"messages.\1.images"),
 )
+OF_PROMPTS: Names = ((r"messages(\..*)?", "prompt"), *NAMES)
 Shape = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 """The part of an answer that has the text, the thoughts and the calls."""
 
@@ -139,9 +144,10 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ids and names
     for i, message in enumerate(given):
-        if message.images:
-            raise bad_value(f"messages.{i}.images", "...", "not supported by this version", "unsupported_value")
         one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.images:
+            text = [{"type": "text", "text": message.content}] if message.content else []
+            one["content"] = [*text, {"type": "images"}]
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -168,7 +174,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
 
 async def chat_endpoint(context: ServerContext, asked: OllamaChatRequest, request: HttpRequest) -> Formatter | Response:
     if not asked.messages:
-        return _loaded(context, asked, as_message(""))
+        return _loaded(context, asked, request, "messages", as_message(""))
     return await _chat(context, asked, request, as_message)
 
 
@@ -176,21 +182,27 @@ async def generate_endpoint(
     context: ServerContext, asked: OllamaGenerateRequest, request: HttpRequest
 ) -> Formatter | Response:
     if not asked.prompt and not asked.suffix:
-        return _loaded(context, asked, as_response(""))
+        return _loaded(context, asked, request, "prompt", as_response(""))
     if asked.raw or asked.suffix:
         return await _continued(context, asked)
     return await _chat(context, asked, request, as_response)
 
 
-def _loaded(context: ServerContext, asked: OllamaGenerating, empty: dict[str, Any]) -> Response:
-    """Clients ask so for a model to be loaded, or unloaded; this one is always there."""
+def _loaded(
+    context: ServerContext, asked: OllamaGenerating, request: HttpRequest, needed: str, empty: dict[str, Any]
+) -> Response:
+    """Clients ask so for a model to be loaded, or unloaded; this one is always there. A body with more asks for an
+    answer, and the field `needed` is missing. Raises `ApiError` 400."""
+    given = [name for name in asked.model_fields_set if name not in OF_LOADS and getattr(asked, name)]
+    if more := [*request.ignored, *sorted(given)]:
+        raise wrong(more[0], f"without {needed} nothing is answered: give {needed}")
     head = {"model": asked.model or context.served.name, "created_at": now(), **empty, "done": True}
     _, ignored = _options(asked, context.info.max_seq_len)
     return json_response({**head, "done_reason": "load", **_warning(ignored)})
 
 
 def _warning(ignored: Sequence[str]) -> dict[str, str]:
-    return {"warning": f"without effect here: {', '.join(ignored)}"} if ignored else {}
+    return {"warning": f"without effect here: {shown(ignored)}"} if ignored else {}
 
 
 def _fields(context: ServerContext, asked: OllamaGenerating) -> tuple[dict[str, Any], list[str]]:
@@ -209,7 +221,7 @@ async def _chat(
     fields, ignored = _fields(context, asked)
     fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
     fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
-    with renamed(NAMES):
+    with renamed(NAMES if isinstance(asked, OllamaChatRequest) else OF_PROMPTS):
         chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
         turn = await chat_turn(context, chat)
     turn.ignored = (*("think" if name == "reasoning_effort" else name for name in turn.ignored), *ignored)
@@ -311,11 +323,15 @@ def _call(section: Section, index: int) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- embeddings
 
 
-async def embed_endpoint(context: ServerContext, asked: OllamaEmbedRequest, request: HttpRequest) -> Formatter:
+async def embed_endpoint(
+    context: ServerContext, asked: OllamaEmbedRequest, request: HttpRequest
+) -> Formatter | Response:
     return await _embedded(context, asked, request, asked.input, Embed, truncates=asked.truncate is not False)
 
 
-async def embedding_endpoint(context: ServerContext, asked: OllamaEmbeddingsRequest, request: HttpRequest) -> Formatter:
+async def embedding_endpoint(
+    context: ServerContext, asked: OllamaEmbeddingsRequest, request: HttpRequest
+) -> Formatter | Response:
     return await _embedded(context, asked, request, asked.prompt, OneEmbedding)
 
 
@@ -327,8 +343,21 @@ async def _embedded(
     shown_as: type[OllamaEmbeddings],
     *,
     truncates: bool = True,
-) -> Formatter:
-    fields: dict[str, Any] = {"input": texts, "model": asked.model}
+) -> Formatter | Response:
+    """The vectors of `texts`; that of a text without tokens is empty, for it is no error: clients load a model so."""
+    _, ignored = _options(asked, context.info.max_seq_len)
+    ignored = [*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored, *request.ignored]
+    given = [texts] if isinstance(texts, str) else texts
+    has_tokens = [bool(text) or bool(len(context.tokenizer.encode(""))) for text in given]
+    if not any(has_tokens) or texts == "":
+        nothing: dict[str, Any] = {"embedding": []}
+        if shown_as is Embed:
+            counts = dict.fromkeys(("total_duration", "load_duration", "prompt_eval_count"), 0)
+            model = asked.model or context.served.name
+            nothing = {"model": model, "embeddings": [[] for _ in texts], **counts}
+        return json_response({**nothing, **_warning(ignored)})
+    fields: dict[str, Any] = {"input": [text for text, has in zip(given, has_tokens, strict=True) if has]}
+    fields["model"] = asked.model
     if isinstance(asked, OllamaEmbedRequest):
         fields["dimensions"] = asked.dimensions
     if truncates:
@@ -336,24 +365,25 @@ async def _embedded(
     with renamed((*NAMES, (r"input", "input" if isinstance(asked, OllamaEmbedRequest) else "prompt"))):
         found = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), request, shown_as)
     assert isinstance(found, shown_as)
-    _, ignored = _options(asked, context.info.max_seq_len)
-    found.warning = _warning([*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored])
+    found.warning, found.has_tokens = _warning(ignored), has_tokens
     return found
 
 
 class OllamaEmbeddings(EmbeddingFormatter):
-    """`warning`: see `_warning`."""
+    """`warning`: see `_warning`; `has_tokens`: whether a text that was given has a vector."""
 
     warning: Mapping[str, str] = MappingProxyType({})
+    has_tokens: Sequence[bool] = ()
 
 
 class Embed(OllamaEmbeddings):
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         found = super().whole(generation, choices)
+        vectors = iter([one["embedding"] for one in found["data"]])
         total_s, _ = generation.times_s(0)
         return {
             "model": found["model"],
-            "embeddings": [one["embedding"] for one in found["data"]],
+            "embeddings": [next(vectors) if has else [] for has in self.has_tokens],
             "total_duration": int(total_s * 1e9),
             "load_duration": 0,
             "prompt_eval_count": found["usage"]["prompt_tokens"],

@@ -1,19 +1,30 @@
 """The body of POST /v1/responses, with OpenAI's names and sampling as in the chat API, and the objects of its answer.
 
-Invariants: an item, a part or a tool of a kind that is not done here is refused by name.
+Invariants: an item or a part of a kind that cannot be shown is left out by name, and so is a tool that OpenAI's servers
+run; another tool of a kind that is not done here is refused by name.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.sampling_params import BOUNDS
 from minisgl.server import fields
 from minisgl.server.answers import Answer, ContentLogprob, Listed
 from minisgl.server.bodies import Receipted
-from minisgl.server.fields import Body, Int64, TextOr, TextOrParts, described, ranged
+from minisgl.server.fields import (
+    Body,
+    Int64,
+    LeftOut,
+    TextOr,
+    TextOrParts,
+    described,
+    ranged,
+    runs_on_servers,
+    type_of,
+)
 from minisgl.server.sampling_fields import Sampling
 
 
@@ -25,7 +36,17 @@ class ResponsePart(Body):
     refusal: StrictStr | None = None
 
 
-Content = TextOrParts[ResponsePart]
+TEXTS = ("input_text", "output_text", "text", "refusal")
+
+
+def _part_kind(value: object) -> str:
+    kind = type_of(value)
+    return "<text>" if kind in TEXTS or not isinstance(kind, str) else "<left out>"
+
+
+Content = TextOrParts[
+    Annotated[Annotated[ResponsePart, Tag("<text>")] | Annotated[LeftOut, Tag("<left out>")], Discriminator(_part_kind)]
+]
 
 
 class MessageItem(Body):
@@ -87,28 +108,9 @@ class OutputItem(Body):
     output: Content
 
 
-Unread = Literal[
-    "web_search_call",
-    "file_search_call",
-    "code_interpreter_call",
-    "image_generation_call",
-    "tool_search_call",
-    "tool_search_output",
-    "compaction",
-    "compaction_summary",
-    "context_compaction",
-]
+class UnreadItem(LeftOut):
+    """The model is not shown it: what only OpenAI's servers did, or can read, or a kind of item that is not known."""
 
-
-UNREAD: tuple[str, ...] = get_args(Unread)
-
-
-class UnreadItem(Body):
-    """The model is not shown it: what only OpenAI's servers did, or can read."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Unread
     id: StrictStr | None = None
 
 
@@ -138,16 +140,18 @@ _KINDS_OF_ITEMS: dict[object, str] = {
     "local_shell_call_output": "<local_shell_call_output>",
     "reasoning": "<reasoning>",
     "item_reference": "<item_reference>",
+    "message": "<message>",
     **dict.fromkeys(get_args(Outputs), "<output>"),
-    **dict.fromkeys(UNREAD, "<unread>"),
 }
 
 
 def _item_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(value, dict) and kind is None and "role" not in value and "id" in value:
+    kind = type_of(value)
+    says = isinstance(value, dict) and "role" in value
+    if isinstance(value, dict) and kind is None and not says and "id" in value:
         return "<item_reference>"
-    return _KINDS_OF_ITEMS.get(kind, "<message>") if isinstance(kind, str) else "<message>"
+    other = "<message>" if says else "<unread>"
+    return _KINDS_OF_ITEMS.get(kind, other) if isinstance(kind, str) else "<message>"
 
 
 Item = Annotated[
@@ -188,32 +192,13 @@ class CustomTool(Body):
     format: CustomFormat | None = None
 
 
-Hosted = Literal[
-    "web_search",
-    "web_search_2025_08_26",
-    "web_search_preview",
-    "web_search_preview_2025_03_11",
-    "tool_search",
-    "code_interpreter",
-    "image_generation",
-    "file_search",
-    "computer",
-    "computer_use",
-    "computer_use_preview",
-    "programmatic_tool_calling",
-]
-HOSTED: tuple[str, ...] = get_args(Hosted)
-
-
-class HostedTool(Body):
+class HostedTool(LeftOut):
     """Only OpenAI's servers run it: the model is not told of it."""
-
-    type: Hosted
 
 
 def _tool_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<hosted>" if kind in HOSTED else f"<{kind}>" if kind in ("custom", "namespace") else "<function>"
+    kind = type_of(value)
+    return "<hosted>" if runs_on_servers(kind) else f"<{kind}>" if kind in ("custom", "namespace") else "<function>"
 
 
 Functions = Annotated[
@@ -281,11 +266,17 @@ class ResponsesRequest(Sampling, Receipted):
     """Fields of the chat API that change how tokens are chosen may stand beside OpenAI's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.RESPONSES
+    IGNORED: ClassVar[fields.Table] = {name: fields.IGNORED[name] for name in ("max_tool_calls", "stream_options")}
+    ALIASES: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("n_predict", "num_predict", "max_completion_tokens"), "max_output_tokens"),
+        "repeat_penalty": "repetition_penalty",
+        "stop_sequences": "stop",
+    }
 
     input: Input | None = described(
         "A text, or a list of items: messages, `reasoning`, `function_call`, `custom_tool_call`, `local_shell_call`, "
-        "their outputs, and `item_reference` to an item of a stored answer. Items of OpenAI's own tools and its "
-        "compactions are accepted, but the model is not shown them."
+        "their outputs, and `item_reference` to an item of a stored answer. The model is not shown others, such as "
+        "those of OpenAI's own tools and its compactions; the header `X-Minisgl-Ignored` names them."
     )
     instructions: StrictStr | None = described(
         "A system message before all others; it does not apply to later answers."
@@ -309,7 +300,7 @@ class ResponsesRequest(Sampling, Receipted):
     )
     reasoning: ResponseReasoning | None = described("`effort` as `reasoning_effort` in the chat API.")
     max_output_tokens: Int64 | None = described("Limit of generated tokens, reasoning included.", minimum=1)
-    max_tool_calls: Int64 | None = described("Without effect: it limits built-in tools, and there are none.", minimum=1)
+    max_tool_calls: Int64 | None = described("Without effect: it limits built-in tools, and there are none.")
     top_logprobs: Int64 | None = ranged("logprobs", "Report this many most likely tokens at each position of the text.")
     include: list[StrictStr] | None = described(
         "`message.output_text.logprobs` reports log probabilities; other values have no effect."

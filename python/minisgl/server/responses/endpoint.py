@@ -23,13 +23,13 @@ from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, wrong
-from minisgl.server.fields import present
+from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.log import say
 from minisgl.server.request import REQUEST, HttpRequest, checked
 from minisgl.server.responses.body import (
-    UNREAD,
+    TEXTS,
     CallItem,
     Content,
     CustomCallItem,
@@ -41,6 +41,7 @@ from minisgl.server.responses.body import (
     OutputItem,
     ReasoningItem,
     ReferenceItem,
+    ResponsePart,
     ResponsesRequest,
     ResponseTool,
     ShellCallItem,
@@ -50,6 +51,7 @@ from minisgl.server.responses.body import (
 from minisgl.server.responses.tools import SHELL, GivenTools, custom_arguments, flat_name
 from minisgl.server.sampling_fields import shared_fields
 from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
+from minisgl.server.unserved import shown
 from minisgl.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"
@@ -146,12 +148,17 @@ def _kept(item: Item) -> dict[str, Any]:
 def _parts(content: Content, kind: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [_text_part(kind, content)]
-    return [
+    return [_part(part, kind) for part in content]
+
+
+def _part(part: ResponsePart | LeftOut, kind: str) -> dict[str, Any]:
+    if isinstance(part, LeftOut):
+        return part.model_dump()
+    return (
         {"type": "refusal", "refusal": part.refusal or ""}
         if part.type == "refusal"
         else _text_part(kind, part.text or "")
-        for part in content
-    ]
+    )
 
 
 def _text_part(kind: str, text: str) -> dict[str, Any]:
@@ -205,21 +212,40 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
     return {"id": item.get("call_id", item["id"]), "type": "function", "function": call}
 
 
-def _output(given: str | Sequence[dict[str, Any]]) -> str:
-    return (
-        given
-        if isinstance(given, str)
-        else "".join(part["text"] if "text" in part else part["refusal"] for part in given)
-    )
+def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if isinstance(given, str):
+        return given
+    if not all(part["type"] in TEXTS for part in given):
+        return _chat_parts(given)
+    return "".join(part["text"] if "text" in part else part["refusal"] for part in given)
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    if len(parts) == 1 and "text" in parts[0]:
-        return str(parts[0]["text"])
-    return [
-        {"type": "text", "text": part["text"]} if "text" in part else {"type": "refusal", "refusal": part["refusal"]}
-        for part in parts
-    ]
+    found = _chat_parts(parts)
+    return str(found[0]["text"]) if len(found) == 1 and "text" in found[0] else found
+
+
+def _chat_parts(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parts of the chat API, which leaves out those of other kinds."""
+
+    def of(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] not in TEXTS:
+            return {"type": part["type"]}
+        return {"type": "text", "text": part["text"]} if "text" in part else part
+
+    return [of(part) for part in parts]
+
+
+def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
+    """Raises `ApiError` for a tool's output of a call that is not there. `first`: the place of the first new item."""
+    calls = set[str]()
+    for i, item in enumerate(items):
+        call_id = item.get("call_id", item["id"])
+        if not item["type"].endswith("_output"):
+            calls.update((call_id, item["id"]))
+        elif item["type"] in PREFIXES and call_id not in calls:
+            name = "call_id" if "call_id" in item else "id"
+            raise bad_value(f"input.{i - first}.{name}", call_id, "no call before it has this id")
 
 
 PREFIXES = {
@@ -431,7 +457,7 @@ async def responses_endpoint(
 async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
     """As many as POST /v1/responses says of the same conversation."""
     items = await _items(context, asked, request)
-    turn = await _turn_of(context, asked, GivenTools(asked), items, request)
+    turn = await _turn_of(context, asked, GivenTools(asked), items, request, only_counts=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
@@ -444,7 +470,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
         if kept is None:
             raise _not_found(before, "previous_response_id", status=400)
         found = [*kept, *(context.responses.output(before, key) or ())]
-    given = asked.input
+    given, first = asked.input, len(found)
     if given is None and before is None:
         raise missing("input")
     for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
@@ -455,6 +481,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
             found.append(referred)
         else:
             found.append(item)
+    _check_outputs(found, first)
     return found
 
 
@@ -464,17 +491,16 @@ async def _turn_of(
     tools: GivenTools,
     items: list[dict[str, Any]],
     request: HttpRequest,
+    *,
+    only_counts: bool = False,
 ) -> Turn:
     messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
-        raise bad_value("input", asked.input, "must not be empty")
+        raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
     with renamed([*tools.names, *NAMES]):
-        turn = await _turn(context, asked, tools, messages, request)
-    left_out = [f"tools.{kind}" for kind in tools.left_out]
-    left_out += dict.fromkeys(f"input.{item['type']}" for item in items if item["type"] in UNREAD)
-    if left_out:
-        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {', '.join(left_out)}")
-        turn.ignored += tuple(left_out)
+        turn = await _turn(context, asked, tools, messages, request, only_counts)
+    if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
+        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {shown(left_out)}")
     return turn
 
 
@@ -484,13 +510,14 @@ async def _turn(
     tools: GivenTools,
     messages: list[dict[str, Any]],
     request: HttpRequest,
+    only_counts: bool,
 ) -> Turn:
-    async def turn_of(some: list[dict[str, Any]]) -> Turn:
+    async def turn_of(some: list[dict[str, Any]], only_counts: bool = False) -> Turn:
         chat = await context.prompts.of_body(lambda: to_chat(asked, tools, some), request.is_large)
-        return await chat_turn(context, chat, least_tokens=1)
+        return await chat_turn(context, chat, least_tokens=1, only_counts=only_counts)
 
     try:
-        return await turn_of(messages)
+        return await turn_of(messages, only_counts and asked.truncation != "auto")
     except ApiError as error:
         if asked.truncation != "auto" or error.code != "context_length_exceeded":
             raise
@@ -510,6 +537,8 @@ async def _turn(
             if error.code != "context_length_exceeded":
                 raise
             first = middle + 1
+    if found is None and only_counts:
+        return await turn_of(messages, True)
     if found is None:
         raise too_long
     return found

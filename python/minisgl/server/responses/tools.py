@@ -103,9 +103,6 @@ class GivenTools:
         given = list(_given(asked))
         self._choice = asked.tool_choice
         self.by_name = {one.name: one for one in given}
-        hosted = (tool.type for tool in asked.tools or () if isinstance(tool, HostedTool))
-        self.left_out = tuple(dict.fromkeys(hosted))
-        """Types of tools that only OpenAI's servers run."""
         self.shown = self._allowed(given)
         self.names: Names = [
             (rf"tools\.{i}\.function", one.place) for i, one in enumerate(self.shown) if one.place != f"tools.{i}"

@@ -1,0 +1,54 @@
+"""Values at and behind the edges of each field of a body, from the types and tables that the rules come from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+from minisgl.server import fields
+from minisgl.server.routes import POSTS
+
+OF_ANY: tuple[Any, ...] = (None, 0, -1, 1, 2, 0.5, 2**63, True, False, "", "1", [], {}, [None], {"a": 1})
+
+
+@functools.cache
+def properties(path: str) -> dict[str, dict[str, Any]]:
+    """The JSON schemas of the fields of a route's body."""
+    model = POSTS[path][0]
+    assert model is not None
+    found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+    return found
+
+
+def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Each documented bound: the field, a value that it allows, and the next one, which it does not."""
+    for name, schema in properties(path).items():
+        step = 0.5 if any(one.get("type") == "number" for one in schema.get("anyOf", [schema])) else 1
+        for bound, behind in (("minimum", -step), ("maximum", step)):
+            if bound in schema:
+                yield name, schema[bound], schema[bound] + behind
+        if (open_least := schema.get("exclusiveMinimum")) is not None:
+            yield name, open_least + step, open_least
+
+
+@functools.cache
+def edges(path: str) -> dict[str, list[Any]]:
+    """By name: the fields of a body, their aliases, and all names in the tables of what is not served."""
+    model: Any = POSTS[path][0]
+    found = {name: [*OF_ANY] for name in properties(path)}
+    for name, inside, outside in bounds(path):
+        found[name] += [inside, outside]
+    for table in (model.NOT_YET, model.OTHERS, model.IGNORED, fields.IGNORED, fields.LLAMA_CPP_IGNORED):
+        for name, nothing in table.items():
+            found.setdefault(name, [*OF_ANY]).extend(nothing)
+    found |= {alias: found[name] for alias, name in model.ALIASES.items()}
+    return found
+
+
+def at_edges(path: str) -> st.SearchStrategy[tuple[str, Any]]:
+    """A field of a body with such a value."""
+    known = edges(path)
+    return st.sampled_from(sorted(known)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(known[name])))
