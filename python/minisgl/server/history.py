@@ -25,19 +25,24 @@ class History:
     def done(self) -> list[dict[str, Any]]:
         """Return the messages."""
         for message in self._messages:
+            if isinstance(thoughts := message.get("reasoning_content"), list):
+                message["reasoning_content"] = "".join(thoughts)
             if isinstance(content := message.get("content"), list):
                 message["content"] = plain(content)
         return self._messages
 
     def reason(self, text: str, *, goes_on: bool = False) -> None:
         """Add reasoning. `goes_on`: it may continue the reasoning before it."""
-        answer = self._message("reasoning_content", goes_on)
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+        self._message("reasoning_content", goes_on).setdefault("reasoning_content", []).append(text)
 
     def say(self, parts: Sequence[dict[str, Any]], *, goes_on: bool = False) -> None:
-        """Add texts. `goes_on`: they may continue the texts before them."""
-        answer = self._message("content", goes_on)
-        answer["content"] = [*answer.get("content", ()), *parts]
+        """Add texts. `goes_on`: they may continue the texts before them. Blank ones behind a call are left out: a turn
+        of their own would stand between the call and its result."""
+        if "tool_calls" in self._answer and not any(
+            (part.get("text") or part.get("refusal") or "").strip() for part in parts
+        ):
+            return
+        self._message("content", goes_on).setdefault("content", []).extend(parts)
 
     def call(self, call: dict[str, Any]) -> None:
         self._message("tool_calls", True).setdefault("tool_calls", []).append(call)

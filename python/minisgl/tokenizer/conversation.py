@@ -31,6 +31,7 @@ TRIAL_TOOL: Message = {
     "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 """The tool of trials with tools."""
+UNNAMED = "function"  # name of a call that has none
 _BROKEN = "arguments"  # name of the only argument of a call whose arguments are not an object
 
 
@@ -57,7 +58,7 @@ class Shown:
     lone_system: bool = (
         True  # a conversation of nothing but a system message; True too if that is refused with a reason
     )
-    calls: CallForm | None = CallForm()  # None: neither calls nor results
+    calls: CallForm | None = CallForm()  # None: no calls
     several_calls: bool = True  # more than one in a message
     text_beside_calls: bool = True  # content in a message with calls
     late_results: bool = True  # a result behind a text that follows its call
@@ -72,7 +73,7 @@ class Shown:
         if not trial.shows("user", "text", "user"):
             return Shown()  # it does not show a plain conversation: what it wants is not known
         calls = next((form for form in _call_forms() if trial.with_calls(form).shows("user", "call", "tool")), None)
-        refused = frozenset(pair for pair in _pairs(calls) if not trial.shows(*_around(*pair)))
+        refused = frozenset(pair for pair in _pairs(calls) if not trial.shows(*_around(*pair, calls)))
         if ("text", "text") in refused:  # it may count only texts, and find one missing later
             others: tuple[Kind | None, ...] = (None, "system", "user", "text")
             refused |= {("text", "call"), *((before, "tool") for before in others)}
@@ -173,13 +174,13 @@ def _call_forms() -> Iterator[CallForm]:
 
 def _pairs(calls: CallForm | None) -> Iterator[tuple[Kind | None, Kind]]:
     """Yield the pairs of neighbours that are asked about. System messages are asked about as the first of all."""
-    kinds: tuple[Kind, ...] = ("user", "text", *(("call", "tool") if calls else ()))  # type: ignore[assignment]
+    kinds: tuple[Kind, ...] = ("user", "text", "call", "tool") if calls else ("user", "text", "tool")
     yield from ((None, kind) for kind in ("system", *kinds) if kind != "user")  # type: ignore[misc]
     yield from (("system", kind) for kind in ("system", *kinds) if kind != "user")  # type: ignore[misc]
     yield from itertools.product(kinds, kinds)
 
 
-def _around(one: Kind | None, other: Kind) -> tuple[Kind, ...]:
+def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind, ...]:
     """Return a conversation in which `other` follows `one`, and all else is as usual."""
     before: dict[Kind | None, tuple[Kind, ...]] = {
         None: (),
@@ -187,7 +188,7 @@ def _around(one: Kind | None, other: Kind) -> tuple[Kind, ...]:
         "user": ("user",),
         "text": ("user", "text"),
         "call": ("user", "call"),
-        "tool": ("user", "call", "tool"),
+        "tool": ("user", "call" if calls else "text", "tool"),
     }
     behind: tuple[Kind, ...] = ("tool",) if other == "call" else ()
     if one in (None, "system") and other != "user":
@@ -352,7 +353,7 @@ def _with_results(messages: list[Message], shown: Shown) -> list[Message]:
         if waiting:
             call_id = waiting.pop(waiting.index(call_id) if call_id in waiting else 0)
         is_behind_it = has_call and before in ("call", "tool")
-        if shown.calls is None or not (is_behind_it or (before, "tool") not in shown.refused):
+        if not is_behind_it and (before, "tool") in shown.refused:
             found.append({"role": "user", "content": RESULT + _text(message.get("content"))})
         else:
             found.append({**message, "tool_call_id": call_id})
@@ -430,11 +431,10 @@ def _read_call(call: Any, field: str) -> Message:
     function = call.get("function", call)
     if isinstance(custom := call.get("custom"), Mapping):
         function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise ValueError(f"{field}.function.name: must be a text (got {json.dumps(name)[:64]})")
+    function = function if isinstance(function, Mapping) else {}
+    name = function["name"] if isinstance(function.get("name"), str) else UNNAMED
     kept = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
-    return {**kept, "type": "function", "function": {**function, "arguments": function.get("arguments")}}
+    return {**kept, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
 
 
 def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
@@ -468,7 +468,7 @@ def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
     for message in messages:
         if message.get("role") == "tool":
             call_id = message.get("tool_call_id")
-            own = {"name": names.get(call_id, "function")} if form.names_results and not message.get("name") else {}
+            own = {"name": names.get(call_id, UNNAMED)} if form.names_results and not message.get("name") else {}
             found.append(
                 {**message, **own, **({} if form.ids == "given" else {"tool_call_id": ids.get(call_id, "000000000")})}
             )
