@@ -105,8 +105,7 @@ SOURCES = {
 OURS = {name: ChatTemplate(source, TOKENS) for name, source in SOURCES.items()}
 
 
-def real_templates() -> dict[str, ChatTemplate]:
+def real_sources() -> dict[str, str]:
     """Return the templates of `chat_templates/*.jinja` in the folder of real data, by name."""
     folder = envs.data_dir()
-    files = sorted(folder.glob("chat_templates/*.jinja")) if folder else []
-    return {file.stem: ChatTemplate(file.read_text(), TOKENS) for file in files}
+    return {file.stem: file.read_text() for file in sorted(folder.glob("chat_templates/*.jinja"))} if folder else {}

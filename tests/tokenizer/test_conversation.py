@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError
-from tests.helpers.chat_templates import OURS, TOOL, real_templates
+from tests.helpers.chat_templates import OURS, TOKENS, TOOL, real_sources
 
 Message = dict[str, Any]
-REAL = real_templates()
+REAL = {name: ChatTemplate(source, TOKENS) for name, source in real_sources().items()}
 
 
 def system(text: str) -> Message:

@@ -175,8 +175,8 @@ def _call_forms() -> Iterator[CallForm]:
 def _pairs(calls: CallForm | None) -> Iterator[tuple[Kind | None, Kind]]:
     """Yield the pairs of neighbours that are asked about. System messages are asked about as the first of all."""
     kinds: tuple[Kind, ...] = ("user", "text", "call", "tool") if calls else ("user", "text", "tool")
-    yield from ((None, kind) for kind in ("system", *kinds) if kind != "user")  # type: ignore[misc]
-    yield from (("system", kind) for kind in ("system", *kinds) if kind != "user")  # type: ignore[misc]
+    yield from ((None, kind) for kind in ("system", *kinds) if kind != "user")
+    yield from (("system", kind) for kind in ("system", *kinds) if kind != "user")
     yield from itertools.product(kinds, kinds)
 
 
@@ -252,7 +252,7 @@ def _kind(message: Message) -> Kind | None:
     """Return the kind of a message, or None if its role is not known here."""
     if message.get("role") == "assistant":
         return "call" if message.get("tool_calls") else "text"
-    return message["role"] if message.get("role") in ("system", "user", "tool") else None  # type: ignore[no-any-return]
+    return message["role"] if message.get("role") in ("system", "user", "tool") else None
 
 
 def _text(content: Any) -> str:
