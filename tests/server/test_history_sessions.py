@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from os.path import commonprefix
 from typing import Any
 
 import httpx
@@ -25,9 +24,7 @@ from tests.helpers.server import CONFIG, Frontend, frontend, prompt_text
 Body = dict[str, Any]
 NUM_TURNS = 10
 SHARE = 0.95
-RULES = " ".join(
-    f"Rule {i}: work carefully, and say what was done." for i in range(360)
-)  # as long as those of the agents
+RULES = " ".join(f"Rule {i}: work carefully, and say what was done." for i in range(200))  # agents have more
 TEMPLATES = {name: SOURCES[name] for name in ("strict", "turns", "open", "channels", "nine")} | real_sources()
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 
@@ -240,8 +237,10 @@ def test_a_session_is_answered_and_cached(client: httpx.Client, server: Frontend
         assert f"make step{turn}" in response.text
         [asked] = [one for one in server.engine.received[num_received:] if isinstance(one, AddRequest)]
         prompt = prompt_text(asked)
-        num_same = len(commonprefix([before, prompt]))
-        assert num_same >= SHARE * len(before), (turn, before[num_same : num_same + 200], prompt[num_same:][:200])
+        pairs = enumerate(zip(before, prompt, strict=False))
+        num_same = next((at for at, (one, other) in pairs if one != other), len(before))
+        share = 0.85 if "qwen" in template.lower() else SHARE  # a question ends what it shows of earlier thoughts
+        assert num_same >= share * len(before), (turn, before[num_same : num_same + 200], prompt[num_same:][:200])
         before = prompt + said(replies(TEMPLATES[template]), prompt)
         body = agent.next(body, response.json(), turn)
 
