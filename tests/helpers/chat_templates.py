@@ -92,6 +92,10 @@ OPEN = """
 {%- for call in m.tool_calls or [] %}<call {{ call.id }}>
 {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}</call>
 {%- endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+# It looks at the first letter of a text (Command A).
+FIRST_LETTER = """
+{%- for m in messages %}[{{ m.role }}]{% if not m.content[0].thinking %}{{ m.content }}{% endif %}{% endfor -%}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
 
 SOURCES = {
     "strict": STRICT,
@@ -101,6 +105,7 @@ SOURCES = {
     "nine": NINE,
     "collected": COLLECTED,
     "open": OPEN,
+    "first letter": FIRST_LETTER,
 }
 OURS = {name: ChatTemplate(source, TOKENS) for name, source in SOURCES.items()}
 

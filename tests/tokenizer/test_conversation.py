@@ -127,6 +127,11 @@ CASES: dict[str, tuple[str, list[Message], str]] = {
         [user("q"), calls("f", text="x"), result("f", "1"), calls("g", text="y"), result("g", "2")],
         '<s>[User]q[Assistant]x</s>[call]f\n{"a": 1}[output]1[Assistant]y</s>[call]g\n{"a": 1}[output]2[Assistant]',
     ),
+    "an empty answer": (
+        "first letter",
+        [user("q"), says(""), user("p"), says(" x"), user("q")],
+        "[user]q[assistant] [user]p[assistant] x[user]q[assistant]",
+    ),
     "only ids are shown": (
         "open",
         [user("q"), calls("f", "g"), result("f", "1"), calls("f")],

@@ -31,6 +31,7 @@ TRIAL_TOOL: Message = {
     "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 """The tool of trials with tools."""
+EMPTY: Message = {"role": "assistant", "content": ""}
 UNNAMED = "function"  # name of a call that has none
 _BROKEN = "arguments"  # name of the only argument of a call whose arguments are not an object
 
@@ -58,6 +59,7 @@ class Shown:
     lone_system: bool = (
         True  # a conversation of nothing but a system message; True too if that is refused with a reason
     )
+    empty_text: bool = True  # an assistant's message without any
     calls: CallForm | None = CallForm()  # None: no calls
     several_calls: bool = True  # more than one in a message
     text_beside_calls: bool = True  # content in a message with calls
@@ -83,6 +85,8 @@ class Shown:
             refused=refused,
             late_system=all(trial.shows(*kinds) for kinds in _late_systems(calls)),
             lone_system=not trial.loses("system"),
+            empty_text=trial.prompt([_message("user", 0), EMPTY, _message("user", 2)]) is not None
+            or ("text", "user") in refused,
             calls=calls,
             late_results=trial.shows("user", "call", "text", "tool"),
             **(_about_calls(trial) if calls else {}),
@@ -245,6 +249,8 @@ def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Messag
         found = _one_by_one(found)
     found = list(_joined(found, shown))
     found = [_with_reasoning(message, shown) for message in _filled(found, shown)]
+    if not shown.empty_text:
+        found = [{**message, "content": " "} if message == EMPTY else message for message in found]
     return found if shown.calls is None else _in_form(found, shown.calls)
 
 
