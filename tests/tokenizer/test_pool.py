@@ -125,7 +125,7 @@ def test_a_long_tool_call_is_rendered_off_the_event_loop(server: Frontend, monke
         return render(self, *args, **kwargs)
 
     monkeypatch.setattr(Tokenizer, "apply_chat_template", watched)
-    call = {"type": "function", "function": {"name": "write", "arguments": "x" * 20_000}}
+    call = {"id": "x" * 20_000, "type": "function", "function": {"name": "write", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     with server.http() as http:
         for message in (called, {"role": "tool", "content": "done", "name": "x" * 20_000}):

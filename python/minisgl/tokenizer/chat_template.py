@@ -10,6 +10,7 @@ and strings too only if it asks anywhere whether something is one; any other get
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -29,6 +30,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 
 from minisgl.config import ConfigError
+from minisgl.tokenizer.conversation import TRIAL_TOOL, Shown, arranged
 
 ContentShape = Literal["string", "parts", "either"]
 
@@ -115,6 +117,7 @@ class Work(NamedTuple):
     seconds: float
 
 
+TRIAL_WORK = Work(1 << 14, 1.0)
 MAX_WORK = Work(1 << 21, 10.0)  # as many turns take some seconds; the gateway's renderer counts its steps
 
 
@@ -211,6 +214,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._found: dict[bool, Shown] = {}  # by whether there are tools
 
     def render(
         self,
@@ -234,18 +238,13 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message: excludes add_generation_prompt")
         template = self._template
-        shaped = [self._shape(message) for message in messages]
+        try:
+            shaped = [self._shape(message) for message in arranged(messages, self._shown(bool(tools)))]
+        except ValueError as error:
+            raise ChatTemplateError(str(error)) from error
         if continue_final_message:
             shaped[-1]["content"] = _marked(shaped[-1].get("content"))
-        variables = {
-            **self._special_tokens,
-            **kwargs,
-            "messages": shaped,
-            "tools": list(tools) if tools else None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = _run(template, variables, most)
+        text = _run(template, self._variables(shaped, tools, add_generation_prompt, **kwargs), most)
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
@@ -257,15 +256,55 @@ class ChatTemplate:
 
     @cached_property
     def content_shape(self) -> ContentShape:
-        """Raises `ChatTemplateError`."""
+        """Return the shape of its syntax tree, unless a trial shows that it takes only the other one. Raises
+        `ChatTemplateError`."""
         _ = self._template
-        return content_shape(_environment().parse(self.source))
+        found = content_shape(_environment().parse(self.source))
+        takes_text, takes_parts = self._shows_user("question"), self._shows_user([{"type": "text", "text": "question"}])
+        if takes_text == takes_parts:
+            return found
+        return "parts" if takes_parts and found == "string" else "string" if takes_text else found
+
+    def _shows_user(self, content: Any) -> bool:
+        with contextlib.suppress(ChatTemplateError):
+            messages = [{"role": "user", "content": content}]
+            return "question" in _run(self._template, self._variables(messages, None), TRIAL_WORK)
+        return False
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """All that it asks for from outside. Raises `ChatTemplateError`."""
         _ = self._template
         return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
+
+    def find_out(self) -> None:
+        """Find out now what `render` needs to know of the template. Raises `ChatTemplateError`."""
+        _ = self.content_shape, self.variables, self._shown(False), self._shown(True)
+
+    def _shown(self, with_tools: bool) -> Shown:
+        if (found := self._found.get(with_tools)) is None:
+            tools = [TRIAL_TOOL] if with_tools else None
+            found = self._found[with_tools] = Shown.of(lambda messages: self._render_trial(messages, tools))
+        return found
+
+    def _render_trial(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
+        return _run(self._template, self._variables([self._shape(message) for message in messages], tools), TRIAL_WORK)
+
+    def _variables(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        return {
+            **self._special_tokens,
+            **kwargs,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def _shape(self, message: Message) -> dict[str, Any]:
         shaped = {key: value for key, value in message.items() if value is not None}
@@ -274,8 +313,6 @@ class ChatTemplate:
             shaped["content"] = "\n".join(_part_text(part) for part in content)
         elif isinstance(content, str) and self.content_shape == "parts":
             shaped["content"] = [{"type": "text", "text": content}]
-        if calls := shaped.get("tool_calls"):
-            shaped["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return shaped
 
 
@@ -334,15 +371,3 @@ def _part_text(part: Any) -> str:
     if not isinstance(text, str):
         raise ChatTemplateError("messages: content: this model takes parts of type text only")
     return text
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI carries arguments as a JSON string, templates expect the object."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

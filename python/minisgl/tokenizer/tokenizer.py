@@ -102,7 +102,7 @@ class Tokenizer:
         """Do what the first conversation would wait for. A template that does not parse is left to its requests."""
         for template in self._chat_templates.values():
             with contextlib.suppress(ChatTemplateError):
-                _ = template.content_shape, template.variables
+                template.find_out()
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
         """Ids of `text`, [n] int32. Raises `NotEncodable`, and `TooManyTokens` for a text of more than `most`. What

@@ -23,9 +23,11 @@ from minisgl.server.errors import ApiError, Names, bad_value, renamed
 from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
+from minisgl.server.history import History, plain
 from minisgl.server.messages.body import (
     AnthropicConversation,
     AnthropicMessage,
+    Block,
     CountTokensRequest,
     MessagesRequest,
     TextBlock,
@@ -91,26 +93,35 @@ def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
 
 
 def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """A message of the assistant is one; one of a user is one for each result of a tool, and one for the rest."""
+    """Return the messages of the chat API: of a user one for each result of a tool, and one for the rest; of an
+    assistant as many as its blocks need to keep their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
-    found: dict[str, Any] = {"role": message.role, "content": _content(texts) if texts else None}
     if message.role == "assistant":
-        if thoughts := [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]:
-            found["reasoning_content"] = "".join(thoughts)
-        for block in message.content:
-            if isinstance(block, ToolUseBlock):
-                call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
-                found.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": call})
-            elif isinstance(block, ToolResultBlock):
-                raise bad_value("messages", block.type, "only a user's message has results of tools")
-        return [found]
+        return _answer(message.content)
     for block in message.content:
         if isinstance(block, ToolUseBlock | ThinkingBlock):
             raise bad_value("messages", block.type, "only an assistant's message has such a block")
     results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
-    return results + ([found] if texts or not results else [])
+    texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
+    content = plain(texts) if texts else None
+    return results + ([{"role": message.role, "content": content}] if texts or not results else [])
+
+
+def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    history = History()
+    for block in blocks:
+        match block:
+            case TextBlock() | LeftOut():
+                history.say(_parts([block]), goes_on=True)
+            case ThinkingBlock():
+                history.reason(block.thinking, goes_on=True)
+            case ToolUseBlock():
+                call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                history.call({"id": block.id, "type": "function", "function": call})
+            case ToolResultBlock():
+                raise bad_value("messages", block.type, "only a user's message has results of tools")
+    return history.done() or [{"role": "assistant", "content": None}]
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
@@ -145,10 +156,6 @@ def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(text := block.get(name), str) and text:
             yield text
     yield from texts
-
-
-def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
 
 
 def _check_results(messages: Sequence[AnthropicMessage]) -> None:

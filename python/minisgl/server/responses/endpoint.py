@@ -26,6 +26,7 @@ from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing
 from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
+from minisgl.server.history import History, plain
 from minisgl.server.log import say
 from minisgl.server.request import REQUEST, HttpRequest, checked
 from minisgl.server.responses.body import (
@@ -167,37 +168,24 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages of the chat API for items as they are kept."""
-    found: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {}  # of the assistant, while it may have more to say
-
-    def go_on(*unless: str) -> dict[str, Any]:
-        """The assistant's message, a new one if it has any of these."""
-        nonlocal answer
-        if not answer or any(name in answer for name in unless):
-            answer = {"role": "assistant"}
-            found.append(answer)
-        return answer
-
+    history = History()
     for item in items:
         match item["type"], item.get("role"):
             case "reasoning", _:
-                text = "".join(part["text"] for part in item["content"] or item["summary"])
-                if text:
-                    go_on("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
+                if text := "".join(part["text"] for part in item["content"] or item["summary"]):
+                    history.reason(text)
             case "message", "assistant":
-                go_on("content", "tool_calls")["content"] = _content(item["content"])
+                history.say(_content(item["content"]))
             case "function_call" | "custom_tool_call" | "local_shell_call", _:
-                go_on().setdefault("tool_calls", []).append(_call(item))
+                history.call(_call(item))
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output", _:
-                answer = {}
                 call_id = item.get("call_id", item["id"])
-                found.append({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
+                history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
             case _, None:
                 continue  # the model is not shown it
             case _, role:
-                answer = {}
-                found.append({"role": role, "content": _content(item["content"])})
-    return found
+                history.add({"role": role, "content": plain(_content(item["content"]))})
+    return history.done()
 
 
 def _call(item: dict[str, Any]) -> dict[str, Any]:
@@ -216,16 +204,11 @@ def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]
     if isinstance(given, str):
         return given
     if not all(part["type"] in TEXTS for part in given):
-        return _chat_parts(given)
+        return _content(given)
     return "".join(part["text"] if "text" in part else part["refusal"] for part in given)
 
 
-def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    found = _chat_parts(parts)
-    return str(found[0]["text"]) if len(found) == 1 and "text" in found[0] else found
-
-
-def _chat_parts(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parts of the chat API, which leaves out those of other kinds."""
 
     def of(part: dict[str, Any]) -> dict[str, Any]:
