@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import chain
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -32,20 +33,25 @@ from minisgl.server.batches.endpoint import not_kept
 from minisgl.server.batches.store import Store
 from minisgl.server.errors import (
     BATCHES,
+    EVENTS,
     FILES,
+    LINES,
     RESPONSES,
-    STREAMS,
+    STREAMED,
     ApiError,
     draining,
     engine_gone,
+    is_anthropic,
+    is_ollama,
     last_event,
     loading,
     model_not_loaded,
 )
-from minisgl.server.formatter import json_response
+from minisgl.server.formatter import EVENT_PING, LINE_PING, json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
 from minisgl.server.middleware import unless_gone
+from minisgl.server.ollama.endpoint import as_message, as_response, ping
 from minisgl.server.ollama.models import version
 from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
@@ -56,18 +62,19 @@ MODEL_HEADER = b"x-minisgl-model"
 MODELS = "/v1/models"
 COMMENT_AFTER_S = 5.0
 """So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
-_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-_SSE += [(b"x-accel-buffering", b"no")]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class _Body(msgspec.Struct):
     model: object = None
     stream: object = None
+    prompt: msgspec.Raw = msgspec.Raw()
     lora_name: object = None
     lora_path: object = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+T = TypeVar("T")
 Own = Callable[[], Awaitable[Response]]
 
 
@@ -137,7 +144,7 @@ class Front:
             model = await self._that_keeps(scope, model)
         if path in adapters.PATHS:
             model = adapters.owner(self._registry, path, body.lora_name, model)
-        passed = _Passed(self._registry, model, scope, request, send, body.stream is True and path in STREAMS)
+        passed = _Passed(self._registry, model, scope, request, send, _kind_of(path, body))
         if method == "POST":
             with contextlib.ExitStack() as stack:
                 asked = stack.enter_context(self._limits.ask(request.key, path, model))
@@ -187,6 +194,13 @@ class Front:
         return json_response(card(model)[0])
 
 
+def _kind_of(path: str, body: _Body) -> str | None:
+    """Return the content type of the stream that a request asks for; None: it asks for no stream."""
+    if path not in STREAMED or body.stream is False or (body.stream is not True and not is_ollama(path)):
+        return None
+    return STREAMED[path][0 if body.prompt else -1]
+
+
 async def _now(found: object) -> Response:
     return json_response(found)
 
@@ -207,15 +221,16 @@ class _Passed:
     """One request on its way to its model's server."""
 
     def __init__(
-        self, registry: Registry, model: Model, scope: Scope, request: HttpRequest, send: Send, is_stream: bool
+        self, registry: Registry, model: Model, scope: Scope, request: HttpRequest, send: Send, kind: str | None
     ) -> None:
+        """`kind`: the content type of the stream that it asks for; None: it asks for none."""
         self._registry = registry
         self._model = model
         self._path: str = scope["path"]
         self._connection: Connection = scope[CONNECTION]
         self._request = request
         self._send = send
-        self._is_stream = is_stream
+        self._kind = kind
         self._asked: Asked | None = None
         self._status = 0
         self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
@@ -247,12 +262,9 @@ class _Passed:
     async def _once(self) -> None:
         """Raises `Lost`, `ApiError`."""
         with self._registry.lease(self._model) as lease:
-            if self._is_stream:
-                await self._until_ready_with_comments(lease)
-            else:
-                await until_ready(lease, self._registry)
+            await self._waited(until_ready(lease, self._registry), self._loading)
             if self._asked is not None:
-                await self._asked.turn()
+                await self._waited(self._asked.turn(), lambda: "as many requests of its key run as may")
             if self._path != STREAM:
                 await self._ask(lease.ready.result())
         if self._path == STREAM:  # who watches a model does not keep it
@@ -260,25 +272,35 @@ class _Passed:
 
     async def _ask(self, server: ModelServer) -> None:
         try:
-            answer = await ask(server.address, self._bytes)
+            asked = ask(server.address, self._bytes)
+            answer = await (self._waited(asked, lambda: "ping") if self._has_begun else asked)
         except Lost:
             await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
             raise
         with contextlib.closing(answer):
             await self._pass(answer)
 
-    async def _until_ready_with_comments(self, lease: Lease) -> None:
-        ready = asyncio.ensure_future(until_ready(lease, self._registry))
+    async def _waited(self, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
+        """Return what `work` returns. A stream says meanwhile what it waits for."""
+        found = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({ready}, timeout=COMMENT_AFTER_S))[0]:
+            while not (await asyncio.wait({found}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
                 if not self._has_begun:
-                    await self._begin(200, _SSE)
-                self._connection.write(b": %b\n\n" % self._comment().encode())
-            await ready
+                    charset = "; charset=utf-8" if self._kind == EVENTS else ""
+                    await self._begin(200, [(b"content-type", f"{self._kind}{charset}".encode()), *_HEADERS])
+                self._connection.write(self._ping(doing()))
+            return await found
         finally:
-            ready.cancel()
+            found.cancel()
 
-    def _comment(self) -> str:
+    def _ping(self, doing: str) -> bytes:
+        if is_ollama(self._path):
+            return ping(self._model.name, as_message if self._path == "/api/chat" else as_response)
+        if self._kind == LINES:
+            return LINE_PING
+        return b": %b\n%b" % (doing.encode(), EVENT_PING if is_anthropic(self._path) else b"\n")
+
+    def _loading(self) -> str:
         model, place = self._model, self._registry.place(self._model)
         doing = model.doing if model.state == "loading" else f"{place} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
@@ -298,7 +320,7 @@ class _Passed:
                 await self._begin(answer.status, answer.headers)
                 await self._send({"type": "http.response.body", "body": body})
                 return
-            self._connection.write(last_event(self._path, msgspec.json.decode(body)))
+            self._connection.write(last_event(self._path, msgspec.json.decode(body), self._kind or EVENTS))
         else:
             self._answer_has_begun = True
             if not self._has_begun:
@@ -311,8 +333,8 @@ class _Passed:
         self._request.error, self._request.is_passed_on = error.code, False
         if not self._has_begun:
             raise error
-        if not self._is_stream:
+        if self._kind is None:
             self._connection.drop()  # an end that nobody can write
             return
-        self._connection.write(last_event(self._path, error.body_for(self._path)))
+        self._connection.write(last_event(self._path, error.body_for(self._path), self._kind))
         await self._send({"type": "http.response.body", "body": b""})

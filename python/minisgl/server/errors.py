@@ -42,8 +42,21 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 """Clients that read it send the whole conversation from then on."""
 
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+STREAMED = {
+    "/v1/chat/completions": (EVENTS,),
+    "/v1/completions": (EVENTS,),
+    "/generate": (LINES, EVENTS),  # with `prompt`; with `text` or `input_ids`
+    "/v1/responses": (EVENTS,),
+    "/v1/messages": (EVENTS,),
+    "/completion": (EVENTS,),
+    "/infill": (EVENTS,),
+    "/api/chat": (LINES,),
+    "/api/generate": (LINES,),
+}
+"""The routes that may stream, and as what."""
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", RESPONSES, MESSAGES})
-"""Where answers may be streams of events."""
+"""Where one server may go on with another one's stream."""
 
 
 def is_anthropic(path: str) -> bool:
@@ -95,15 +108,16 @@ class ApiError(Exception):
         )
 
 
-def last_event(path: str, body: dict[str, Any]) -> bytes:
-    """What ends a stream of that path that cannot go on; `body` is that of an `ApiError`, or of a server's answer."""
+def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
+    """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
+    server's answer."""
     if is_anthropic(path):
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)
     if path == RESPONSES:
         detail = body["error"]
         said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode({**said, "sequence_number": 0})
-    if is_ollama(path):
+    if is_ollama(path) or kind.startswith(LINES):
         return msgspec.json.encode(body) + b"\n"
     return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 

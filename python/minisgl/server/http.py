@@ -52,7 +52,17 @@ def _nothing() -> None:
 
 
 class Connection:
-    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "chunked", "is_lost", "streams")
+    __slots__ = (
+        "_on_pause",
+        "_on_resume",
+        "_task",
+        "_transport",
+        "blocked_since",
+        "chunked",
+        "is_lost",
+        "streams",
+        "was_silent",
+    )
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -60,6 +70,7 @@ class Connection:
         self.is_lost = False
         self.chunked = True
         self.streams = False
+        self.was_silent = False  # since it was set
         self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
         self._on_pause: Callable[[], None] = _nothing
         self._on_resume: Callable[[], None] = _nothing
@@ -84,8 +95,29 @@ class Connection:
     def write(self, chunk: bytes) -> None:
         """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
         be written while paused but what is ready already."""
+        self.was_silent = False
         if not self.is_lost and chunk:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
+
+    @contextlib.contextmanager
+    def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
+        """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
+        pass without a byte."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:  # each half: what was silent for a whole one has been for at most two
+            nonlocal timer
+            if not self.was_silent:
+                self.was_silent = True
+            elif self.blocked_since is None:
+                self.write(ping())
+            timer = loop.call_later(longest_s / 2, look)
+
+        timer = loop.call_later(longest_s / 2, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def drop(self) -> None:
         """End the connection of an answer that cannot be ended as it began."""

@@ -3,8 +3,8 @@ POST: its body is read, its endpoint says what is to be generated, and that is a
 
 Invariants: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
-files of the page answers. A handler frees the engine when its client goes; a stream's status waits for its first
-tokens: an early failure is a proper status.
+files of the page answers. A handler frees the engine when its client goes; a stream's status waits a
+moment for its first tokens: an early failure is a proper status; then it says that it lives (`config.Silence`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.config import ServerConfig
+from minisgl.config import ServerConfig, Silence
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server import api_keys
@@ -33,7 +33,7 @@ from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
 from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
-from minisgl.server.resume import Resumable, lost
+from minisgl.server.resume import NOTHING_NEW, Resumable, lost
 
 OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
@@ -204,7 +204,8 @@ class Posts:
             if isinstance(answer, Formatter):
                 with Generation(self._context, request, answer.wanted) as generation:
                     if answer.stream:
-                        end = await _stream(generation, answer, request, scope[CONNECTION], send)
+                        silence = self._context.config.silence
+                        end = await _stream(generation, answer, request, scope[CONNECTION], send, silence)
                     else:
                         more = answer.headers
                         whole = partial(answer.whole, generation, await generation.collect())
@@ -260,33 +261,40 @@ class Posts:
             request.body_done()
 
 
-def _marked(formatter: Formatter, resumable: Resumable) -> Show:
-    """Chunks with marks behind them, by which another server could go on."""
+def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[[], bytes]]:
+    """Chunks and pings with marks behind them, by which another server could go on."""
 
     def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
         with ids.of(resumable.source):
             shown = formatter.chunk(generation, deltas)
             return shown + resumable.mark(deltas, generation.token_ids, generation.reason, generation.cached)
 
-    return chunk
+    return chunk, lambda: formatter.ping() + NOTHING_NEW
 
 
 async def _stream(
-    generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
+    generation: Generation,
+    formatter: Formatter,
+    request: HttpRequest,
+    connection: Connection,
+    send: Send,
+    silence: Silence,
 ) -> bytes:
     """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
     first one."""
-    resumable, first = request.resumable, list[Delta]()
-    show: Show = formatter.chunk if resumable is None else _marked(formatter, resumable)
+    resumable, first, opening = request.resumable, list[Delta](), b""
+    show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:
         generation.replay(resumable.said.turns, show)
     else:
-        first = await generation.first()
+        first = await generation.first(silence.head_wait)
+        opening = b"" if first else ping()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
     headers += generation.headers(begins=True) + formatter.headers
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
-        with connection.stream(generation.pause, generation.resume):
+        with connection.stream(generation.pause, generation.resume), connection.kept_alive(ping, silence.longest):
+            connection.write(opening)
             if generation.is_large and formatter.wanted.sampling.prompt_logprobs is not None:
                 await generation.stream_from_lane(first, show, connection.write)
             else:

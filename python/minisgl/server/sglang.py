@@ -22,6 +22,7 @@ from minisgl.server.bodies import AbortGenerate, GenerateRequest, GenerateSampli
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, wrong
 from minisgl.server.formatter import (
+    LINE_PING,
     SSE_DONE,
     Formatter,
     JsonList,
@@ -266,6 +267,9 @@ class GenerateFormatter(Formatter):
         if (reason := deltas[-1].finish_reason) is not None:
             lines.append(json_line({"event": "done", **_end(generation, reason)}))
         return b"".join(lines)
+
+    def ping(self) -> bytes:
+        return LINE_PING
 
     def end(self, generation: Generation) -> bytes:
         return b""

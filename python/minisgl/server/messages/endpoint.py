@@ -21,7 +21,7 @@ from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
 from minisgl.server.fields import present
-from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
+from minisgl.server.formatter import EVENT_PING, Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
     AnthropicConversation,
@@ -182,10 +182,13 @@ class MessagesFormatter(Formatter):
             self._has_begun = True
             begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
-            frames += [_event("message_start", message=message), _event("ping")]
+            frames += [_event("message_start", message=message), EVENT_PING]
         for delta in deltas:
             frames += map(_frame, self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None))
         return b"".join(frames)
+
+    def ping(self) -> bytes:
+        return EVENT_PING
 
     def end(self, generation: Generation) -> bytes:
         more = receipt_of(generation, 0)
