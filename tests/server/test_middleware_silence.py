@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.config import Silence
-from minisgl.server.errors import STREAMED
+from minisgl.server.streams import STREAMED
 from tests.helpers.server import CONFIG, Frontend, chat_body, failed_step, frontend
 
 NUM_PINGS = 3

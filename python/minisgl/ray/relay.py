@@ -16,10 +16,10 @@ from contextlib import aclosing
 import msgspec
 
 from minisgl.config import Silence
-from minisgl.server.errors import STREAMS, ApiError, last_event
-from minisgl.server.formatter import ping_of
+from minisgl.server.errors import ApiError, last_event
 from minisgl.server.passing import Headers, Lost
 from minisgl.server.resume import LINE, MARKS, Mark, Said
+from minisgl.server.streams import STREAMS, ping_of
 
 RESUMABLE = STREAMS
 FIRST_WAIT_S = 0.05

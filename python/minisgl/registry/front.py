@@ -33,11 +33,8 @@ from minisgl.server.batches.endpoint import not_kept
 from minisgl.server.batches.store import Store
 from minisgl.server.errors import (
     BATCHES,
-    EVENTS,
     FILES,
-    LINES,
     RESPONSES,
-    STREAMED,
     ApiError,
     draining,
     engine_gone,
@@ -47,7 +44,7 @@ from minisgl.server.errors import (
     loading,
     model_not_loaded,
 )
-from minisgl.server.formatter import EVENT_PING, LINE_PING, json_response
+from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
 from minisgl.server.middleware import unless_gone
@@ -55,6 +52,7 @@ from minisgl.server.ollama.endpoint import as_message, as_response, ping
 from minisgl.server.ollama.models import version
 from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.streams import EVENT_PING, EVENTS, LINE_PING, LINES, STREAMED
 from minisgl.server.waiting import Turns
 from minisgl.utils.installed import own_version
 

@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from minisgl.sampling_params import ParamError
+from minisgl.server.streams import EVENTS, LINES
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -40,23 +41,6 @@ _ANTHROPIC_KINDS = {
 }
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Clients that read it send the whole conversation from then on."""
-
-
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-STREAMED = {
-    "/v1/chat/completions": (EVENTS,),
-    "/v1/completions": (EVENTS,),
-    "/generate": (LINES, EVENTS),  # with `prompt`; with `text` or `input_ids`
-    "/v1/responses": (EVENTS,),
-    "/v1/messages": (EVENTS,),
-    "/completion": (EVENTS,),
-    "/infill": (EVENTS,),
-    "/api/chat": (LINES,),
-    "/api/generate": (LINES,),
-}
-"""The routes that may stream, and as what."""
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", RESPONSES, MESSAGES})
-"""Where one server may go on with another one's stream."""
 
 
 def is_anthropic(path: str) -> bool:

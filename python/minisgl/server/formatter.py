@@ -19,9 +19,10 @@ from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.message.prepared import AnswerParts
-from minisgl.server.errors import EVENTS, ApiError, is_anthropic
+from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.receipts import FIELD
+from minisgl.server.streams import SSE_PING
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,20 +31,6 @@ if TYPE_CHECKING:
 
 json_bytes = msgspec.json.Encoder().encode
 SSE_DONE = b"data: [DONE]\n\n"
-SSE_PING = b": ping\n\n"
-"""A comment, which is no event."""
-EVENT_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""The same for Anthropic's clients."""
-LINE_PING = b'{"text_delta":""}\n'
-"""The same for those of /generate that read JSON lines."""
-
-
-def ping_of(path: str, kind: str) -> bytes:
-    """Return what says that a stream lives which a server began under `path` with this content type, outside Ollama's
-    API."""
-    if is_anthropic(path):
-        return EVENT_PING
-    return SSE_PING if kind.startswith(EVENTS) else LINE_PING
 
 
 def sse(data: object) -> bytes:

@@ -17,10 +17,12 @@ import re
 import resource
 import select
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -177,10 +179,11 @@ def _is_reset(transport: asyncio.Transport) -> bool:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with eight changes: what is no HTTP gets an error of our shape too, a request line with headers
+    """uvicorn's, with nine changes: what is no HTTP gets an error of our shape too, a request line with headers
     that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
     requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
-    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, and the host of
+    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, no upgrade
+    is worth a line of the log, and the host of
     an absolute target counts instead of `Host`, as RFC 9112 says."""
 
     head_timeout_s = 60.0
@@ -190,6 +193,7 @@ class _Protocol(HttpToolsProtocol):
     _probe_timer: asyncio.TimerHandle | None = None
     _head_bytes = -1  # -1 outside of a head
     _head_timer: asyncio.TimerHandle | None = None
+    _data = b""  # that is being read
     _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -290,7 +294,9 @@ class _Protocol(HttpToolsProtocol):
             self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._head_bytes >= 0 and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -298,6 +304,24 @@ class _Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # else its body comes
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read on behind a head that wants another protocol, which the parser takes for the end of HTTP: Java's client
+        offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        behind = _BehindHead(self)
+        self.parser = httptools.HttpRequestParser(behind)
+        framing = (b"%b: %b\r\n" % one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+        behind.is_there = True
+        if rest := self._data[upgrade.args[0] :]:
+            self._data = rest
+            super().data_received(rest)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
@@ -311,6 +335,31 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+class _BehindHead:
+    """What a parser tells that is given the framing of a head once more, which `protocol` knows already."""
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self.is_there = False
+        self._protocol = protocol
+        self.on_body, self.on_message_complete = protocol.on_body, protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self.is_there:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_there:
+            self._protocol.on_headers_complete()
 
 
 def _connection_of(cycle: RequestResponseCycle) -> Connection:

@@ -24,7 +24,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server import api_keys
 from minisgl.server.admin import Later
-from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs
+from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs, no_upgrade
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
 from minisgl.server.formatter import Formatter, json_response
@@ -138,6 +138,8 @@ class Middleware:
         if error is None and not self._has_key(path, headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
+        if error is None and method == "GET":
+            error = no_upgrade(headers)
         if error is None and self._is_resumable:
             try:
                 request.resumable = Resumable.of(headers)

@@ -19,10 +19,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from minisgl.server import answers, bodies
-from minisgl.server.errors import STREAMED, is_anthropic, is_ollama
+from minisgl.server.errors import is_anthropic, is_ollama
 from minisgl.server.messages.body import AnthropicErrorAnswer
 from minisgl.server.ollama.body import OllamaError
 from minisgl.server.routes import ROUTES, Route
+from minisgl.server.streams import STREAMED
 from minisgl.utils.installed import own_version
 
 WORDS = {

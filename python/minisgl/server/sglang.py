@@ -22,7 +22,6 @@ from minisgl.server.bodies import AbortGenerate, GenerateRequest, GenerateSampli
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, bad_value, wrong
 from minisgl.server.formatter import (
-    LINE_PING,
     SSE_DONE,
     Formatter,
     JsonList,
@@ -35,6 +34,7 @@ from minisgl.server.formatter import (
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.lengths import asked_limit
 from minisgl.server.request import HttpRequest
+from minisgl.server.streams import LINE_PING
 
 
 class SglangFormatter(Formatter):

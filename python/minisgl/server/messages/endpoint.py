@@ -21,7 +21,7 @@ from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
 from minisgl.server.errors import ApiError, Names, bad_value, renamed
 from minisgl.server.fields import present
-from minisgl.server.formatter import EVENT_PING, Formatter, json_bytes, json_response, receipt_of
+from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
 from minisgl.server.messages.body import (
     AnthropicConversation,
@@ -36,6 +36,7 @@ from minisgl.server.messages.body import (
 from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import shared_fields
 from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
+from minisgl.server.streams import EVENT_PING
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Fields of the sampling that mean something else here, or nothing."""
