@@ -34,6 +34,7 @@ from minisgl.server.batches.store import Store
 from minisgl.server.errors import (
     BATCHES,
     FILES,
+    MODELS,
     RESPONSES,
     ApiError,
     draining,
@@ -47,6 +48,7 @@ from minisgl.server.errors import (
 from minisgl.server.formatter import json_response
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
+from minisgl.server.messages.models import shown_model, shown_models
 from minisgl.server.middleware import unless_gone
 from minisgl.server.ollama.endpoint import as_message, as_response, ping
 from minisgl.server.ollama.models import version
@@ -57,7 +59,6 @@ from minisgl.server.waiting import Turns
 from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"
-MODELS = "/v1/models"
 COMMENT_AFTER_S = 5.0
 """So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -94,7 +95,6 @@ class Front:
             "/health": lambda: _now(health(registry, self.draining)),
             "/version": lambda: _now({"version": own_version()}),
             "/v1": lambda: _now({"status": "ok"}),
-            MODELS: lambda: _now({"object": "list", "data": [*chain(*map(card, registry.models.values()))]}),
             "/api/tags": lambda: _now(tags(registry)),
             "/api/ps": lambda: _now(tags(registry, are_loaded=True)),
             "/api/version": lambda: _now(version()),
@@ -112,7 +112,7 @@ class Front:
             return
         except ApiError as error:
             request.error = error.code
-            answer = error.response(scope["path"])
+            answer = error.answer(scope)
         finally:
             request.body_done()
         if answer is not None:
@@ -123,10 +123,12 @@ class Front:
         if method in ("GET", "HEAD"):
             if (own := self._own.get(path)) is not None:
                 return await own()
+            if path == MODELS:
+                return json_response(shown_models(chain(*map(card, self._registry.models.values())), scope))
             if path.startswith(f"{MODELS}/"):
                 name = path.removeprefix(f"{MODELS}/")
                 first, *others = card(self._registry.named(name))
-                return json_response(next((one for one in others if one["id"] == name), first))
+                return json_response(shown_model(next((one for one in others if one["id"] == name), first), scope))
         if path.startswith((FILES, BATCHES)):
             if self.batches is None:
                 raise not_kept(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_MODEL = ("model_not_found", 404)
 """Code and status."""
 MESSAGES = "/v1/messages"
+MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 FILES, BATCHES = "/v1/files", "/v1/batches"
 OLLAMA = "/api/"
@@ -51,6 +52,10 @@ def is_anthropic(path: str) -> bool:
 def is_ollama(path: str) -> bool:
     """Whether clients of Ollama's API ask for it."""
     return path.startswith(OLLAMA)
+
+
+FORM = "minisgl.form"
+"""Key of the ASGI scope: the path in whose API's form errors are, and the id of the request."""
 
 
 class ApiError(Exception):
@@ -85,11 +90,16 @@ class ApiError(Exception):
             return self.anthropic_body()
         return self.ollama_body() if is_ollama(path) else self.body
 
-    def response(self, path: str = "") -> Response:
+    def response(self, path: str = "", request_id: str = "") -> Response:
         """`path`: of the request."""
-        return Response(
-            msgspec.json.encode(self.body_for(path)), self.status, self.headers, media_type="application/json"
-        )
+        body = self.body_for(path)
+        if request_id and is_anthropic(path):
+            body["request_id"] = request_id
+        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
+
+    def answer(self, scope: Mapping[str, Any]) -> Response:
+        """Return the response to the request of this ASGI scope."""
+        return self.response(*scope.get(FORM, (scope["path"],)))
 
 
 def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
@@ -219,17 +229,17 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response(request.scope["path"])
+        return error.answer(request.scope)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.scope['path']}: {error.detail}"  # an odd Host would show in its URL
         answer = ApiError(error.status_code, message, code=_CODES.get(error.status_code))
         answer.headers.update(error.headers or {})  # 405 says what is allowed
-        return answer.response(request.scope["path"])
+        return answer.answer(request.scope)
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return internal_error(type(error).__name__).response(request.scope["path"])
+        return internal_error(type(error).__name__).answer(request.scope)
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -26,7 +26,7 @@ from minisgl.server import api_keys
 from minisgl.server.admin import Later
 from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs, no_upgrade
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, too_late
+from minisgl.server.errors import FORM, MESSAGES, MODELS, ApiError, bad_value, internal_error, is_anthropic, too_late
 from minisgl.server.formatter import Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
@@ -47,11 +47,13 @@ Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Res
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request, by its head. `path` is that of its route; every answer has the headers `more`, unless it has them
-    already. `early`: the answer, if the head is all that it needs, as where its caller may not ask."""
+    """A request, by its head. `path` is that of its route, `form` one in whose API's form its errors are; every answer
+    has the headers `more`, unless it has them already. `early`: the answer, if the head is all that it needs, as where
+    its caller may not ask."""
 
     request: HttpRequest
     path: str
+    form: str
     more: Pairs
     early: Response | None
 
@@ -81,9 +83,10 @@ class Middleware:
         path = target.rstrip("/") or "/"  # with slashes at the end a route is the same one
         path = f"/v1{path}" if path in WITHOUT_V1 else path
         more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
-        if is_anthropic(path):
+        form = MESSAGES if b"anthropic-version" in headers and f"{path}/".startswith(f"{MODELS}/") else path
+        if is_anthropic(form):
             more.append((b"request-id", request.request_id.encode()))
-        return Admitted(request, path, more, self._early_answer(method, version, path, headers, request))
+        return Admitted(request, path, form, more, self._early_answer(method, version, path, form, headers, request))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,6 +95,7 @@ class Middleware:
         admitted = self.admit(scope["method"], scope["http_version"], scope["path"], scope["headers"])
         request, more, early = admitted.request, admitted.more, admitted.early
         scope["path"] = admitted.path
+        scope[FORM] = admitted.form, request.request_id
         scope[REQUEST] = request
 
         async def answer(message: Message) -> None:
@@ -127,7 +131,7 @@ class Middleware:
             self.idle.set()
 
     def _early_answer(
-        self, method: str, version: str, path: str, headers: Headers, request: HttpRequest
+        self, method: str, version: str, path: str, form: str, headers: Headers, request: HttpRequest
     ) -> Response | None:
         """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
         error = self._callers.refusal(method, version, headers, path)
@@ -148,7 +152,7 @@ class Middleware:
         if error is None:
             return None
         request.error = error.code
-        return error.response(path)
+        return error.response(form, request.request_id)
 
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
         """In `Authorization`, or as Anthropic's clients send it."""
@@ -221,10 +225,10 @@ class Posts:
             return
         except ApiError as error:
             request.error = error.code
-            answer = error.response(scope["path"])
+            answer = error.answer(scope)
         except Exception as error:
             _log.exception("%s: a bug", request.request_id)
-            answer = internal_error(type(error).__name__).response(scope["path"])
+            answer = internal_error(type(error).__name__).answer(scope)
         if end is not None:
             await send({"type": "http.response.body", "body": end, "more_body": False})
         elif isinstance(answer, Response):

@@ -203,3 +203,4 @@ class AnthropicErrorDetail(Answer):
 class AnthropicErrorAnswer(Answer):
     type: Literal["error"]
     error: AnthropicErrorDetail
+    request_id: str
