@@ -106,6 +106,7 @@ class Connection:
         """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
         pass without a byte."""
         loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
 
         def look() -> None:  # each half: what was silent for a whole one has been for at most two
             nonlocal timer
