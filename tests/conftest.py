@@ -40,6 +40,7 @@ from tests.helpers.gateway import has_gateway
 from tests.helpers.processor import without_amx
 from tests.helpers.seconds import WAIT_S, Meter, Tally, file_of, longest_first, patiently, recorded
 
+os.environ.setdefault(envs.HEAD_WAIT, str(int(WAIT_S)))  # of streams: a slow machine changes no status and no event
 for _limit in ("connect", "read", "write", "pool"):  # 5 s of whoever names no limit: a verdict on a busy machine
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _limit, WAIT_S)
 CONTROL_PLANES = ("python", "rust_hotpath")

@@ -109,7 +109,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_rust",  # the gateway
     },
     # servers on many machines
-    "ray": {"chat.own_server", "utils", "routing", "server.errors", "server.passing", "server.resume", "step"},
+    "ray": {
+        "chat.own_server",
+        "config",
+        "utils",
+        "routing",
+        "server.errors",
+        "server.passing",
+        "server.resume",
+        "server.streams",
+        "step",
+    },
     # programs
     "bench": {
         "utils",

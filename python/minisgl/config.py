@@ -362,6 +362,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         checked_seconds("--drain-timeout", self.drain_timeout, or_none=True)
 
 
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a stream says nothing, in seconds. Clients of Node give up after 300 s without a byte, proxies after 60.
+    The head of a stream waits `head_wait` for the first token, so that a failure until then is an HTTP status; from the
+    head on something is written at least once in `longest`."""
+
+    head_wait: float = 1.0
+    longest: float = 15.0
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole server: one HTTP address in front of one engine process, or of several that are alike."""
 
@@ -376,6 +385,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     any_model_name: bool = False  # requests may name any model: there is one
     limits: Limits = Limits()
+    silence: Silence = Silence()
     api_key: str | None = None
     lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: none may
     max_loras: int = 16  # adapters at once, those of the start among them

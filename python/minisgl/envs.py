@@ -44,6 +44,9 @@ ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
 ECHO_STATES = "MINISGL_ECHO_STATES"
 """For tests: the echo engine has states, and as many slots for checkpoints of them."""
 
+HEAD_WAIT = "MINISGL_HEAD_WAIT"
+"""For tests: `minisgl.config.Silence.head_wait`, so that a slow machine changes no status and no event of a stream."""
+
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
 """For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
 change at any time."""
@@ -95,6 +98,7 @@ ALL = (
     ECHO_FAIL_STEPS,
     ECHO_STATES,
     FAULTY_CONTROL_PLANE,
+    HEAD_WAIT,
     STEP_DELAY_FILE,
     SHELL_MAX_TOKENS,
     SHELL_TEMPERATURE,
@@ -229,6 +233,13 @@ def echo_states() -> int | None:
     if value and not value.isdigit():
         raise EnvError(f"{ECHO_STATES}: {value!r}: must be a number, at least 0")
     return int(value) if value else None
+
+
+def head_wait() -> float | None:
+    value = os.environ.get(HEAD_WAIT, "")
+    if value and not value.isdecimal():
+        raise EnvError(f"{HEAD_WAIT}: {value!r}: must be a whole number of seconds")
+    return float(value) if value else None
 
 
 def step_delay_file() -> str | None:

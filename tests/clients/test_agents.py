@@ -60,6 +60,12 @@ def cline(url: str, folder: Path, task: str) -> list[str]:
     return [command, "-P", "openai-compatible", "-m", "scripted", "-c", str(folder), task]
 
 
+def claude_code(url: str, folder: Path, task: str) -> list[str]:
+    """Over messages. Its own program of this machine's kind: the package's script may not have been run."""
+    [command, *_] = (environment("claude-code") / "node_modules" / "@anthropic-ai").glob("claude-code-*/claude")
+    return [str(command), "--model", "scripted", "--allowedTools", "Bash,Read,Edit", "-p", task]
+
+
 LLM_MODEL = """
 - model_id: scripted
   model_name: scripted
@@ -110,6 +116,8 @@ def env_of(url: str, folder: Path) -> dict[str, str]:
     home = dict.fromkeys(homes, str(folder.parent))
     home |= {"PWD": str(folder), "MINISGL_URL": url, "OPENCODE_CONFIG": str(folder.parent / "opencode.json")}
     home |= {"CLINE_SESSION_BACKEND_MODE": "local", "PYTHONPYCACHEPREFIX": PYCACHE}  # no process outlives the first
+    home |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "CLAUDE_CONFIG_DIR": str(folder.parent)}
+    home |= {"ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return env | home
 
@@ -131,6 +139,15 @@ class Agent:
 AGENTS = {
     "codex": Agent(codex, "exec_command", "cmd"),
     "opencode": Agent(opencode, "bash", more={"description": "Does it."}),
+    "claude-code": Agent(
+        claude_code,
+        says={
+            ".*2 notes.txt": LAST_WORDS,
+            ".*has been updated": call("Bash", command=RUN, description="Counts the words."),
+            ".*three apples": call("Edit", file_path="notes.txt", old_string="three", new_string="four"),
+            "": call("Read", file_path="notes.txt"),
+        },
+    ),
     "cline": Agent(cline, "run_commands", "commands", are_many=True),
     "llm": Agent(llm),
     "aider": Agent(

@@ -22,7 +22,7 @@ import msgspec
 import uvloop
 
 from minisgl._rust import Gateway
-from minisgl.config import EngineConfig, ServerConfig
+from minisgl.config import EngineConfig, ServerConfig, Silence
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.message import AbortRequest
 from minisgl.server.app import Application, build_app
@@ -73,7 +73,8 @@ __all__ = [
 ]
 
 MODEL = "scripted"
-CONFIG = ServerConfig(engine=EngineConfig(model=MODEL))
+PATIENT = Silence(head_wait=WAIT_S)  # a slow machine changes no status
+CONFIG = ServerConfig(engine=EngineConfig(model=MODEL), silence=PATIENT)
 PROBE_AFTER_S = 0.01  # of clients that have closed their half of the connection
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class Frontend:
         self._engine_ready = msgspec.structs.replace(
             READY, max_seq_len=max_seq_len, vocab_size=vocab_size, engine=engine, device="cpu", model_dir=model_dir
         )
-        self._config = config
+        self._config = msgspec.structs.replace(config, silence=PATIENT) if config.silence == Silence() else config
         self._num_engines = num_engines
         self._replies, self._marks = replies or {}, marks or {}
         self._defaults = defaults

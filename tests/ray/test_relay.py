@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minisgl.ray.relay import Asked, Head, MarkReader, Relay
 from minisgl.server.passing import Lost
-from minisgl.server.resume import LINE, MARKS, Mark, Origin, Said, Tokens, lost
+from minisgl.server.resume import LINE, MARKS, NOTHING_NEW, Mark, Origin, Said, Tokens, lost
 from tests.helpers.seconds import WAIT_S
 
 CHAT = Asked("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")
@@ -26,9 +26,9 @@ def mark(*tokens: int, first: bool = False) -> bytes:
 
 
 def answered(
-    attempts: Sequence[Sequence[Part]], asked: Asked = CHAT, retry_s: float = 60.0
+    attempts: Sequence[Sequence[Part | float]], asked: Asked = CHAT, retry_s: float = 60.0, longest_s: float = 60.0
 ) -> tuple[int, bytes, list[Asked]]:
-    """The status, the body, and what each replica was asked."""
+    """The status, the body, and what each replica was asked. A number is a wait for as many pings."""
     sent: list[Asked] = []
     left = iter(attempts)
 
@@ -37,21 +37,28 @@ def answered(
         for part in next(left):
             if isinstance(part, Exception):
                 raise part
-            yield part
+            if isinstance(part, float):
+                async with asyncio.timeout(WAIT_S):
+                    while body.count(b": ping\n\n") < part:
+                        await asyncio.sleep(0)
+            else:
+                yield part
+
+    body = bytearray()
 
     async def run() -> tuple[int, bytes]:
-        status, body = 0, b""
-        async for one in Relay(asked, attempt, retry_s).answer():
+        status = 0
+        async for one in Relay(asked, attempt, retry_s, longest_s).answer():
             if isinstance(one, Head):
                 assert not status
                 status = one.status
             else:
                 assert status
-                body += one
-        return status, body
+                body.extend(one)
+        return status, bytes(body)
 
-    status, body = asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    return status, body, sent
+    status, found = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    return status, found, sent
 
 
 def said(asked: Asked) -> Said:
@@ -91,6 +98,38 @@ def test_what_is_not_answered_is_asked_again(first: list[Part]) -> None:
     status, body, asked = answered([first, [Head(200, []), b'{"whole": 1}']])
     assert (status, body) == (200, b'{"whole": 1}')
     assert asked[0] == asked[1]
+
+
+def test_ping_passes_before_the_first_token() -> None:
+    waits = [OK, b": ping\n\n" + NOTHING_NEW]
+    status, body, _ = answered([[*waits, 1.0, b"a\n\n" + mark(1, first=True), b": ping\n\n" + NOTHING_NEW, b"end"]])
+    assert (status, body) == (200, b": ping\n\na\n\n: ping\n\nend")
+    _, body, asked = answered([[*waits, 1.0, Lost("it died")], [*waits, b"a\n\n" + mark(1, first=True), b"end"]])
+    assert body == b": ping\n\n: ping\n\na\n\nend" and asked[0] == asked[1], "it begins anew"
+    assert answered([[*waits, 1.0, Lost("it died")]], retry_s=0.0)[1].endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "ping"),
+    [
+        ("/v1/completions", b"text/event-stream", b": ping\n\n"),
+        ("/v1/messages", b"text/event-stream; charset=utf-8", b'event: ping\ndata: {"type":"ping"}\n\n'),
+        ("/generate", b"application/x-ndjson", b'{"text_delta":""}\n'),
+    ],
+)
+def test_stream_that_no_replica_has_says_that_it_lives(path: str, kind: bytes, ping: bytes) -> None:
+    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
+        if asked.said:
+            await asyncio.Event().wait()  # as Serve's handle, while no replica has room
+        yield Head(200, [(b"content-type", kind)])
+        yield b"a\n" + mark(1, first=True)
+        raise Lost("it died")
+
+    async def run() -> list[Head | bytes]:
+        parts = Relay(Asked("POST", path, []), attempt, 60.0, longest_s=0.001).answer()
+        return [await anext(parts) for _ in range(5)]
+
+    assert asyncio.run(asyncio.wait_for(run(), WAIT_S))[1:] == [b"a\n", ping, ping, ping]
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 429, 500])

@@ -21,11 +21,12 @@ from minisgl.registry.front import Front
 from minisgl.registry.registry import Registry
 from minisgl.server.http import HttpServer
 from minisgl.server.middleware import Middleware
+from minisgl.server.streams import EVENTS, LINES
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import Fleet, entry, registry, states, until
 
 CONFIG = ServerConfig(engine=EngineConfig())
-EVENTS = b"data: {}\n\ndata: [DONE]\n\n"
+ANSWER = b"data: {}\n\ndata: [DONE]\n\n"
 Handle = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -42,7 +43,7 @@ class Bench:
         self.http = http
         self.registry = found
         self.fleet = fleet
-        self.reply = answer("200 OK", EVENTS, "text/event-stream", chunked=True)
+        self.reply = answer("200 OK", ANSWER, "text/event-stream", chunked=True)
         self.asked: list[bytes] = []
         self.handle: Handle = self._reply
 
@@ -105,7 +106,37 @@ async def test_a_stream_hears_comments_while_its_model_loads() -> None:
             rest = [line async for line in lines if line and not line.startswith(":")]
         assert rest == ["data: {}", "data: [DONE]"]
         whole = await one.post("/v1/completions", "a", stream=True)
-        assert whole.content == EVENTS  # nothing is said where nothing loads: it does not wait at all
+        assert whole.content == ANSWER  # nothing is said where nothing loads: it does not wait at all
+
+
+@pytest.mark.usefixtures("early_comments")
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "ping"),
+    [
+        ("/v1/messages", {"stream": True}, EVENTS, b': a is loading: reading\nevent: ping\ndata: {"type":"ping"}\n\n'),
+        ("/completion", {"stream": True}, EVENTS, b": a is loading: reading\n\n"),
+        ("/generate", {"stream": True, "text": "x"}, EVENTS, b": a is loading: reading\n\n"),
+        ("/generate", {"stream": True, "prompt": "x"}, LINES, b'{"text_delta":""}\n'),
+        ("/api/chat", {}, LINES, b'"message":{"role":"assistant","content":""},"done":false}\n'),
+        ("/api/generate", {}, LINES, b'"response":"","done":false}\n'),
+    ],
+)
+async def test_what_is_said_meanwhile_is_no_event_of_its_api(
+    path: str, body: dict[str, Any], kind: str, ping: bytes
+) -> None:
+    async with bench(entry("a")) as one:
+        gate = one.fleet.hold["a"] = asyncio.Event()
+        one.fleet.refuse["a"] = "it is no model"
+        async with one.http.stream("POST", path, json={"model": "a", **body}) as stream:
+            assert stream.headers["content-type"].startswith(kind)
+            found = b""
+            async for data in stream.aiter_raw():
+                found += data
+                if found.endswith(ping):
+                    gate.set()
+        assert gate.is_set() and b"it is no model" in found
+        if kind == LINES:
+            assert all(json.loads(line) for line in found.splitlines())
 
 
 @pytest.mark.usefixtures("early_comments")
@@ -125,7 +156,7 @@ async def test_a_load_that_fails_after_a_comment_is_an_event(path: str, last: st
             lines = stream.aiter_lines()
             assert (await anext(lines)).startswith(":")
             gate.set()
-            rest = [line async for line in lines if line.startswith("data:")]
+            rest = [line async for line in lines if line.startswith("data:") and line != 'data: {"type":"ping"}']
         wanted = last.replace("REASON", "model: a: not loaded: it is no model").replace("CODE", "model_not_loaded")
         assert rest[0] == wanted and rest[1:] == (["data: [DONE]"] if path == "/v1/completions" else [])
         again = await one.post(path, "a", stream=True)
@@ -185,7 +216,7 @@ async def test_a_request_whose_server_said_nothing_is_sent_once_more() -> None:
 
         one.handle = hang_up_once
         found = await one.post("/v1/completions", "a", stream=True)
-        assert found.content == EVENTS and len(one.asked) == 2 and one.asked[0] == one.asked[1]
+        assert found.content == ANSWER and len(one.asked) == 2 and one.asked[0] == one.asked[1]
 
         async def hang_up(request: bytes, writer: asyncio.StreamWriter) -> None:
             pass

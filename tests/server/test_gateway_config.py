@@ -22,6 +22,7 @@ def told(config: ServerConfig = CONFIG) -> dict[str, Any]:
 def test_of_a_plain_server() -> None:
     found = told()
     assert found["limits"] == {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
+    assert found["silence"] == {"head_wait": CONFIG.silence.head_wait, "longest": 15.0}
     assert (found["num_keys"], found["hosts"]) == (0, ["127.0.0.1", "::1", "localhost"])
     assert found["log"] == {"json": False, "access": True, "probes": False}
     assert found["metrics"] == {"seconds": list(SECONDS), "tokens": list(TOKENS), "window_s": 10.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from minisgl.server.callers import Callers
 from minisgl.server.health import Starting
 from minisgl.server.middleware import Middleware
 from minisgl.supervisor.serving import is_exposed
-from tests.helpers.server import CONFIG, MODEL, Frontend, chat_body, check_error, frontend
+from tests.helpers.server import CONFIG, MODEL, Frontend, chat_body, check_error, frontend, read_all
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PAGE = "http://page.example"
@@ -285,3 +286,79 @@ async def test_the_same_while_loading() -> None:
         assert answers[-1].headers["access-control-allow-origin"] == PAGE
         assert all("x-request-id" in one.headers for one in answers)
         assert [one.status_code for one in answers] == [200, 403, 403, 415, 204, 503]
+
+
+UPGRADE = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "eA=="}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/v1/realtime", "/v1/models"])
+def test_upgrade_to_websocket_is_refused_with_426(http: httpx.Client, path: str, caplog: Any) -> None:
+    answer = http.get(path, headers=UPGRADE)
+    assert check_error(answer, 426)["code"] == "upgrade_refused"
+    assert answer.headers["upgrade"] == "HTTP/1.1" and answer.headers["connection"] == "Upgrade"
+    assert not [one for one in caplog.messages if "WebSocket" in one or "upgrade request" in one]
+
+
+def test_upgrade_needs_the_key(named: httpx.Client) -> None:
+    check_error(named.get("/v1/responses", headers={**UPGRADE, "host": "models.example"}), 401)
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_request_that_offers_http_2_is_answered_with_its_body(server: Frontend, size: int) -> None:
+    """As Java's client sends each of its requests, and `curl --http2`; however it is cut."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + OFFER
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (BODY[:5], BODY[5:], b""))
+    sent = head + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    sent += head + b"transfer-encoding: chunked\r\n\r\n" + chunks
+    sent += b"GET /v1 HTTP/1.1\r\nhost: localhost\r\n" + OFFER + b"\r\n"
+    sent += b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(0, len(sent), size):
+            connection.sendall(sent[at : at + size])
+        found = read_all(connection)
+    assert found.count(b"HTTP/1.1 200 OK") == 4 == found.count(b"HTTP/1.1 "), found
+    assert found.count(b'"text":"on"') == 2 and found.endswith(b"}") and b'"version"' in found
+
+
+OWN = "http://localhost:1919"
+OCTETS, TYPED = "application/octet-stream", "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "status"),
+    [
+        (OCTETS, {}, None),  # LiteLLM's, asynchronously
+        (TYPED, {}, None),  # `curl -d`, as Ollama's documentation has it
+        ("text/plain", {}, None),
+        ("", {}, None),
+        (OCTETS, {"origin": OWN}, None),  # not sent unasked to another host
+        *(
+            (kind, {"origin": "http://localhost:1919"}, 415)
+            for kind in (TYPED, "text/plain", "multipart/form-data", "")
+        ),
+        *((TYPED, {f"sec-fetch-{name}": value}, 415) for name, value in (("site", "none"), ("mode", "no-cors"))),
+        (TYPED, {"origin": "null"}, 403),
+        (TYPED, {"origin": PAGE}, 403),
+        (OCTETS, {"origin": PAGE}, 403),
+        (TYPED, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 403),
+    ],
+)
+def test_ollama_s_clients_need_not_say_json_and_browsers_must(
+    kind: str, more: dict[str, str], status: int | None
+) -> None:
+    headers = {"host": "localhost:1919", **({"content-type": kind} if kind else {}), **more}
+    pairs = {name.encode(): value.encode() for name, value in headers.items()}
+    for path in ("/api/chat", "/api/generate", "/api/embed", "/api/show"):
+        refused = Callers("127.0.0.1").refusal("POST", "1.1", pairs, path)
+        assert (None if refused is None else refused.status) == status
+
+
+def test_a_body_of_octets_is_answered_under_api(http: httpx.Client) -> None:
+    body = b'{"messages": [{"role": "user", "content": "say:on"}], "stream": false}'
+    for kind in (OCTETS, TYPED):
+        answer = http.post("/api/chat", content=body, headers={"content-type": kind})
+        assert answer.json()["message"]["content"] == "on", answer.text

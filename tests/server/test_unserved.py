@@ -178,7 +178,7 @@ def test_a_header_has_usual_names_and_not_many() -> None:
     model: Any = POSTS[CHAT][0]
     many = {f"x{i}": 1 for i in range(1000)}
     assert len(unserved(many, model)) == MAX_NAMED
-    with pytest.raises(ApiError, match="^system: "):
+    with pytest.raises(ApiError, match=r"^system: "):
         unserved({**many, "system": "be"}, model)
 
 

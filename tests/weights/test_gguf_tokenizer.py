@@ -18,6 +18,7 @@ from minisgl.config import ConfigError
 from minisgl.tokenizer.echo import char_to_byte
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.weights.gguf_config import Fields
+from minisgl.weights.gguf_folder import gguf_folder
 from minisgl.weights.gguf_import import import_gguf
 from minisgl.weights.gguf_tokenizer import PRE, end_ids, pre_tokenizer_of, tokenizer_files
 from tests.helpers.gguf import START, TOKENS, TOOL, Edit, quiet, write_gguf, written_model
@@ -54,6 +55,23 @@ def test_special_tokens_and_chat_template(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "x<tool>"  # user-defined tokens are text
     assert tokenizer.special_tokens == {"eos_token": "<|start|>"}
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "hi"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_templates_by_name_are_those_of_a_folder(tmp_path: Path, own: bool) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        writer.add_string("tokenizer.chat_template.tool_use", "tools: {{ tools[0].function.name }}")
+        writer.add_string("tokenizer.chat_template.rag", "rag")
+
+    file = write_gguf(tmp_path / "a.gguf", written_model("llama3-tied", num_hidden_layers=1), pre="smollm", edit=edit)
+    config = json.loads((gguf_folder(file, own_tokenizer=own) / "tokenizer_config.json").read_text())
+    assert [one["name"] for one in config["chat_template"]] == ["default", "rag", "tool_use"]
+    if own:
+        tokenizer = Tokenizer.load(gguf_folder(file))
+        said = [{"role": "user", "content": "hi"}]
+        assert tokenizer.apply_chat_template(said) == "hi"
+        tools = [{"type": "function", "function": {"name": "save"}}]
+        assert tokenizer.apply_chat_template(said, tools=tools) == "tools: save"
 
 
 @pytest.mark.parametrize("add", [True, False])

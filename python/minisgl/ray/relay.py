@@ -15,9 +15,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from minisgl.server.errors import STREAMS, ApiError, last_event
+from minisgl.config import Silence
+from minisgl.server.errors import ApiError, last_event
 from minisgl.server.passing import Headers, Lost
 from minisgl.server.resume import LINE, MARKS, Mark, Said
+from minisgl.server.streams import STREAMS, ping_of
 
 RESUMABLE = STREAMS
 FIRST_WAIT_S = 0.05
@@ -82,12 +84,13 @@ class MarkReader:
 
 
 class Relay:
-    """One request. `retry_s`: for how long it is tried again without progress."""
+    """One request. `retry_s`: for how long it is tried again without progress; `longest_s`: how long it is silent."""
 
-    def __init__(self, asked: Asked, attempt: Attempt, retry_s: float) -> None:
+    def __init__(self, asked: Asked, attempt: Attempt, retry_s: float, longest_s: float = Silence().longest) -> None:
         self._asked = asked
         self._attempt = attempt
         self._retry_s = retry_s
+        self._longest_s = longest_s
         self._path = asked.path.partition("?")[0].rstrip("/")
         self._marks = asked.method == "POST" and self._path in RESUMABLE
         self._said: Said | None = None
@@ -97,7 +100,23 @@ class Relay:
         self.num_lost = 0  # replicas that were gone before the end
 
     async def answer(self) -> AsyncIterator[Head | bytes]:
-        """The answer, as a client is to get it. Raises `Lost` in the middle of one that nobody can go on with."""
+        """The answer, as a client is to get it; a stream with marks says that it lives also while no replica has it.
+        Raises `Lost` in the middle of one that nobody can go on with."""
+        async with aclosing(self._answer()) as parts:  # type: ignore[type-var]
+            while True:
+                part = asyncio.ensure_future(anext(parts))
+                try:
+                    while not (await asyncio.wait({part}, timeout=self._longest_s))[0]:
+                        if self._head is not None and self._marks:
+                            yield ping_of(self._path, self._kind())
+                    yield part.result()
+                except StopAsyncIteration:
+                    return
+                finally:
+                    part.cancel()
+                    await asyncio.wait({part})
+
+    async def _answer(self) -> AsyncIterator[Head | bytes]:
         wait_s = FIRST_WAIT_S
         while True:
             before = self._progress
@@ -105,7 +124,7 @@ class Relay:
                 async for one in self._once():
                     yield one
                 return
-            except Lost as error:
+            except Lost as error:  # of a stream with marks and without tokens only pings were passed on: it begins anew
                 self.num_lost += 1
                 _log.warning("%s %s: %s", self._asked.method, self._path, error)
                 if self._head is not None and not self._marks:
@@ -117,16 +136,20 @@ class Relay:
             wait_s = FIRST_WAIT_S if self._progress > before else min(LONGEST_WAIT_S, 2 * wait_s)
             await asyncio.sleep(wait_s)
 
+    def _kind(self) -> str:
+        """The content type of what was begun."""
+        head = self._head
+        return "" if head is None else dict(head.headers).get(b"content-type", b"").decode("latin-1")
+
     def _may_go_on(self) -> bool:
-        began = self._head is not None
-        return (not began or self._said is not None) and time.monotonic() - self._progress < self._retry_s
+        return time.monotonic() - self._progress < self._retry_s
 
     def _give_up(self, error: ApiError) -> list[Head | bytes]:
         body = error.body_for(self._path)
         if self._head is None:
             head = Head(error.status, [(b"content-type", b"application/json"), (b"retry-after", b"1")])
             return [head, msgspec.json.encode(body)]
-        return [last_event(self._path, body)]
+        return [last_event(self._path, body, self._kind())]
 
     def _next(self) -> Asked:
         if not self._marks:
@@ -172,7 +195,6 @@ class Relay:
         return head
 
     def _begun(self, head: Head | None, data: bytes) -> list[Head | bytes]:
-        self._progress = time.monotonic()
         if self._head is not None or head is None:
             return [data]
         self._head = head
@@ -184,4 +206,5 @@ class Relay:
             self._said = Said(mark.origin, [])
         if self._said is not None and mark.tokens:
             self._said.turns.append(mark.tokens)
+            self._progress = time.monotonic()  # a ping is none
         return mark.lost

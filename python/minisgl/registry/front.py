@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import chain
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -34,44 +35,49 @@ from minisgl.server.batches.store import Store
 from minisgl.server.errors import (
     BATCHES,
     FILES,
+    MODELS,
     RESPONSES,
-    STREAMS,
     ApiError,
     draining,
     engine_gone,
+    is_anthropic,
+    is_ollama,
     last_event,
     loading,
     model_not_loaded,
     queue_full,
 )
 from minisgl.server.formatter import json_response
-from minisgl.server.glance import NOTHING, WRONG, decoded, is_true, text_of
+from minisgl.server.glance import NOTHING, WRONG, begin_of, decoded, text_of
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.live import STREAM
+from minisgl.server.messages.models import shown_model, shown_models
 from minisgl.server.middleware import unless_gone
+from minisgl.server.ollama.endpoint import as_message, as_response, ping
 from minisgl.server.ollama.models import version
 from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.streams import EVENT_PING, EVENTS, LINE_PING, LINES, STREAMED
 from minisgl.server.waiting import Turns, has_room
 from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"
-MODELS = "/v1/models"
 HELD = 16
 """Requests that are being passed on have so many times the room of bodies that come (--max-encoding-bytes)."""
 COMMENT_AFTER_S = 5.0
 """So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
-_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-_SSE += [(b"x-accel-buffering", b"no")]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class _Body(msgspec.Struct):
     model: msgspec.Raw = NOTHING
     stream: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
     lora_name: msgspec.Raw = NOTHING
     lora_path: msgspec.Raw = NOTHING
 
 
+T = TypeVar("T")
 Own = Callable[[], Awaitable[Response]]
 
 
@@ -95,7 +101,6 @@ class Front:
             "/health": lambda: _now(health(registry, self.draining)),
             "/version": lambda: _now({"version": own_version()}),
             "/v1": lambda: _now({"status": "ok"}),
-            MODELS: lambda: _now({"object": "list", "data": [*chain(*map(card, registry.models.values()))]}),
             "/api/tags": lambda: _now(tags(registry)),
             "/api/ps": lambda: _now(tags(registry, are_loaded=True)),
             "/api/version": lambda: _now(version()),
@@ -113,7 +118,7 @@ class Front:
             return
         except ApiError as error:
             request.error = error.code
-            answer = error.response(scope["path"])
+            answer = error.answer(scope)
         finally:
             request.body_done()
         if answer is not None:
@@ -124,10 +129,12 @@ class Front:
         if method in ("GET", "HEAD"):
             if (own := self._own.get(path)) is not None:
                 return await own()
+            if path == MODELS:
+                return json_response(shown_models(chain(*map(card, self._registry.models.values())), scope))
             if path.startswith(f"{MODELS}/"):
                 name = path.removeprefix(f"{MODELS}/")
                 first, *others = card(self._registry.named(name))
-                return json_response(next((one for one in others if one["id"] == name), first))
+                return json_response(shown_model(next((one for one in others if one["id"] == name), first), scope))
         if path.startswith((FILES, BATCHES)):
             if self.batches is None:
                 raise not_kept(path)
@@ -143,8 +150,7 @@ class Front:
             model = await self._that_keeps(scope, model)
         if path in adapters.PATHS:
             model = adapters.owner(self._registry, path, text_of(body.lora_name), model)
-        is_stream = is_true(body.stream) and path in STREAMS
-        passed = _Passed(self._registry, model, scope, request, send, self._held, is_stream=is_stream)
+        passed = _Passed(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
         request.body_done()  # its turn ends: an answer may take long
         if method == "POST":
             with contextlib.ExitStack() as stack:
@@ -195,6 +201,14 @@ class Front:
         return json_response(card(model)[0])
 
 
+def _kind_of(path: str, body: _Body) -> str | None:
+    """Return the content type of the stream that a request asks for; None: it asks for no stream."""
+    said = begin_of(body.stream, 6)
+    if path not in STREAMED or said == b"false" or (said != b"true" and not is_ollama(path)):
+        return None
+    return STREAMED[path][0 if body.prompt != NOTHING else -1]
+
+
 async def _now(found: object) -> Response:
     return json_response(found)
 
@@ -242,9 +256,9 @@ class _Passed:
         request: HttpRequest,
         send: Send,
         held: _Held,
-        *,
-        is_stream: bool,
+        kind: str | None,
     ) -> None:
+        """`kind`: the content type of the stream that it asks for; None: it asks for none."""
         self._held = held
         self._registry = registry
         self._model = model
@@ -252,7 +266,7 @@ class _Passed:
         self._connection: Connection = scope[CONNECTION]
         self._request = request
         self._send = send
-        self._is_stream = is_stream
+        self._kind = kind
         self._asked: Asked | None = None
         self._status = 0
         self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
@@ -296,12 +310,9 @@ class _Passed:
     async def _once(self) -> None:
         """Raises `Lost`, `ApiError`."""
         with self._registry.lease(self._model) as lease:
-            if self._is_stream:
-                await self._until_ready_with_comments(lease)
-            else:
-                await until_ready(lease, self._registry)
+            await self._waited(until_ready(lease, self._registry), self._loading)
             if self._asked is not None:
-                await self._asked.turn()
+                await self._waited(self._asked.turn(), lambda: "as many requests of its key run as may")
             if self._path != STREAM:
                 await self._ask(lease.ready.result())
         if self._path == STREAM:  # who watches a model does not keep it
@@ -309,25 +320,35 @@ class _Passed:
 
     async def _ask(self, server: ModelServer) -> None:
         try:
-            answer = await ask(server.address, self._bytes)
+            asked = ask(server.address, self._bytes)
+            answer = await (self._waited(asked, lambda: "ping") if self._has_begun else asked)
         except Lost:
             await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
             raise
         with contextlib.closing(answer):
             await self._pass(answer)
 
-    async def _until_ready_with_comments(self, lease: Lease) -> None:
-        ready = asyncio.ensure_future(until_ready(lease, self._registry))
+    async def _waited(self, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
+        """Return what `work` returns. A stream says meanwhile what it waits for."""
+        found = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({ready}, timeout=COMMENT_AFTER_S))[0]:
+            while not (await asyncio.wait({found}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
                 if not self._has_begun:
-                    await self._begin(200, _SSE)
-                self._connection.write(b": %b\n\n" % self._comment().encode())
-            await ready
+                    charset = "; charset=utf-8" if self._kind == EVENTS else ""
+                    await self._begin(200, [(b"content-type", f"{self._kind}{charset}".encode()), *_HEADERS])
+                self._connection.write(self._ping(doing()))
+            return await found
         finally:
-            ready.cancel()
+            found.cancel()
 
-    def _comment(self) -> str:
+    def _ping(self, doing: str) -> bytes:
+        if is_ollama(self._path):
+            return ping(self._model.name, as_message if self._path == "/api/chat" else as_response)
+        if self._kind == LINES:
+            return LINE_PING
+        return b": %b\n%b" % (doing.encode(), EVENT_PING if is_anthropic(self._path) else b"\n")
+
+    def _loading(self) -> str:
         model, place = self._model, self._registry.place(self._model)
         doing = model.doing if model.state == "loading" else f"{place} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
@@ -347,7 +368,7 @@ class _Passed:
                 await self._begin(answer.status, answer.headers)
                 await self._send({"type": "http.response.body", "body": body})
                 return
-            self._connection.write(last_event(self._path, msgspec.json.decode(body)))
+            self._connection.write(last_event(self._path, msgspec.json.decode(body), self._kind or EVENTS))
         else:
             self._begins()
             if not self._has_begun:
@@ -360,8 +381,8 @@ class _Passed:
         self._request.error, self._request.is_passed_on = error.code, False
         if not self._has_begun:
             raise error
-        if not self._is_stream:
+        if self._kind is None:
             self._connection.drop()  # an end that nobody can write
             return
-        self._connection.write(last_event(self._path, error.body_for(self._path)))
+        self._connection.write(last_event(self._path, error.body_for(self._path), self._kind))
         await self._send({"type": "http.response.body", "body": b""})

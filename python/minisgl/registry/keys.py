@@ -20,7 +20,7 @@ from minisgl.config import ApiKey
 from minisgl.metrics.keys import KeyReading
 from minisgl.registry.registry import Model, Registry
 from minisgl.server.api_keys import KeyUse
-from minisgl.server.errors import STREAMS
+from minisgl.server.streams import STREAMS
 
 FRESH_S = 0.25
 ANSWERED = STREAMS | {

@@ -144,7 +144,11 @@ class Registry:
     # -------------------------------------------------------------------------------------------------- what is asked
 
     def find(self, name: str) -> Model | None:
-        return self._names.get(name) or self._names.get(name.removesuffix(LATEST))
+        """The exact name first, then one without Ollama's tag and in any case."""
+        if (found := self._names.get(name) or self._names.get(name.removesuffix(LATEST))) is not None:
+            return found
+        plain = name.casefold().removesuffix(LATEST)
+        return next((model for known, model in self._names.items() if known.casefold() == plain), None)
 
     def named(self, name: str) -> Model:
         """Raises `ApiError` 404."""

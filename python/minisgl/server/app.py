@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from fastapi.requests import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
@@ -20,17 +21,18 @@ from minisgl.server.batches.background import Background
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
 from minisgl.server.batches.store import Store
 from minisgl.server.context import Served, ServerContext
-from minisgl.server.errors import install_handlers
+from minisgl.server.errors import MODELS, install_handlers
 from minisgl.server.formatter import json_response
 from minisgl.server.live import add_live
 from minisgl.server.log import say
+from minisgl.server.messages.models import shown_model, shown_models
 from minisgl.server.middleware import Middleware, Posts
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prepare import Preparing
 from minisgl.server.prompts import Prompts
 from minisgl.server.receipts import Receipts
 from minisgl.server.responses.endpoint import add_responses
-from minisgl.server.routes import POSTS, ROUTES, Told, card
+from minisgl.server.routes import POSTS, ROUTES, Told, card, models
 from minisgl.server.tools import Parsing
 from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
@@ -131,10 +133,14 @@ def _add_told(app: FastAPI, context: ServerContext) -> None:
             methods = [route.method.upper(), *route.also]
             app.api_route(route.path, methods=methods)(_answers(context, route.told))
 
-    @app.get("/v1/models/{model_id:path}")
-    async def model(model_id: str) -> Response:
+    @app.get(MODELS)
+    async def all_models(request: Request) -> Response:
+        return json_response(shown_models(models(context), request.scope))
+
+    @app.get(f"{MODELS}/{{model_id:path}}")
+    async def model(request: Request, model_id: str) -> Response:
         name = context.served.check(model_id)
-        return json_response(card(context, context.client.adapters.by_name.get(name)))
+        return json_response(shown_model(card(context, context.client.adapters.by_name.get(name)), request.scope))
 
 
 def _add_docs(app: FastAPI) -> None:

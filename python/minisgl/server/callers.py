@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from starlette.responses import Response
 
 from minisgl.config import ServerConfig
-from minisgl.server.errors import FILES, ApiError
+from minisgl.server.errors import FILES, ApiError, is_ollama
 
 ANY = "*"
 FORM = "multipart/form-data"  # what files are sent as
+UNASKED = (FORM, "application/x-www-form-urlencoded", "text/plain")  # what a page may send to another host unasked
 SEVERAL = b"several hosts"  # no name
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
@@ -129,14 +130,26 @@ def _is_part_of_a_foreign_page(headers: Headers) -> bool:
     return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
 
 
+def no_upgrade(headers: Headers) -> ApiError | None:
+    """Return what is said to a client that asks for WebSocket: Codex then falls back at once. None: it does not; who
+    only offers HTTP/2 is answered as any other."""
+    if b"websocket" not in headers.get(b"upgrade", b"").lower():
+        return None
+    error = ApiError(426, "Upgrade: websocket: not served here: send the request with POST", code="upgrade_refused")
+    error.headers |= {"upgrade": "HTTP/1.1", "connection": "Upgrade"}
+    return error
+
+
 def _bad_type(headers: Headers, path: str) -> ApiError | None:
     given = headers.get(b"content-type", b"").decode("latin-1")
     kind = given.partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return None
     is_browser = any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers)
-    if not kind and not is_browser:
-        return None
+    if not is_browser and (not kind or is_ollama(path)):
+        return None  # Ollama's documentation has `curl -d`, whose type is a form's; every browser says that it is one
+    if is_ollama(path) and kind and kind not in UNASKED:
+        return None  # such as LiteLLM's application/octet-stream
     if kind == FORM and path == FILES and (not is_browser or b"origin" in headers):
         return None  # an origin that comes to here may ask; a browser says it with every form of another page
     return ApiError(

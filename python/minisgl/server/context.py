@@ -46,8 +46,11 @@ class Served:
             return self.name
         if self._adapters.number(name) is not None:
             return name
-        if name.endswith(LATEST):  # as Ollama's clients write a name without a tag
-            return self.check(name.removesuffix(LATEST))
+        if name.lower().endswith(LATEST):  # as Ollama's clients write a name without a tag
+            return self.check(name[: -len(LATEST)])
+        for known in (self.name, *self.aliases, *(one.name for one in self._adapters.ready())):
+            if known.casefold() == name.casefold():  # Ollama's names have no case
+                return self.name if known in self.aliases else known
         if self._any_model_name:
             return self.name
         served = " and ".join(repr(one) for one in (self.name, *(a.name for a in self._adapters.ready())))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from minisgl.sampling_params import ParamError
+from minisgl.server.streams import EVENTS, LINES
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -25,6 +26,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_MODEL = ("model_not_found", 404)
 """Code and status."""
 MESSAGES = "/v1/messages"
+MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 FILES, BATCHES = "/v1/files", "/v1/batches"
 OLLAMA = "/api/"
@@ -42,10 +44,6 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 """Clients that read it send the whole conversation from then on."""
 
 
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", RESPONSES, MESSAGES})
-"""Where answers may be streams of events."""
-
-
 def is_anthropic(path: str) -> bool:
     """Whether clients of Anthropic's API ask for it."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
@@ -54,6 +52,10 @@ def is_anthropic(path: str) -> bool:
 def is_ollama(path: str) -> bool:
     """Whether clients of Ollama's API ask for it."""
     return path.startswith(OLLAMA)
+
+
+FORM = "minisgl.form"
+"""Key of the ASGI scope: the path in whose API's form errors are, and the id of the request."""
 
 
 class ApiError(Exception):
@@ -95,11 +97,16 @@ class ApiError(Exception):
             return self.anthropic_body()
         return self.ollama_body() if is_ollama(path) else self.body
 
-    def response(self, path: str = "") -> Response:
+    def response(self, path: str = "", request_id: str = "") -> Response:
         """`path`: of the request."""
-        return Response(
-            msgspec.json.encode(self.body_for(path)), self.status, self.headers, media_type="application/json"
-        )
+        body = self.body_for(path)
+        if request_id and is_anthropic(path):
+            body["request_id"] = request_id
+        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
+
+    def answer(self, scope: Mapping[str, Any]) -> Response:
+        """Return the response to the request of this ASGI scope."""
+        return self.response(*scope.get(FORM, (scope["path"],)))
 
 
 class TooLong(ApiError):
@@ -126,15 +133,16 @@ class TooLong(ApiError):
         return found
 
 
-def last_event(path: str, body: dict[str, Any]) -> bytes:
-    """What ends a stream of that path that cannot go on; `body` is that of an `ApiError`, or of a server's answer."""
+def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
+    """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
+    server's answer."""
     if is_anthropic(path):
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)
     if path == RESPONSES:
         detail = body["error"]
         said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode({**said, "sequence_number": 0})
-    if is_ollama(path):
+    if is_ollama(path) or kind.startswith(LINES):
         return msgspec.json.encode(body) + b"\n"
     return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
 
@@ -257,7 +265,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response(request.scope["path"])
+        return error.answer(request.scope)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -267,10 +275,11 @@ def install_handlers(app: FastAPI) -> None:
         answer = ApiError(error.status_code, message if meant is None else f"{message}: the path is {meant}")
         answer.body["error"]["code"] = _CODES.get(error.status_code)
         answer.headers.update(error.headers or {})  # 405 says what is allowed
-        return answer.response(meant or path)
+        _, request_id = request.scope.get(FORM, ("", ""))
+        return answer.answer(request.scope) if meant is None else answer.response(meant, request_id)
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        return internal_error(type(error).__name__).response(request.scope["path"])
+        return internal_error(type(error).__name__).answer(request.scope)
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -22,6 +22,7 @@ from minisgl.message.prepared import AnswerParts
 from minisgl.server.errors import ApiError
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.receipts import FIELD
+from minisgl.server.streams import SSE_PING
 from minisgl.server.unserved import shown
 from minisgl.tokenizer import Tokenizer
 
@@ -126,6 +127,11 @@ class Formatter(ABC):
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         """The next part of a stream."""
         raise NotImplementedError("this answer comes whole")
+
+    def ping(self) -> bytes:
+        """Return what says that the stream lives, and nothing else: it may come at any time between other parts. JSON
+        lines have no comments: there it is a part with an empty text."""
+        return SSE_PING
 
     def end(self, generation: Generation) -> bytes:
         """What comes after every choice has ended."""

@@ -19,7 +19,7 @@ from minisgl.server.callers import HARMLESS, Callers
 from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, internal_error, too_late
 from minisgl.server.log import shows_access
 
-VERSION = 6
+VERSION = 7
 """The version of what is told. The extension reads one, and refuses others."""
 
 
@@ -30,6 +30,7 @@ def encoded(config: ServerConfig) -> bytes:
         "version": VERSION,
         "num_keys": len(names(config.api_keys)),
         "limits": config.limits,
+        "silence": config.silence,
         "hosts": callers.hosts,
         "harmless_headers": [(name.decode(), value.decode()) for name, value in (*HARMLESS, *callers.cors_headers({}))],
         "errors": _errors(config.limits),

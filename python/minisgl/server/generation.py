@@ -192,14 +192,21 @@ class Generation:
 
     # ------------------------------------------------------------------------------------------------------ deltas
 
-    async def first(self) -> list[Delta]:
-        """What comes first, or next. Raises `ApiError` if a choice fails before."""
+    async def first(self, wait_s: float | None = None) -> list[Delta]:
+        """Return what comes first, or next; nothing if it takes longer than `wait_s`. Raises `ApiError` if a choice
+        fails before."""
         if self._ended.done():
             self._ended.result()
         first: asyncio.Future[list[Delta]] = asyncio.get_running_loop().create_future()
         self._first = first
         self.notify()  # it may be there already
-        return await first
+        if wait_s is None or first.done():
+            return await first
+        timer = asyncio.get_running_loop().call_later(wait_s, self._pass_on, [])
+        try:
+            return await first
+        finally:
+            timer.cancel()
 
     async def stream(
         self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]

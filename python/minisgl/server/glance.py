@@ -31,10 +31,6 @@ def text_of(raw: msgspec.Raw) -> str | None:
     return None
 
 
-def is_true(raw: msgspec.Raw) -> bool:
-    return begin_of(raw, 5) == b"true"
-
-
 def begin_of(raw: msgspec.Raw, num_bytes: int) -> bytes:
     return bytes(memoryview(raw)[:num_bytes])
 

@@ -55,7 +55,7 @@ class Starting:
             answer = json_response({"status": "loading", "model": self._model_name, "reason": reason})
             answer.status_code = 503
         else:
-            answer = loading(reason).response(scope["path"])
+            answer = loading(reason).answer(scope)
         await answer(scope, receive, send)
 
 

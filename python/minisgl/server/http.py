@@ -17,10 +17,12 @@ import re
 import resource
 import select
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -52,7 +54,17 @@ def _nothing() -> None:
 
 
 class Connection:
-    __slots__ = ("_on_pause", "_on_resume", "_task", "_transport", "blocked_since", "chunked", "is_lost", "streams")
+    __slots__ = (
+        "_on_pause",
+        "_on_resume",
+        "_task",
+        "_transport",
+        "blocked_since",
+        "chunked",
+        "is_lost",
+        "streams",
+        "was_silent",
+    )
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -60,6 +72,7 @@ class Connection:
         self.is_lost = False
         self.chunked = True
         self.streams = False
+        self.was_silent = False  # since it was set
         self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
         self._on_pause: Callable[[], None] = _nothing
         self._on_resume: Callable[[], None] = _nothing
@@ -84,8 +97,30 @@ class Connection:
     def write(self, chunk: bytes) -> None:
         """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
         be written while paused but what is ready already."""
+        self.was_silent = False
         if not self.is_lost and chunk:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
+
+    @contextlib.contextmanager
+    def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
+        """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
+        pass without a byte."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:  # each half: what was silent for a whole one has been for at most two
+            nonlocal timer
+            if not self.was_silent:
+                self.was_silent = True
+            elif self.blocked_since is None:
+                self.write(ping())
+            timer = loop.call_later(longest_s / 2, look)
+
+        timer = loop.call_later(longest_s / 2, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def drop(self) -> None:
         """End the connection of an answer that cannot be ended as it began."""
@@ -145,10 +180,11 @@ def _is_reset(transport: asyncio.Transport) -> bool:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with eight changes: what is no HTTP gets an error of our shape too, a request line with headers
+    """uvicorn's, with nine changes: what is no HTTP gets an error of our shape too, a request line with headers
     that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
     requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
-    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, and the host of
+    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, no upgrade
+    is worth a line of the log, and the host of
     an absolute target counts instead of `Host`, as RFC 9112 says."""
 
     head_timeout_s = 60.0
@@ -158,6 +194,7 @@ class _Protocol(HttpToolsProtocol):
     _probe_timer: asyncio.TimerHandle | None = None
     _head_bytes = -1  # -1 outside of a head
     _head_timer: asyncio.TimerHandle | None = None
+    _data = b""  # that is being read
     _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -258,7 +295,9 @@ class _Protocol(HttpToolsProtocol):
             self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._head_bytes >= 0 and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -266,6 +305,24 @@ class _Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # else its body comes
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read on behind a head that wants another protocol, which the parser takes for the end of HTTP: Java's client
+        offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        behind = _BehindHead(self)
+        self.parser = httptools.HttpRequestParser(behind)
+        framing = (b"%b: %b\r\n" % one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+        behind.is_there = True
+        if rest := self._data[upgrade.args[0] :]:
+            self._data = rest
+            super().data_received(rest)
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
@@ -279,6 +336,31 @@ class _Protocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+class _BehindHead:
+    """What a parser tells that is given the framing of a head once more, which `protocol` knows already."""
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self.is_there = False
+        self._protocol = protocol
+        self.on_body, self.on_message_complete = protocol.on_body, protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self.is_there:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_there:
+            self._protocol.on_headers_complete()
 
 
 def _connection_of(cycle: RequestResponseCycle) -> Connection:

@@ -3,8 +3,8 @@ POST: its body is read, its endpoint says what is to be generated, and that is a
 
 Invariants: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
-files of the page answers. A handler frees the engine when its client goes; a stream's status waits for its first
-tokens: an early failure is a proper status.
+files of the page answers. A handler frees the engine when its client goes; a stream's status waits a
+moment for its first tokens: an early failure is a proper status; then it says that it lives (`config.Silence`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,31 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.config import ServerConfig
+from minisgl.config import ServerConfig, Silence
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
 from minisgl.server import api_keys
 from minisgl.server.admin import Later
-from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs
+from minisgl.server.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs, no_upgrade
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, bad_value, internal_error, is_anthropic, renamed, too_late
+from minisgl.server.errors import (
+    FORM,
+    MESSAGES,
+    MODELS,
+    ApiError,
+    bad_value,
+    internal_error,
+    is_anthropic,
+    renamed,
+    too_late,
+)
 from minisgl.server.formatter import IGNORED, Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
 from minisgl.server.page import Page
 from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
-from minisgl.server.resume import Resumable, lost
+from minisgl.server.resume import NOTHING_NEW, Resumable, lost
 from minisgl.server.unserved import shown
 
 OPEN_PATHS = ("/livez", "/readyz")
@@ -48,11 +58,13 @@ Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Res
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request, by its head. `path` is that of its route; every answer has the headers `more`, unless it has them
-    already. `early`: the answer, if the head is all that it needs, as where its caller may not ask."""
+    """A request, by its head. `path` is that of its route, `form` one in whose API's form its errors are; every answer
+    has the headers `more`, unless it has them already. `early`: the answer, if the head is all that it needs, as where
+    its caller may not ask."""
 
     request: HttpRequest
     path: str
+    form: str
     more: Pairs
     early: Response | None
 
@@ -82,9 +94,10 @@ class Middleware:
         path = target.rstrip("/") or "/"  # with slashes at the end a route is the same one
         path = f"/v1{path}" if path in WITHOUT_V1 else path
         more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
-        if is_anthropic(path):
+        form = MESSAGES if b"anthropic-version" in headers and f"{path}/".startswith(f"{MODELS}/") else path
+        if is_anthropic(form):
             more.append((b"request-id", request.request_id.encode()))
-        return Admitted(request, path, more, self._early_answer(method, version, path, headers, request))
+        return Admitted(request, path, form, more, self._early_answer(method, version, path, form, headers, request))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +106,7 @@ class Middleware:
         admitted = self.admit(scope["method"], scope["http_version"], scope["path"], scope["headers"])
         request, more, early = admitted.request, admitted.more, admitted.early
         scope["path"] = admitted.path
+        scope[FORM] = admitted.form, request.request_id
         scope[REQUEST] = request
 
         async def answer(message: Message) -> None:
@@ -128,7 +142,7 @@ class Middleware:
             self.idle.set()
 
     def _early_answer(
-        self, method: str, version: str, path: str, headers: Headers, request: HttpRequest
+        self, method: str, version: str, path: str, form: str, headers: Headers, request: HttpRequest
     ) -> Response | None:
         """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
         error = self._callers.refusal(method, version, headers, path)
@@ -139,6 +153,8 @@ class Middleware:
         if error is None and not self._has_key(path, headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
+        if error is None and method == "GET":
+            error = no_upgrade(headers)
         if error is None and self._is_resumable:
             try:
                 request.resumable = Resumable.of(headers)
@@ -147,7 +163,7 @@ class Middleware:
         if error is None:
             return None
         request.error = error.code
-        return error.response(path)
+        return error.response(form, request.request_id)
 
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
         """In `Authorization`, or as Anthropic's clients send it."""
@@ -205,7 +221,8 @@ class Posts:
             if isinstance(answer, Formatter):
                 with Generation(self._context, request, answer.wanted) as generation:
                     if answer.stream:
-                        end = await _stream(generation, answer, request, scope[CONNECTION], send)
+                        silence = self._context.config.silence
+                        end = await _stream(generation, answer, request, scope[CONNECTION], send, silence)
                     else:
                         more = answer.headers
                         whole = partial(answer.whole, generation, await generation.collect())
@@ -219,10 +236,10 @@ class Posts:
             return
         except ApiError as error:
             request.error = error.code
-            answer = error.response(scope["path"])
+            answer = error.answer(scope)
         except Exception as error:
             _log.exception("%s: a bug", request.request_id)
-            answer = internal_error(type(error).__name__).response(scope["path"])
+            answer = internal_error(type(error).__name__).answer(scope)
         if end is not None:
             await send({"type": "http.response.body", "body": end, "more_body": False})
         elif isinstance(answer, Response):
@@ -266,33 +283,40 @@ class Posts:
             request.body_done()
 
 
-def _marked(formatter: Formatter, resumable: Resumable) -> Show:
-    """Chunks with marks behind them, by which another server could go on."""
+def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[[], bytes]]:
+    """Chunks and pings with marks behind them, by which another server could go on."""
 
     def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
         with ids.of(resumable.source):
             shown = formatter.chunk(generation, deltas)
             return shown + resumable.mark(deltas, generation.token_ids, generation.reason, generation.cached)
 
-    return chunk
+    return chunk, lambda: formatter.ping() + NOTHING_NEW
 
 
 async def _stream(
-    generation: Generation, formatter: Formatter, request: HttpRequest, connection: Connection, send: Send
+    generation: Generation,
+    formatter: Formatter,
+    request: HttpRequest,
+    connection: Connection,
+    send: Send,
+    silence: Silence,
 ) -> bytes:
     """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
     first one."""
-    resumable, first = request.resumable, list[Delta]()
-    show: Show = formatter.chunk if resumable is None else _marked(formatter, resumable)
+    resumable, first, opening = request.resumable, list[Delta](), b""
+    show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:
         generation.replay(resumable.said.turns, show)
     else:
-        first = await generation.first()
+        first = await generation.first(silence.head_wait)
+        opening = b"" if first else ping()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
     headers += generation.headers(begins=True) + formatter.headers
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
-        with connection.stream(generation.pause, generation.resume):
+        with connection.stream(generation.pause, generation.resume), connection.kept_alive(ping, silence.longest):
+            connection.write(opening)
             if generation.is_large and formatter.wanted.sampling.prompt_logprobs is not None:
                 await generation.stream_from_lane(first, show, connection.write)
             else:

@@ -23,6 +23,7 @@ from minisgl.server.errors import is_anthropic, is_ollama
 from minisgl.server.messages.body import AnthropicErrorAnswer
 from minisgl.server.ollama.body import OllamaError
 from minisgl.server.routes import ROUTES, Route
+from minisgl.server.streams import STREAMED
 from minisgl.utils.installed import own_version
 
 WORDS = {
@@ -46,17 +47,6 @@ _HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _REF = "#/components/schemas/{model}"
 _NAMES = re.compile(r"\{(\w+)\}")
-_STREAMS = {
-    "/v1/chat/completions": ("text/event-stream",),
-    "/v1/completions": ("text/event-stream",),
-    "/generate": ("application/x-ndjson", "text/event-stream"),
-    "/v1/responses": ("text/event-stream",),
-    "/v1/messages": ("text/event-stream",),
-    "/completion": ("text/event-stream",),
-    "/infill": ("text/event-stream",),
-    "/api/chat": ("application/x-ndjson",),
-    "/api/generate": ("application/x-ndjson",),
-}
 _REASONS = {
     400: "A bad value; `error.param` names the field.",
     401: "The API key is missing or wrong.",
@@ -128,7 +118,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _responses(route: Route) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
-    for kind_of_stream in _STREAMS.get(route.path, ()):
+    for kind_of_stream in STREAMED.get(route.path, ()):
         content[kind_of_stream] = {}  # a schema would be one of each event, or of none, by who reads it
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if route.body is bodies.PrefixRequest:

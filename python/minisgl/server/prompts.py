@@ -269,13 +269,33 @@ class Prompts:
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
-    async def _encode_all(self, texts: list[str], most: int) -> list[Int32Array]:
+    async def _encode_all(self, texts: list[str], most: int, beginning: int | None) -> list[Int32Array]:
+        """Of each text the ids, or at least the first `beginning` ones, however long it is."""
         with self._counted():
-            if len(texts) == 1:
-                text = texts[0]
-                ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
-                return [ids]
-            return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+            try:
+                if len(texts) == 1:
+                    text = texts[0]
+                    ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                    return [ids]
+                return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+            except TooManyTokens:
+                if beginning is None:
+                    raise
+            return await self._pool.run(lambda: [self._first_ids(text, most, beginning) for text in texts])
+
+    def _first_ids(self, text: str, most: int, num: int) -> Int32Array:
+        """The ids of as much of a text as has at most `most` and, if it is long enough, at least `num` of them."""
+        too_little, too_much, end = 0, len(text), len(text)
+        while True:
+            try:
+                ids = self.tokenizer.encode(text[:end], most=most)
+            except TooManyTokens:
+                too_much = end
+            else:
+                if len(ids) >= num or end == len(text) or too_much - end <= 1:
+                    return ids
+                too_little = end
+            end = (too_little + too_much) // 2
 
     async def _encode_prompts(
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
@@ -287,7 +307,8 @@ class Prompts:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
             with self._fits(field):
-                batch = await self._encode_all(texts, most)
+                of_beginning = side == "right" or (self._encodes and side is None)
+                batch = await self._encode_all(texts, most, keep if of_beginning else None)
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
         if self._encodes:

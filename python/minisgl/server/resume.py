@@ -188,3 +188,7 @@ def lost(reason: str) -> bytes:
 
 def _line(mark: Mark) -> bytes:
     return b"%b%b\n" % (LINE, msgspec.json.encode(mark))
+
+
+NOTHING_NEW = _line(Mark())
+"""Stands behind what belongs to no token."""

@@ -85,9 +85,9 @@ def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, ob
     }
 
 
-def models(context: ServerContext) -> dict[str, object]:
-    """The answer to GET /v1/models."""
-    return {"object": "list", "data": [card(context), *(card(context, one) for one in context.client.adapters.ready())]}
+def models(context: ServerContext) -> list[dict[str, object]]:
+    """Return the cards of the model and its adapters."""
+    return [card(context), *(card(context, one) for one in context.client.adapters.ready())]
 
 
 ROUTES: tuple[Route, ...] = (
@@ -220,7 +220,7 @@ ROUTES: tuple[Route, ...] = (
         lambda _: health.OK,
         also=("POST", "OPTIONS"),
     ),
-    _get("/v1/models", "The served model and its adapters.", answers.ModelList, models),
+    Route("/v1/models", "get", "The served model and its adapters.", answers.ModelList),
     Route("/v1/models/{model_id}", "get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
     _get("/version", "The server's version.", answers.Version, health.version, errors=(401, 403)),
     _get(

@@ -34,6 +34,7 @@ from minisgl.server.formatter import (
 from minisgl.server.generation import Generation, Wanted
 from minisgl.server.lengths import asked_limit
 from minisgl.server.request import HttpRequest
+from minisgl.server.streams import LINE_PING
 
 
 class SglangFormatter(Formatter):
@@ -311,6 +312,9 @@ class GenerateFormatter(Formatter):
         if (reason := deltas[-1].finish_reason) is not None:
             lines.append(json_line({"event": "done", **_end(generation, reason)}))
         return b"".join(lines)
+
+    def ping(self) -> bytes:
+        return LINE_PING
 
     def end(self, generation: Generation) -> bytes:
         return b""

@@ -65,6 +65,10 @@ class Fields:
     def has(self, key: str) -> bool:
         return key in self._metadata
 
+    def below(self, key: str) -> set[str]:
+        """What stands behind `key` and a point in keys."""
+        return {one.removeprefix(f"{key}.") for one in self._metadata if one.startswith(f"{key}.")}
+
     def text(self, key: str, default: str = _REQUIRED) -> str:
         return str(self._get(key, default, lambda value: isinstance(value, str), "a text"))
 

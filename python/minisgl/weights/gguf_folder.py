@@ -21,7 +21,7 @@ from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
 
-FORMAT = "8"  # part of the key: a change of what is written makes new folders
+FORMAT = "9"  # part of the key: a change of what is written makes new folders
 BARE = "-bare"  # of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096

@@ -256,8 +256,19 @@ def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
 
 def template_files(fields: Fields) -> dict[str, str]:
     """As `tokenizer_files`, of the chat template alone."""
-    template = fields.text("tokenizer.chat_template", "")
-    return {"tokenizer_config.json": json.dumps({"chat_template": template}, ensure_ascii=False)} if template else {}
+    found = _chat_template(fields)
+    return {"tokenizer_config.json": json.dumps(found, ensure_ascii=False)} if found else {}
+
+
+def _chat_template(fields: Fields) -> dict[str, Any]:
+    """As tokenizer_config.json has it: a text, or a list where a file names others beside the default one."""
+    key = "tokenizer.chat_template"
+    texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.below(key))}
+    others = [{"name": name, "template": text} for name, text in texts.items() if text]
+    default = fields.text(key, "")
+    if not others:
+        return {"chat_template": default} if default else {}
+    return {"chat_template": [*([{"name": "default", "template": default}] if default else []), *others]}
 
 
 def tokenizer_files(fields: Fields) -> dict[str, str]:
@@ -303,8 +314,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=one, pair=[*one, *between, "$B", *end], special_tokens=list(special.items())
         )
-    if template := fields.text("tokenizer.chat_template", ""):
-        config["chat_template"] = template
+    config |= _chat_template(fields)
     return {
         "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False),

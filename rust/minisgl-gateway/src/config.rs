@@ -9,7 +9,7 @@ use crate::engine::WatchTimes;
 use crate::metrics::MetricsConfig;
 
 /// What is told has it. Another one is refused.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Everything that an answer depends on beside what Python prepared of its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,6 +21,8 @@ pub struct GatewayConfig {
     pub num_keys: usize,
     /// What the HTTP side takes on.
     pub limits: Limits,
+    /// How long a stream says nothing.
+    pub silence: Silence,
     /// Names that the server answers to, in lower case and without ports; loopback addresses are among them always.
     /// None: to any.
     pub hosts: Option<Vec<String>>,
@@ -64,6 +66,14 @@ pub struct Limits {
     pub step_timeout: f64,
 }
 
+/// See `minisgl.config.Silence`; seconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Silence {
+    pub head_wait: f64,
+    pub longest: f64,
+}
+
 /// How answered requests are logged.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,8 +94,8 @@ mod tests {
     fn a_configuration_of_another_version_is_refused_by_its_number() {
         let error = |json| GatewayConfig::read(json).err().unwrap_or_default();
         let other = error(r#"{"version": 0, "no_such_field": 1}"#);
-        assert!(other.starts_with("it has version 0, the extension reads 6"), "{other}");
-        assert!(error(r#"{"version": 6}"#).contains("missing field"));
+        assert!(other.starts_with("it has version 0, the extension reads 7"), "{other}");
+        assert!(error(r#"{"version": 7}"#).contains("missing field"));
         assert!(error("{}").contains("version"));
     }
 }

@@ -209,6 +209,18 @@ def test_vectors(embedding: httpx.Client, http: httpx.Client) -> None:
     assert "embeddings need" in check_error(http.post("/api/embed", json={"input": "a"}), 400)
 
 
+@pytest.mark.parametrize("times", [2, 9, 1000])
+def test_of_a_text_of_any_length_the_beginning_counts(embedding: httpx.Client, times: int) -> None:
+    tail = "a" * (times * MAX_SEQ_LEN)
+    wanted = embedding.post("/api/embed", json={"input": "b" + "a" * (MAX_SEQ_LEN - 2)}).json()["embeddings"]
+    for given in ("b" + tail, ["b" + tail]):
+        found = embedding.post("/api/embed", json={"input": given}).json()
+        assert (found["prompt_eval_count"], found["embeddings"]) == (MAX_SEQ_LEN - 1, wanted)
+    both = embedding.post("/api/embed", json={"input": ["c", "b" + tail]}).json()
+    assert both["prompt_eval_count"] == MAX_SEQ_LEN and both["embeddings"][1:] == wanted
+    assert embedding.post("/api/embeddings", json={"prompt": "b" + tail}).json()["embedding"] == wanted[0]
+
+
 def test_errors_have_ollama_s_form_and_its_names(http: httpx.Client) -> None:
     image = {"role": "user", "content": "", "images": ["AAAA"]}
     wrong: list[tuple[str, dict[str, Any], int, str]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from minisgl.config import ApiKey, EngineConfig
 from minisgl.server.ollama.body import OllamaModels, OllamaShown, OllamaVersion
+from minisgl.server.ollama.described import described, parameter_size
 from minisgl.server.ollama.models import REFUSED
 from minisgl.weights.sources import find_smollm2
 from tests.helpers.fill_in import with_markers
@@ -61,7 +63,11 @@ def test_files_tell_family_and_size(front_end: str, tmp_path: Path) -> None:
         [model] = http.get("/api/tags").json()["models"]
         assert (model["size"], model["details"]["family"], model["details"]["format"]) == (1000, "llama", "safetensors")
         info = http.post("/api/show", json={"model": MODEL}).json()["model_info"]
-        assert info == {"general.architecture": "llama", "llama.context_length": MAX_SEQ_LEN}
+        assert info == {
+            "general.architecture": "llama",
+            "general.basename": MODEL,
+            "llama.context_length": MAX_SEQ_LEN,
+        }
     file = tmp_path / "m.gguf"
     file.write_bytes(b"y" * 10)
     config = msgspec.structs.replace(CONFIG, engine=EngineConfig(model=str(file)))
@@ -72,6 +78,56 @@ def test_files_tell_family_and_size(front_end: str, tmp_path: Path) -> None:
     with frontend(front_end=front_end, config=config) as running, running.http() as http:
         [model] = http.get("/api/tags").json()["models"]
         assert (model["size"], model["details"]["format"]) == (find_smollm2().stat().st_size, "gguf")
+        assert (model["details"]["parameter_size"], model["details"]["family"]) == ("134.52M", "llama")
+        info = http.post("/api/show", json={"model": "SmolLM2:Latest"}).json()["model_info"]
+        assert (info["general.basename"], info["llama.embedding_length"], info["llama.block_count"]) == (
+            "smollm2",
+            576,
+            30,
+        )
+        assert info["general.parameter_count"] == 134_515_008 and info["llama.context_length"] == MAX_SEQ_LEN
+        assert not [key for key in info if "token" in key and isinstance(info[key], str) and len(info[key]) > 100]
+
+
+CONFIG_JSON = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 1e6,
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_config_and_safetensors_tell_what_the_model_is(tmp_path: Path, nested: bool, packed: bool) -> None:
+    config = {"model_type": "qwen3", "text_config": CONFIG_JSON} if nested else {**CONFIG_JSON}
+    if packed:
+        config["quantization_config"] = {}
+    files = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    for file in files:
+        header = json.dumps({"__metadata__": {}, "w": {"dtype": "F32", "shape": [1000, 600]}}).encode()
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+    found = described(config, files, "mine")
+    assert found["general.architecture"] == "qwen3" and found["general.basename"] == "mine"
+    assert (found["qwen3.block_count"], found["qwen3.embedding_length"]) == (2, 8)
+    assert (found["qwen3.attention.head_count"], found["qwen3.attention.head_count_kv"]) == (4, 2)
+    assert found.get("general.parameter_count") == (None if packed else 1_200_000)
+    assert parameter_size(found) == ("" if packed else "1.20M")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, ""), (999, "999"), (5_000, "5K"), (134_515_008, "134.52M"), (8_030_261_248, "8.0B")]
+)
+def test_numbers_of_parameters_are_written_as_ollama_does(count: int, shown: str) -> None:
+    assert parameter_size({"general.parameter_count": count} if count else {}) == shown
+
+
+def test_a_name_has_no_case(http: httpx.Client) -> None:
+    for name in (MODEL.upper(), MODEL.title(), f"{MODEL.upper()}:LATEST"):
+        assert http.post("/api/show", json={"model": name}).status_code == 200, name
+        assert http.post("/api/chat", json={**chat_body("say:a"), "model": name, "stream": False}).status_code == 200
 
 
 def test_a_name_may_have_ollama_s_tag(http: httpx.Client) -> None:

@@ -227,3 +227,4 @@ class AnthropicErrorDetail(Answer):
 class AnthropicErrorAnswer(Answer):
     type: Literal["error"]
     error: AnthropicErrorDetail
+    request_id: str

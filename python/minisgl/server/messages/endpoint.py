@@ -38,6 +38,7 @@ from minisgl.server.messages.body import (
 from minisgl.server.request import HttpRequest, checked
 from minisgl.server.sampling_fields import shared_fields
 from minisgl.server.sections import Change, Closed, Grown, Opened, Section, Sections
+from minisgl.server.streams import EVENT_PING
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Fields of the sampling that mean something else here, or nothing."""
@@ -237,10 +238,13 @@ class MessagesFormatter(Formatter):
             self._has_begun = True
             begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
-            frames += [_event("message_start", message=message), _event("ping")]
+            frames += [_event("message_start", message=message), EVENT_PING]
         for delta in deltas:
             frames += map(_frame, self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None))
         return b"".join(frames)
+
+    def ping(self) -> bytes:
+        return EVENT_PING
 
     def end(self, generation: Generation) -> bytes:
         more = receipt_of(generation, 0)

@@ -81,6 +81,11 @@ def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = 
     return {"response": text, **({"thinking": thought} if thought else {})}
 
 
+def ping(model: str, shape: Shape) -> bytes:
+    """Return the line that says that a stream lives. Ollama's clients take each line for JSON and read its text."""
+    return json_line({"model": model, "created_at": now(), **shape("", "", []), "done": False})
+
+
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
@@ -270,6 +275,9 @@ class OllamaFormatter(Formatter):
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         return b"".join(json_line(self._answer(part, False)) for delta in deltas for part in self._take(delta))
+
+    def ping(self) -> bytes:
+        return ping(self._model, self._shape)
 
     def end(self, generation: Generation) -> bytes:
         return json_line(self._last(generation, self._shape("", "", [])))

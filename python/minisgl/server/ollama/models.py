@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from minisgl.server.encoding import gives_embeddings
 from minisgl.server.errors import ApiError
 from minisgl.server.formatter import json_response
 from minisgl.server.ollama.body import OllamaShowRequest
+from minisgl.server.ollama.described import described, parameter_size
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import fingerprint
 from minisgl.utils.installed import find_smollm2, own_version
@@ -42,9 +43,9 @@ def _config(folder: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _family(context: ServerContext) -> str:
+def _metadata(context: ServerContext, files: Sequence[Path]) -> dict[str, Any]:
     folder = context.info.model_dir
-    return str(_config(None if folder is None else Path(folder)).get("model_type", ""))
+    return described(_config(None if folder is None else Path(folder)), files, context.served.name)
 
 
 def _files(context: ServerContext) -> list[Path]:
@@ -59,9 +60,18 @@ def _files(context: ServerContext) -> list[Path]:
 
 
 def listed(
-    names: Iterable[str], created: float, size: int, key: str, *, family: str = "", dtype: str = "", form: str = ""
+    names: Iterable[str],
+    created: float,
+    size: int,
+    key: str,
+    *,
+    family: str = "",
+    dtype: str = "",
+    form: str = "",
+    size_label: str = "",
 ) -> list[dict[str, Any]]:
-    """As /api/tags has a model and its adapters. `key`: names what is loaded; `form`: of its files."""
+    """As /api/tags has a model and its adapters. `key`: names what is loaded; `form`: of its files;
+    `size_label`: of its parameters."""
     card = {
         "modified_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
         "size": size,
@@ -71,7 +81,7 @@ def listed(
             "format": form,
             "family": family,
             "families": [family] if family else [],
-            "parameter_size": "",
+            "parameter_size": size_label,
             "quantization_level": dtype,
         },
     }
@@ -87,14 +97,17 @@ def running(cards: Iterable[dict[str, Any]], num_bytes: int, context_len: int, d
 
 def _cards(context: ServerContext) -> list[dict[str, Any]]:
     files, info, served = _files(context), context.info, context.served
+    metadata = _metadata(context, files)
+    family = metadata.get("general.architecture", "unknown")
     return listed(
         [served.name, *(adapter.name for adapter in context.client.adapters.ready())],
         served.created,
         sum(file.stat().st_size for file in files),
         fingerprint(served.name, info),
-        family=_family(context),
+        family="" if family == "unknown" else family,
         dtype=info.dtype,
         form="gguf" if any(file.suffix == ".gguf" for file in files) else "safetensors",
+        size_label=parameter_size(metadata),
     )
 
 
@@ -111,14 +124,15 @@ def version() -> dict[str, Any]:
 async def show_endpoint(context: ServerContext, asked: OllamaShowRequest, request: HttpRequest) -> Response:
     name = context.served.check(asked.model or asked.name)
     card = next(one for one in _cards(context) if one["name"] == name)
-    family = card["details"]["family"] or "unknown"
+    metadata = {"general.architecture": "unknown", **_metadata(context, _files(context))}
+    family = metadata["general.architecture"]
     return json_response(
         {
             "modelfile": f"FROM {name}",
             "parameters": "\n".join(f"{name} {value}" for name, value in context.served.defaults.items()),
             "template": context.tokenizer.template_source(),
             "details": card["details"],
-            "model_info": {"general.architecture": family, f"{family}.context_length": context.info.max_seq_len},
+            "model_info": {**metadata, f"{family}.context_length": context.info.max_seq_len},
             "capabilities": _capabilities(context),
             "modified_at": card["modified_at"],
         }

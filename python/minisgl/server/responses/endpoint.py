@@ -328,13 +328,15 @@ class ResponsesFormatter(Formatter):
     # ------------------------------------------------------------------------------------------------------- stream
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        frames = []
-        if not self._has_begun:
-            self._has_begun = True
-            for name in ("created", "in_progress"):
-                frames.append(self._event(f"response.{name}", response=self._object(status="in_progress", output=[])))
-        frames += [frame for delta in deltas for frame in self._take(delta)]
-        return b"".join(frames)
+        return b"".join([*self._begin(), *(frame for delta in deltas for frame in self._take(delta))])
+
+    def _begin(self) -> list[bytes]:
+        """The events before all others, once."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        begun = self._object(status="in_progress", output=[])
+        return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
 
     def end(self, generation: Generation) -> bytes:
         found = self._finish(generation)
@@ -342,7 +344,8 @@ class ResponsesFormatter(Formatter):
 
     def error(self, error: ApiError) -> bytes:
         detail = {"code": "server_error", "message": error.body["error"]["message"]}
-        return self._event("response.failed", response=self._object(status="failed", error=detail))
+        failed = self._object(status="failed", error=detail)
+        return b"".join([*self._begin(), self._event("response.failed", response=failed)])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = json_bytes({"type": kind, "sequence_number": self._num_events, **fields})

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -50,6 +50,7 @@ struct Inner {
     head: Heading,
     outcome: Option<Result<(), Failure>>,
     about: About,
+    ping_at: Instant,
     num_cached: i64, // prompt tokens of ended choices
 }
 
@@ -65,6 +66,8 @@ pub struct Heading {
     pub counts: Option<Arc<KeyCounts>>,
     /// When its request came.
     pub arrival: Instant,
+    /// How long a stream says nothing before its head, and then.
+    pub silence: [Duration; 2],
 }
 
 impl Generation {
@@ -86,6 +89,7 @@ impl Generation {
             shown,
             writer,
             about: About::new(head.arrival),
+            ping_at: Instant::now() + head.silence[0],
             head,
             outcome: None,
             num_cached: 0,
@@ -145,8 +149,25 @@ impl Generation {
             self.ended.notify_one();
         } else if !scratch.out.is_empty() {
             inner.send(&scratch.out, false);
+            inner.ping_at = now + inner.head.silence[1];
         }
         stops
+    }
+
+    /// Says that a stream lives if it has said nothing for long. Returns when to call this again; None: never.
+    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        let mut inner = self.inner.borrow_mut();
+        if !inner.shape.streams() || inner.outcome.is_some() {
+            return None;
+        }
+        if inner.ping_at <= now {
+            inner.ping_at = now + inner.head.silence[1];
+            if !inner.writer.is_paused() {
+                let ping = inner.shape.ping();
+                inner.send(ping, false);
+            }
+        }
+        Some(inner.ping_at)
     }
 
     /// End it with an error, wherever it is.

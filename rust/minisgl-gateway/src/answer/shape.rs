@@ -195,6 +195,14 @@ impl Shape {
         out.extend_from_slice(self.tail);
     }
 
+    /// What says that the stream lives, and nothing else; it may come between any two parts.
+    pub fn ping(&self) -> &'static [u8] {
+        match self.kind {
+            Kind::Generate => b"{\"text_delta\":\"\"}\n",
+            _ => b": ping\n\n",
+        }
+    }
+
     /// What comes after every choice has ended.
     pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
         if self.kind == Kind::Generate {

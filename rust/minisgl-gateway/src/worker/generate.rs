@@ -175,6 +175,7 @@ impl Worker {
             errors: Arc::clone(&loaded.config.errors),
             counts: loaded.keys.get(asked.key).cloned(),
             arrival,
+            silence: [loaded.config.silence.head_wait, loaded.config.silence.longest].map(seconds),
         };
         Generation::new(choices, shown, asked.n(), Shape::new(asked), writer, heading)
     }
@@ -220,16 +221,23 @@ impl Worker {
     }
 
     async fn until_ended(&self, generation: &Rc<Generation>, deadline: Option<tokio::time::Instant>) {
-        let Some(at) = deadline else {
-            generation.ended().await;
-            return;
-        };
-        if timeout_at(at, generation.ended()).await.is_err() {
-            for id in generation.open_ids() {
-                self.finish(id, ToEngine::AbortRequest(id));
+        while let Some(at) = [deadline, generation.keep_alive(Instant::now()).map(Into::into)]
+            .into_iter()
+            .flatten()
+            .min()
+        {
+            if timeout_at(at, generation.ended()).await.is_ok() {
+                return;
             }
-            generation.fail(Failure::TooLate);
+            if deadline.is_some_and(|deadline| deadline <= at) {
+                for id in generation.open_ids() {
+                    self.finish(id, ToEngine::AbortRequest(id));
+                }
+                generation.fail(Failure::TooLate);
+                return;
+            }
         }
+        generation.ended().await;
     }
 }
 
@@ -255,8 +263,11 @@ impl Drop for Leaving<'_> {
 }
 
 fn deadline(arrival: Instant, timeout_s: Option<f64>) -> Option<tokio::time::Instant> {
-    let most = Duration::try_from_secs_f64(timeout_s?).unwrap_or(Duration::MAX / 4);
-    Some((arrival + most).into())
+    Some((arrival + seconds(timeout_s?)).into())
+}
+
+fn seconds(given: f64) -> Duration {
+    Duration::try_from_secs_f64(given).unwrap_or(Duration::MAX / 4)
 }
 
 fn write_whole(writer: &Writer, whole: &Whole) {
