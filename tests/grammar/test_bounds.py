@@ -14,6 +14,7 @@ from minisgl.grammar.bounds import MAX_BYTES, MAX_DEPTH, MAX_TEXT_BYTES, checked
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource, Kind
 from minisgl.sampling_params import ParamError
+from tests.helpers.grammar import accepts
 from tests.helpers.seconds import computes_within
 
 
@@ -235,5 +236,6 @@ def test_what_a_grammar_may_say(grammar: str) -> None:
 
 
 def test_a_schema_in_a_grammar_cannot_turn_the_checks_off() -> None:
-    with pytest.raises(ParamError, match="not"):
-        grammar_of(GrammarSource("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}', "f"))
+    grammar = 'start: %json {"x-guidance": {"whitespace_pattern": ".*"}, "const": [1]}'
+    assert accepts(grammar_of(GrammarSource("grammar", grammar, "f")).text, "[1]")
+    assert not accepts(grammar_of(GrammarSource("grammar", grammar, "f")).text, "[x1]")

@@ -177,14 +177,14 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest, r
         sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")
-        sampling = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
+        sampling, left_out = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: Any = given if is_list and given else [given]
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
-    wanted = Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt)
+    wanted = Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
     if field == "prompt":
         return GenerateFormatter(fields, wanted)
     return SglangFormatter(context, fields, wanted, generate, is_list)

@@ -62,7 +62,7 @@ class LlamaCppFormatter(Formatter):
     def __init__(
         self, context: ServerContext, asked: LlamaCppSampling, completion: CompletionRequest, found: Continuation
     ) -> None:
-        found.ignored = tuple(asked.ignored())
+        found.ignored = (*found.ignored, *asked.ignored())
         super().__init__(found, completion.stream, completion.priority)
         self._model = context.served.check(asked.model)
         self._given = found.given

@@ -22,7 +22,7 @@ from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, wrong
+from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
 from minisgl.server.fields import present
 from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
@@ -468,8 +468,10 @@ async def _turn_of(
     messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
         raise bad_value("input", asked.input, "must not be empty")
-    with renamed([*tools.names, *NAMES]):
+    names = [*tools.names, *NAMES]
+    with renamed(names):
         turn = await _turn(context, asked, tools, messages, request)
+    turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
     left_out = [f"tools.{kind}" for kind in tools.left_out]
     left_out += dict.fromkeys(f"input.{item['type']}" for item in items if item["type"] in UNREAD)
     if left_out:
