@@ -71,7 +71,7 @@ def grammar(name: str, tools: str | None, use: ToolUse | None, thinking: Thinkin
     token_id = tokenizer(name).token_id
     calls = None if tools is None else tool_format(tools, "", token_id)
     found = TurnGrammar(token_id, thinking, calls, use, **more)
-    return found.text()
+    return found.made().text
 
 
 def calls(tools: str, text: str) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "object"))
 """Of values: `number` is `integer` or `float`."""
@@ -82,7 +82,7 @@ class Logic:
     """Of the schemas below `root`, where references lead."""
 
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self._root = root if isinstance(root, Mapping) else {}
         self._steps = 0
         self._anchors: dict[str, list[str]] | None = None
         self._names: list[str] | None = None
@@ -91,12 +91,10 @@ class Logic:
 
     def target(self, reference: Any) -> Any:
         """Return the schema that it leads to; None: unknown."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        if reference != "#" and not reference.startswith("#/"):
-            reference = self.anchored(reference) or ""
         found = self._root
-        for part in reference.split("/")[1:]:
+        if (pointer := self.pointer(reference)) is None:
+            return None
+        for part in pointer.split("/")[1:]:
             name = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and name in found:
                 found = found[name]
@@ -104,10 +102,14 @@ class Logic:
                 found = found[int(name)]
             else:
                 return None
-        return found if reference else None
+        return found
 
-    def anchored(self, reference: str) -> str | None:
-        """Return the pointer for a reference to an anchor, if there is one of its name."""
+    def pointer(self, reference: Any) -> str | None:
+        """Return the pointer into the schema for a reference; None: it leads elsewhere."""
+        if not isinstance(reference, str):
+            return None
+        if isinstance(base := self._root.get("$id"), str) and base.rstrip("#"):
+            reference = reference.removeprefix(base.rstrip("#")) or "#"
         if reference == "#" or reference.startswith("#/"):
             return reference
         if self._anchors is None:
@@ -120,7 +122,7 @@ class Logic:
                     if name in ("$anchor", "$dynamicAnchor") and isinstance(value, str):
                         self._anchors.setdefault(f"#{value}", []).append(at)
                     elif isinstance(value, (Mapping, list)):
-                        todo.append((f"{at}/{str(name).replace('~', '~0').replace('/', '~1')}", value))
+                        todo.append((f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}", value))
         found = self._anchors.get(reference, [])
         return found[0] if len(found) == 1 else None
 
@@ -263,6 +265,14 @@ class Logic:
         if len(found) > MAX_ALTERNATIVES:
             return None
         return found[0] if len(found) == 1 else {"anyOf": found} if found else False
+
+    def unless(self, one: Any, other: Any) -> Any:
+        """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
+        if (found := self.negated(other)) is not None:
+            return found
+        own, needs = (_listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other))
+        missing = [name for name in needs if name not in own]
+        return {"anyOf": [{"properties": {name: False}} for name in missing]} if missing else None
 
     def _opposite(self, name: str, value: Any, given: Mapping[str, Any], depth: int) -> list[Any] | None:
         """Return the alternatives that break a keyword of `given`."""

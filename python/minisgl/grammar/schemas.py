@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from minisgl.grammar.logic import COUNTS, FORMATS, KEYWORDS, LEAST, MOST, Logic, is_equal, none_of, one_of
+from minisgl.grammar.patterns import without_lookahead
 from minisgl.sampling_params import ParamError
 
 WHOLE = "/"
@@ -57,12 +58,12 @@ _MORE = _IN_PLACE | {
     "not",
     "allOf",
 }
-_ANNOTATIONS = frozenset(("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "contentSchema"))
-_OF_OTHERS = frozenset(("then", "else", "minContains", "maxContains"))  # have no meaning by themselves
+_BASES = frozenset(("$id", "id", "$anchor", "$schema"))
 _CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ENDLESS = re.compile(
     r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL
 )  # expressions that surely match more names than a schema has
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 Path = tuple[str, ...]
 
 
@@ -83,7 +84,13 @@ def served(
     """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
     the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
     work = _Work(Logic(schema), field, strict, is_empty, without or {})
-    return Served(work.schema(schema, (), closing=not _composes(schema)), list(dict.fromkeys(work.left_out)))
+    closing = not _composes(schema)
+    found = work.schema(schema, (), closing)
+    while work.waiting:
+        reference, name = work.waiting.pop()
+        target = work.schema(work.logic.target(reference), (*reference.split("/")[1:],), closing)
+        found["$defs"] = {**found.get("$defs", {}), name: target}
+    return Served(found, list(dict.fromkeys(work.left_out)))
 
 
 def closed(schema: Any) -> Any:
@@ -128,6 +135,9 @@ class _Work:
     without: Mapping[str, frozenset[str]]
     left_out: list[str] = field(default_factory=list)
     num_added: int = 0
+    moved: dict[str, str] = field(default_factory=dict)
+    """References to the definitions that they are served as."""
+    waiting: list[tuple[str, str]] = field(default_factory=list)
 
     def leave(self, path: Path, name: str, value: Any) -> None:
         if self.strict:
@@ -165,16 +175,37 @@ class _Work:
                 out[name] = [self.schema(one, (*path, label, str(i)), inside) for i, one in enumerate(value)]
             elif name in _SINGLE:
                 out[name] = self.schema(value, (*path, name), closing)
-            elif name not in _OF_OTHERS:
+            elif name == "$ref":
+                out[name] = self._reference(value)
+            elif name in KEYWORDS or name in _BASES:
                 out[name] = value
         if closing and _is_closable(node):
             out["additionalProperties"] = False
+        if isinstance(pattern := out.get("pattern"), str) and "(?" in pattern:
+            first, *others = without_lookahead(pattern)
+            out["pattern"] = first
+            more += [("pattern", {"pattern": other}) for other in others]
+        if out.get("format") in _FORMATS:
+            more.append(("format", {"pattern": _FORMATS[out.pop("format")]}))
         self._numbers(node, out, path)
         self._property_counts(node, out, path, closing)
         self._patterns(out)
         for name, found in more:
+            if not found.keys() & (out.keys() | _APPLICATORS):
+                out |= self.schema(found, (*path, name), False)
+                continue
             out["allOf"] = [*out.get("allOf", ()), self.schema(found, (*path, name), False)]
         return _in_order(out)
+
+    def _reference(self, given: Any) -> Any:
+        """Return a reference to a definition: what else it leads to may be served as something else."""
+        found = self.logic.pointer(given)
+        if found is None or found == "#" or _DEFINITION.fullmatch(found) or self.logic.target(found) is None:
+            return given if found is None else found
+        if found not in self.moved:
+            self.moved[found] = f"referenced {len(self.moved)}"
+            self.waiting.append((found, self.moved[found]))
+        return f"#/$defs/{self.moved[found].replace(' ', '%20')}"
 
     def _leaves(self, name: str, value: Any, path: Path, given: Mapping[str, Any]) -> bool:
         """Leave out what has no effect by itself, or what the library refused before."""
@@ -183,11 +214,10 @@ class _Work:
             return True
         if name == "$schema":
             return bool(path) or not isinstance(value, str) or value.rstrip("#") not in DRAFTS
-        values = self.without.get(name)
-        if name == "$ref" or values is None:
-            if not ("$ref" in self.without and "$ref" in given and name in KEYWORDS):
-                return False
-        elif WHOLE not in values and not (isinstance(value, str) and value in values):
+        values = self.without.get(name, frozenset())
+        is_refused = WHOLE in values or (isinstance(value, str) and value in values)
+        is_beside = "$ref" in self.without and "$ref" in given and name in KEYWORDS
+        if name == "$ref" or not (is_refused or is_beside):
             return False
         self.leave(path, name, value)
         return True
@@ -197,9 +227,11 @@ class _Work:
     def _numbers(self, node: Mapping[str, Any], out: dict[str, Any], path: Path) -> None:
         """Bounds that the library's numbers do not have are moved inward; where no multiple is within, nothing fits."""
         for name in (*LEAST, *MOST):
-            value = out.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
-                out[name] = _inward(value, up=name in LEAST)
+            value, up = out.get(name), name in LEAST
+            if isinstance(value, float) and abs(value) > EXACT and (value < 0) == up:
+                out[name] = -EXACT if up else EXACT  # no answer has more digits
+            elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+                out[name] = _inward(value, up)
         for name in ("const", "enum"):
             values = [out[name]] if name == "const" and name in out else out.get(name)
             if isinstance(values, list) and not all(map(_is_exact, values)):
@@ -292,7 +324,7 @@ class _Work:
             others = [
                 other for j, other in enumerate(alternatives) if j != i and not self.logic.is_disjoint(one, other)
             ]
-            negated = [self.logic.negated(other) for other in others]
+            negated = [self.logic.unless(one, other) for other in others]
             overlap |= None in negated or len(negated) > 4
             found.append({"allOf": [one, *negated]} if negated else one)
         if overlap:
@@ -367,6 +399,8 @@ class _Work:
             names = [value for value in values if isinstance(value, str)]
             return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
         pattern = self._name_pattern(one)
+        if one.keys() & {"pattern", "format"} == {"pattern", "format"}:
+            self.leave((*path, "propertyNames"), "format", one["format"])
         if pattern is None or "patternProperties" in node:
             return None
         return {"patternProperties": {pattern: True}, "additionalProperties": False} if pattern else True
@@ -381,7 +415,7 @@ class _Work:
             return ""
         if (values := self.logic.values(given)) is not None:
             return one_of([value for value in values if isinstance(value, str)])
-        if one.keys() == {"pattern"}:
+        if one.keys() in ({"pattern"}, {"pattern", "format"}):
             return str(one["pattern"])
         if one.keys() <= {"minLength", "maxLength"}:
             return f"^[\\s\\S]{{{one.get('minLength', 0)},{one.get('maxLength', '')}}}$"
@@ -419,8 +453,7 @@ class _Work:
         return {"items": [True] * len(before), "additionalItems": rest} if before else {"items": rest}
 
     def dynamic_ref(self, node: Mapping[str, Any], path: Path) -> Any:
-        name = "$dynamicRef" if "$dynamicRef" in node else "$recursiveRef"
-        found = self.logic.anchored(str(node[name]))
+        found = self.logic.pointer(node.get("$dynamicRef", node.get("$recursiveRef")))
         return None if found is None else {"$ref": found}
 
 
@@ -439,19 +472,26 @@ _RULES: dict[str, Callable[[_Work, Mapping[str, Any], Path], Any]] = {
     "$dynamicRef": _Work.dynamic_ref,
     "$recursiveRef": _Work.dynamic_ref,
 }
+_FEWER_DAYS = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+_LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
+_YEAR = "[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000"
+_DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_CLOCK}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Where the library takes days and seconds that there are not."""
 _NAMES_OF_FORMAT = {
+    **_FORMATS,
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
-    "date": "^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])$",
-    "ipv4": "^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(?:\\.|$)){4}$",
+    "ipv4": "^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$",
 }
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords without those that are null or annotations that the library does not know, with counts that
-    are integers."""
+    """Return the keywords without those that are null or demand nothing, with counts that are integers."""
     found = {}
     for name, value in given.items():
-        if name in _ANNOTATIONS or (value is None and name not in ("const", "default", "examples")):
+        if value is None and name != "const":
             continue
         is_count = name in COUNTS and isinstance(value, float) and value.is_integer()
         found[name] = int(value) if is_count else value
