@@ -30,7 +30,7 @@ LEXER_FUEL = 100_000
 NUM_STEPS = 32  # of an answer that is begun
 _BEGINS = b'{["'  # these lead deepest into JSON
 _REFUSALS = (
-    ("look-around|look-ahead|look-behind|[Bb]ackreference|regex parse error|determine if regex is empty", ("pattern",)),
+    ("[Ll]ook-?(?:around|ahead|behind)|[Bb]ackreference|regex parse error|determine if regex is empty", ("pattern",)),
     ("patternProperty regexes", ("patternProperties",)),
     ("min/maxProperties only", ("minProperties", "maxProperties")),
     ("circular references with sibling", ("$ref",)),

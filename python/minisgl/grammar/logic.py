@@ -270,7 +270,9 @@ class Logic:
         """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
         if (found := self.negated(other)) is not None:
             return found
-        own, needs = (_listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other))
+        own, needs = (
+            _listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other)
+        )
         missing = [name for name in needs if name not in own]
         return {"anyOf": [{"properties": {name: False}} for name in missing]} if missing else None
 

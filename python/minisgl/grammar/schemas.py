@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from minisgl.grammar.forms import check_forms
 from minisgl.grammar.logic import COUNTS, FORMATS, KEYWORDS, LEAST, MOST, Logic, is_equal, none_of, one_of
 from minisgl.grammar.patterns import without_lookahead
 from minisgl.sampling_params import ParamError
@@ -42,6 +43,7 @@ _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("allOf", "anyOf", "prefixItems"))
 _SINGLE = frozenset(("items", "additionalItems", "additionalProperties"))
 _APPLICATORS = frozenset(("const", "enum", "allOf", "anyOf", "$ref"))
+_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # mean the same whatever stands beside them
 _IN_PLACE = frozenset(("$ref", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
 _OF_OBJECTS = frozenset(
     ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
@@ -83,7 +85,7 @@ def served(
 ) -> Served:
     """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
     the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
-    work = _Work(Logic(schema), field, strict, is_empty, without or {})
+    work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field))
     closing = not _composes(schema)
     found = work.schema(schema, (), closing)
     while work.waiting:
@@ -133,6 +135,7 @@ class _Work:
     strict: bool
     is_empty: Callable[[Any], bool]
     without: Mapping[str, frozenset[str]]
+    places: Mapping[int, Path]
     left_out: list[str] = field(default_factory=list)
     num_added: int = 0
     moved: dict[str, str] = field(default_factory=dict)
@@ -145,11 +148,11 @@ class _Work:
             raise ParamError(".".join((self.field, *path, name)), value, reason)
         self.left_out.append(".".join((*path, name)))
 
-    def schema(self, given: Any, path: Path, closing: bool, shown: str = "") -> Any:
-        """Return what the library is given for the schema at `path`. `shown`: the keyword that a client wrote for
-        `anyOf`."""
+    def schema(self, given: Any, path: Path, closing: bool) -> Any:
+        """Return what the library is given for a schema, which is at `path` unless a client wrote it elsewhere."""
         if not isinstance(given, Mapping):
             return given
+        path = self.places.get(id(given), path)
         node = {name: value for name, value in _plain(given).items() if not self._leaves(name, value, path, given)}
         out: dict[str, Any] = {}
         more: list[tuple[str, Any]] = []
@@ -162,8 +165,8 @@ class _Work:
                 elif found is False:
                     return False
                 elif found is not True:
-                    if len(found) == 1 and not found.keys() & (node.keys() | out.keys()):
-                        out |= self.schema(found, path, closing and "properties" not in node, name)
+                    if len(found) == 1 and found.keys() <= _APART - node.keys() - out.keys():
+                        out |= self.schema(found, path, closing and "properties" not in node)
                     else:
                         more.append((name, found))
             elif name in _MAPS and isinstance(value, Mapping):
@@ -171,13 +174,12 @@ class _Work:
                 out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in value.items()}
             elif isinstance(value, list) and (name in _LISTS or name == "items"):
                 inside = closing and name != "allOf" and (name == "prefixItems" or "properties" not in node)
-                label = shown or name
-                out[name] = [self.schema(one, (*path, label, str(i)), inside) for i, one in enumerate(value)]
+                out[name] = [self.schema(one, (*path, name, str(i)), inside) for i, one in enumerate(value)]
             elif name in _SINGLE:
                 out[name] = self.schema(value, (*path, name), closing)
             elif name == "$ref":
                 out[name] = self._reference(value)
-            elif name in KEYWORDS or name in _BASES:
+            elif name in _BASES or (name in KEYWORDS and not name.endswith("Contains")):
                 out[name] = value
         if closing and _is_closable(node):
             out["additionalProperties"] = False
@@ -191,7 +193,7 @@ class _Work:
         self._property_counts(node, out, path, closing)
         self._patterns(out)
         for name, found in more:
-            if not found.keys() & (out.keys() | _APPLICATORS):
+            if found.keys() == {"pattern"} and "pattern" not in out:
                 out |= self.schema(found, (*path, name), False)
                 continue
             out["allOf"] = [*out.get("allOf", ()), self.schema(found, (*path, name), False)]
@@ -252,14 +254,8 @@ class _Work:
         """`minProperties` and `maxProperties` beside optional properties are alternatives. The keys of a map may come
         twice, so that a second one counts for nothing."""
         least, most = out.pop("minProperties", 0), out.pop("maxProperties", None)
-        if not isinstance(least, int) or not isinstance(most, int | None):
-            out |= {name: node[name] for name in ("minProperties", "maxProperties") if name in node}
-            return
         named = out.get("properties", {})
-        listed = out.get("required", [])
-        if not isinstance(named, Mapping) or not isinstance(listed, list):
-            return
-        required = list(dict.fromkeys(str(one) for one in listed))
+        required = list(dict.fromkeys(out.get("required", ())))
         optional = [name for name in named if name not in required]
         least = 0 if least <= len(required) else least
         leaves_some = least <= len(required) + len(optional) and (least or most is not None)
@@ -273,8 +269,8 @@ class _Work:
                 self.leave(path, "minProperties", least)
                 least = len(required) + 1
         elif not is_closed or (branches := _choices(required, optional, least, most)) is None:
-            for name, value in (("minProperties", least), ("maxProperties", most)):
-                if value:
+            for name, value in (("minProperties", least or None), ("maxProperties", most)):
+                if value is not None:
                     self.leave(path, name, value)
             return
         else:
@@ -286,9 +282,9 @@ class _Work:
     def _patterns(self, out: dict[str, Any]) -> None:
         """A pattern that matches no other names than the schema has is these names: where they are taken, it would
         leave a comma that nothing follows."""
-        patterns, named = out.get("patternProperties"), out.get("properties", {})
-        if not isinstance(patterns, Mapping) or not isinstance(named, Mapping):
+        if (patterns := out.get("patternProperties")) is None:
             return
+        named = out.get("properties", {})
         out["patternProperties"] = found = dict(patterns)
         for pattern, value in patterns.items():
             if value is False and pattern in ("", "^", "$", ".*", "^.*", ".*$", "^.*$"):
@@ -317,8 +313,6 @@ class _Work:
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
         """Alternatives that exclude each other are those of `anyOf`; others are what the rest of them do not take."""
         alternatives = node["oneOf"]
-        if not isinstance(alternatives, list):
-            return {"anyOf": alternatives}
         found, overlap = [], False
         for i, one in enumerate(alternatives):
             others = [
@@ -347,7 +341,7 @@ class _Work:
     def contains(self, node: Mapping[str, Any], path: Path) -> Any:
         """The first items are those that it asks for."""
         one, least, most = node["contains"], _count(node, "minContains", 1), node.get("maxContains")
-        if one is False and least:
+        if (one is False and least) or (most is not None and most < least):
             return self.logic.negated({"type": "array"})
         if not least and most is None:
             return True
@@ -378,9 +372,7 @@ class _Work:
 
     def dependent(self, keyword: str, node: Mapping[str, Any]) -> Any:
         found, required = [], node.get("required", [])
-        if not isinstance(given := node[keyword], Mapping) or not isinstance(required, list):
-            return None
-        for name, one in given.items():
+        for name, one in node[keyword].items():
             asked = {"required": [name, *one]} if isinstance(one, list) else {"allOf": [{"required": [name]}, one]}
             if one not in ([], True, {}):
                 found.append(asked if name in required else {"anyOf": [{"properties": {name: False}}, asked]})
@@ -472,7 +464,9 @@ _RULES: dict[str, Callable[[_Work, Mapping[str, Any], Path], Any]] = {
     "$dynamicRef": _Work.dynamic_ref,
     "$recursiveRef": _Work.dynamic_ref,
 }
-_FEWER_DAYS = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+_FEWER_DAYS = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+)
 _LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
 _YEAR = "[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000"
 _DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
@@ -493,8 +487,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if value is None and name != "const":
             continue
-        is_count = name in COUNTS and isinstance(value, float) and value.is_integer()
-        found[name] = int(value) if is_count else value
+        found[name] = int(value) if name in COUNTS else value
     nothing = ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies", "required")
     found = {name: value for name, value in found.items() if not (name in nothing and value in ({}, []))}
     return {name: value for name, value in found.items() if not _is_nothing(name, value, found)}
@@ -503,8 +496,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
 def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
     match name:
         case "minProperties":
-            required = node.get("required", [])
-            return isinstance(value, int) and isinstance(required, list) and value <= len(set(map(str, required)))
+            return bool(value <= len(set(node.get("required", ()))))
         case "uniqueItems":
             return value is False
         case "propertyNames":
@@ -521,11 +513,8 @@ def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
 
 
 def _is_closable(node: Mapping[str, Any], counted: bool = False) -> bool:
-    properties, required = node.get("properties"), node.get("required", [])
-    more = _MORE - {"minProperties"} if counted else _MORE
-    if not isinstance(properties, Mapping) or not properties or more & node.keys() or not isinstance(required, list):
-        return False
-    return all(name in properties for name in required)
+    properties, more = node.get("properties"), _MORE - {"minProperties"} if counted else _MORE
+    return bool(properties) and not more & node.keys() and all(name in properties for name in node.get("required", ()))
 
 
 def _in_order(out: dict[str, Any]) -> dict[str, Any]:
