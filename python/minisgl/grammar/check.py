@@ -53,7 +53,7 @@ class Made:
     left_out: tuple[str, ...] = ()
 
     def named(self) -> tuple[str, ...]:
-        """Return the fields of `left_out` for a header: few, and in a client's own words only what is harmless there."""
+        """Return the fields of `left_out` for a header: few of them, without characters that mean something there."""
         fields = (re.sub(r"[^!-+\--~]", "_", one)[:MAX_NAME] for one in self.left_out)
         found = list(dict.fromkeys(fields))
         return (*found[:MAX_NAMED], *([f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else ()))

@@ -35,7 +35,7 @@ KEYWORDS = frozenset(
     )
 )
 """What may forbid a value; all else describes."""
-MAX_STEPS = 20_000
+MAX_STEPS = 50_000
 MAX_DEPTH = 16
 MAX_TEXT = 512  # characters of the texts that one pattern excludes
 MAX_ALTERNATIVES = 16
@@ -239,6 +239,20 @@ class Logic:
                 return True
         return False
 
+    def are_tagged(self, alternatives: list[Any]) -> bool:
+        """Return whether one property, which all require, has other values in each."""
+        schemas = [self.resolved(one) for one in alternatives]
+        if not all(isinstance(one, Mapping) and self.types(one) == {"object"} for one in schemas):
+            return False
+        for name in _listed(schemas[0], "required") if schemas else ():
+            each = [self.values(_property(one, name)) if name in _listed(one, "required") else None for one in schemas]
+            tags = (
+                [value for values in each for value in {*values} if isinstance(value, str)] if _are_texts(each) else []
+            )
+            if tags and len(tags) == len(set(tags)):
+                return True
+        return False
+
     def _differs(self, a: Mapping[str, Any], b: Mapping[str, Any], depth: int) -> bool:
         """Return whether a property that `a` requires has no value that fits both."""
         for name in _listed(a, "required"):
@@ -403,6 +417,10 @@ def _other_values(values: Any) -> list[Any] | None:
             one |= {} if before is None else {"exclusiveMaximum": before}
             found.append(one)
     return found
+
+
+def _are_texts(each: list[list[Any] | None]) -> bool:
+    return all(values is not None and all(isinstance(value, str) for value in values) for values in each)
 
 
 def _listed(given: Mapping[str, Any], name: str) -> list[Any]:

@@ -37,6 +37,7 @@ DRAFTS = frozenset(
     )
 )
 MAX_BRANCHES = 32  # alternatives that one keyword becomes
+MAX_COMPARED = 64  # alternatives, each with each
 MAX_ADDED = 2000  # schemas that a schema grows by
 EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
@@ -171,7 +172,11 @@ class _Work:
                         more.append((name, found))
             elif name in _MAPS and isinstance(value, Mapping):
                 inside = closing and name != "patternProperties"
-                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in value.items()}
+                refused = self.without.get(name, frozenset()) & value.keys()
+                if refused:
+                    self.leave(path, name, value)
+                kept = {key: one for key, one in value.items() if key not in refused}
+                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in kept.items()}
             elif isinstance(value, list) and (name in _LISTS or name == "items"):
                 inside = closing and name != "allOf" and (name == "prefixItems" or "properties" not in node)
                 out[name] = [self.schema(one, (*path, name, str(i)), inside) for i, one in enumerate(value)]
@@ -313,13 +318,16 @@ class _Work:
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
         """Alternatives that exclude each other are those of `anyOf`; others are what the rest of them do not take."""
         alternatives = node["oneOf"]
-        found, overlap = [], False
-        for i, one in enumerate(alternatives):
+        found, overlap = [], len(alternatives) > MAX_COMPARED
+        if self.logic.are_tagged(alternatives):
+            return {"anyOf": alternatives}
+        for i, one in enumerate([] if overlap else alternatives):
             others = [
                 other for j, other in enumerate(alternatives) if j != i and not self.logic.is_disjoint(one, other)
             ]
             negated = [self.logic.unless(one, other) for other in others]
-            overlap |= None in negated or len(negated) > 4
+            if overlap := None in negated or len(negated) > 4:
+                break
             found.append({"allOf": [one, *negated]} if negated else one)
         if overlap:
             self.leave(path, "oneOf", alternatives)
