@@ -61,7 +61,7 @@ def answers(schema: Any, num_walks: int, seed: str) -> Drawn:
 
 
 def walk(made: Matcher, rng: random.Random) -> tuple[str | None, bool]:
-    """Return an answer, None if it becomes too long; or the beginning of one, and True, if only white space can come."""
+    """Return an answer, None for one too long; or the beginning of one, and True, if only white space can come."""
     text = bytearray()
     while len(text) < HARD:
         may = _allowed(made)
