@@ -172,7 +172,7 @@ def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> No
         grammar("echo", "json", tool_use(many, "required", None))
     assert error.value.field == "tools.200.function.parameters" and compiled == 3
     for tool in many:
-        tool.function.parameters = {**CITY, "description": "x" * 2000}
+        tool.function.parameters = {"properties": {"x" * 2000: {}}}
     with pytest.raises(ParamError) as error:
         grammar("echo", "json", tool_use(many, "required", None))
     assert error.value.field == "tools"

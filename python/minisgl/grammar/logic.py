@@ -104,10 +104,11 @@ class Logic:
                 return None
         return found
 
-    def pointer(self, reference: Any) -> str | None:
+    def pointer(self, given: Any) -> str | None:
         """Return the pointer into the schema for a reference; None: it leads elsewhere."""
-        if not isinstance(reference, str):
+        if not isinstance(given, str):
             return None
+        reference: str = given
         if isinstance(base := self._root.get("$id"), str) and base.rstrip("#"):
             reference = reference.removeprefix(base.rstrip("#")) or "#"
         if reference == "#" or reference.startswith("#/"):
@@ -246,10 +247,8 @@ class Logic:
             return False
         for name in _listed(schemas[0], "required") if schemas else ():
             each = [self.values(_property(one, name)) if name in _listed(one, "required") else None for one in schemas]
-            tags = (
-                [value for values in each for value in {*values} if isinstance(value, str)] if _are_texts(each) else []
-            )
-            if tags and len(tags) == len(set(tags)):
+            tags = [value for values in each for value in values or [None]]
+            if all(isinstance(tag, str) for tag in tags) and len(tags) == len(set(tags)):
                 return True
         return False
 
@@ -349,10 +348,15 @@ class Logic:
         parts += [list(_listed(given, name)) for name in ("anyOf", "oneOf") if name in given]
         for alternatives in parts:
             is_choice = len(alternatives) > 1
-            each = [(one, some) for one in alternatives for some in self.evaluated(one, depth + 1) or [()]]
-            if any(some == () for _, some in each) or len(each) * len(found) > 2 * MAX_ALTERNATIVES:
+            each = [self.evaluated(one, depth + 1) for one in alternatives]
+            if [] in each or sum(map(len, each)) * len(found) > 2 * MAX_ALTERNATIVES:
                 return []
-            found = [_both(before, some, one if is_choice else True) for before in found for one, some in each]
+            below = [
+                (some, one if is_choice else True)
+                for one, all_ in zip(alternatives, each, strict=True)
+                for some in all_
+            ]
+            found = [_both(before, some, fits) for before in found for some, fits in below]
         return found
 
 
@@ -417,10 +421,6 @@ def _other_values(values: Any) -> list[Any] | None:
             one |= {} if before is None else {"exclusiveMaximum": before}
             found.append(one)
     return found
-
-
-def _are_texts(each: list[list[Any] | None]) -> bool:
-    return all(values is not None and all(isinstance(value, str) for value in values) for values in each)
 
 
 def _listed(given: Mapping[str, Any], name: str) -> list[Any]:

@@ -11,11 +11,12 @@ Closing leaves something that fits: where several places describe one object, no
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -137,11 +138,11 @@ class _Work:
     is_empty: Callable[[Any], bool]
     without: Mapping[str, frozenset[str]]
     places: Mapping[int, Path]
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
     num_added: int = 0
-    moved: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
     """References to the definitions that they are served as."""
-    waiting: list[tuple[str, str]] = field(default_factory=list)
+    waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def leave(self, path: Path, name: str, value: Any) -> None:
         if self.strict:
@@ -247,7 +248,7 @@ class _Work:
                 del out[name]
                 out |= {"enum": kept} if kept else {"type": node.get("type", "integer")}
         multiple = out.get("multipleOf")
-        if _is_number(multiple) and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
+        if multiple is not None and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
             step = Fraction(str(multiple))
             if self.logic.types(node) == {"integer"}:
                 step = Fraction(step.numerator)  # the least integer among its multiples
@@ -521,7 +522,7 @@ def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
 
 
 def _is_closable(node: Mapping[str, Any], counted: bool = False) -> bool:
-    properties, more = node.get("properties"), _MORE - {"minProperties"} if counted else _MORE
+    properties, more = node.get("properties", {}), _MORE - {"minProperties"} if counted else _MORE
     return bool(properties) and not more & node.keys() and all(name in properties for name in node.get("required", ()))
 
 
