@@ -38,6 +38,7 @@ DRAFTS = frozenset(
     )
 )
 MAX_BRANCHES = 32  # alternatives that one keyword becomes
+MAX_ASKED = 512  # times that the library is, for patterns of names
 MAX_COMPARED = 64  # alternatives, each with each
 MAX_ADDED = 2000  # schemas that a schema grows by
 EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
@@ -140,6 +141,7 @@ class _Work:
     places: Mapping[int, Path]
     left_out: list[str] = dataclasses.field(default_factory=list)
     num_added: int = 0
+    num_asked: int = 0
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
     """References to the definitions that they are served as."""
     waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -197,7 +199,7 @@ class _Work:
             more.append(("format", {"pattern": _FORMATS[out.pop("format")]}))
         self._numbers(node, out, path)
         self._property_counts(node, out, path, closing)
-        self._patterns(out)
+        self._patterns(out, path)
         for name, found in more:
             if found.keys() == {"pattern"} and "pattern" not in out:
                 out |= self.schema(found, (*path, name), False)
@@ -285,7 +287,7 @@ class _Work:
         out |= {"minProperties": least} if least else {}
         out |= {} if most is None else {"maxProperties": most}
 
-    def _patterns(self, out: dict[str, Any]) -> None:
+    def _patterns(self, out: dict[str, Any], path: Path) -> None:
         """A pattern that matches no other names than the schema has is these names: where they are taken, it would
         leave a comma that nothing follows."""
         if (patterns := out.get("patternProperties")) is None:
@@ -301,6 +303,9 @@ class _Work:
                     **named,
                     **{name: {"allOf": [named[name], value]} if name in named else value for name in names},
                 }
+        if self.num_asked > MAX_ASKED:
+            self.leave(path, "patternProperties", patterns)
+            found = {}
         if not found:
             out.pop("patternProperties")
         if named:
@@ -308,11 +313,14 @@ class _Work:
 
     def _names(self, pattern: str) -> list[str] | None:
         """Return the names that match, if all of them are in the schema."""
-        if _ENDLESS.search(_CLASS.sub("x", pattern)):
+        names = self.logic.names()
+        if _ENDLESS.search(_CLASS.sub("x", pattern)) or self.num_asked > MAX_ASKED:
             return None
-        found = [name for name in self.logic.names() if not self.is_empty({"const": name, "pattern": pattern})]
-        rest = {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": none_of(found)}]}
-        return found if self.is_empty(rest) else None
+        self.num_asked += 1
+        if not self.is_empty({"type": "string", "allOf": [{"pattern": pattern}, {"pattern": none_of(names)}]}):
+            return None
+        self.num_asked += len(names)
+        return [name for name in names if not self.is_empty({"const": name, "pattern": pattern})]
 
     # ---------------------------------------------------------------------- rules: True demands nothing, None: unknown
 
@@ -370,7 +378,7 @@ class _Work:
             return True
         items = node.get("items")
         values = None if "prefixItems" in node or items is None else self.logic.values(items)
-        if values is None:
+        if values is None or len(values) > MAX_BRANCHES:
             return None
         distinct = [one for i, one in enumerate(values) if not any(is_equal(one, other) for other in values[:i])]
         sizes = range(_count(node, "minItems", 0), min(most, len(distinct)) + 1)
