@@ -133,7 +133,7 @@ SAME: list[Any] = [
     {"allOf": [NAMED, {"properties": {"b": {}}, "required": ["b"]}]},
     {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}, "required": ["b"]}]},
     {"$defs": {"n": NAMED}, "allOf": [{"$ref": "#/$defs/n"}, {"required": ["b"]}]},
-    {"enum": [{"properties": {}}], "const": {"properties": {}}, "default": {"properties": {}}},
+    {"enum": [{"properties": {}}], "const": {"properties": {}}},
 ]
 
 

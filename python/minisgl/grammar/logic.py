@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "object"))
-"""Of values: `number` is `integer` or `float`."""
+"""The types of values: `number` is `integer` or `float`."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )
@@ -79,7 +79,7 @@ def _escaped(text: str) -> str:
 
 
 class Logic:
-    """Of the schemas below `root`, where references lead."""
+    """Questions about the schemas below `root`, where references lead."""
 
     def __init__(self, root: Any) -> None:
         self._root = root if isinstance(root, Mapping) else {}
