@@ -132,6 +132,7 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
     ({**LIST, "uniqueItems": True}, ["uniqueItems"]),
     ({"$defs": {"x": {**LIST, "uniqueItems": True}}, "items": {"$ref": "#/$defs/x"}}, ["$defs.x.uniqueItems"]),
     ({"oneOf": [NUMBER, {"type": "number"}]}, ["oneOf"]),
+    ({"oneOf": [{"required": ["a"], "properties": {"a": {"pattern": "x"}}}, TEXT]}, ["oneOf"]),
     ({"oneOf": [{**LIST, "uniqueItems": True}, NUMBER]}, ["oneOf.0.uniqueItems"]),
     ({**OBJECT, "if": TEXT, "then": {"items": {"uniqueItems": True}}}, ["then.items.uniqueItems"]),
     ({**TEXT, "pattern": "a(?=b)"}, ["pattern"]),

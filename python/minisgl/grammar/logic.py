@@ -283,6 +283,8 @@ class Logic:
         """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
         if (found := self.negated(other)) is not None:
             return found
+        if self.types(one) != {"object"}:  # nothing that is no object lacks a property
+            return None
         own, needs = (
             _listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other)
         )
