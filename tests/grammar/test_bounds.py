@@ -14,6 +14,7 @@ from minisgl.grammar.bounds import MAX_BYTES, MAX_DEPTH, MAX_TEXT_BYTES, checked
 from minisgl.grammar.check import grammar_of
 from minisgl.grammar.sources import GrammarSource, Kind
 from minisgl.sampling_params import ParamError
+from tests.helpers.grammar import accepts
 from tests.helpers.seconds import computes_within
 
 
@@ -38,6 +39,13 @@ def doubled(count: int, how: str) -> dict[str, Any]:
 
 def alternatives(rows: int, columns: int) -> dict[str, Any]:
     return {"allOf": [{"anyOf": [each(1, {"const": [i, j]}) for j in range(columns)]} for i in range(rows)]}
+
+
+def conditions(levels: int, keyword: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"const": "x"}
+    for _ in range(levels):
+        found = {keyword: found, "minLength": 1, "then": {"maxLength": 9}, "else": {"properties": {"a": {"const": 1}}}}
+    return found
 
 
 SCHEMAS: dict[str, Any] = {
@@ -84,6 +92,26 @@ SCHEMAS: dict[str, Any] = {
     "formats": each(500, lambda i: {"type": "string", "format": "date-time", "maxLength": 20 + i}),
     "impossible": {"allOf": [{"type": "string", "format": "email"}, {"format": "uri"}]},
     "ranges": each(500, lambda i: {"type": "number", "minimum": i * 1.000123, "maximum": i * 1e6 + 0.123456789}),
+    "oneOf of overlapping ones": {"oneOf": [each(3, {"minimum": i}) for i in range(300)]},
+    "oneOf of tagged ones": {"oneOf": [{**each(1, {"const": i}), "required": ["p0"]} for i in range(1000)]},
+    "doubled oneOf": doubled(30, "oneOf"),
+    "nested not": conditions(100, "not"),
+    "nested if": conditions(60, "if"),
+    "nested contains": conditions(100, "contains"),
+    "many dependencies": {**each(500, {}), "dependentRequired": {f"p{i}": ["p0", f"q{i}"] for i in range(500)}},
+    "ifs in all": {"allOf": [{"if": each(1, {"const": i}), "then": {"required": [f"r{i}"]}} for i in range(100)]},
+    "set of many": {"type": "array", "items": {"enum": list(range(3000))}, "uniqueItems": True},
+    "names of patterns": {**each(500, {}), "patternProperties": {f"^p{i}$": {} for i in range(300)}},
+    "names that are patterns": {"propertyNames": {"pattern": "^((a?){30}){30}$"}, **each(300, {})},
+    "without look-ahead": {"type": "string", "pattern": "^" + "(?!a)" * 5000 + "((" * 2000},
+    "many anchors": {
+        "$defs": {f"d{i}": {"$anchor": f"x{i}", "$ref": f"#x{i + 1}"} for i in range(1000)},
+        "$ref": "#x0",
+    },
+    "unevaluated": {
+        "allOf": [{"anyOf": [each(1, {}), each(2, {})]} for _ in range(50)],
+        "unevaluatedProperties": False,
+    },
     "NUL": {"type": "object", "properties": {"a\0b": {"const": "x\0y"}}, "required": ["a\0b"]},
     "odd characters": each(1, {"enum": ["\u2028", "\uffff", "\U0001f600\u202e"]}),
     "surrogate": {"const": "\ud800"},
@@ -235,5 +263,6 @@ def test_what_a_grammar_may_say(grammar: str) -> None:
 
 
 def test_a_schema_in_a_grammar_cannot_turn_the_checks_off() -> None:
-    with pytest.raises(ParamError, match="not"):
-        grammar_of(GrammarSource("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}', "f"))
+    grammar = 'start: %json {"x-guidance": {"whitespace_pattern": ".*"}, "const": [1]}'
+    assert accepts(grammar_of(GrammarSource("grammar", grammar, "f")).text, "[1]")
+    assert not accepts(grammar_of(GrammarSource("grammar", grammar, "f")).text, "[x1]")

@@ -49,8 +49,10 @@ def test_an_answer_has_the_form(seed: int) -> None:
 
 
 def test_what_is_wrong_is_an_error_at_once() -> None:
-    with pytest.raises(ParamError, match=r"^json\.not: Unimplemented"):
-        structured_outputs(json={"not": {}})
+    with pytest.raises(ParamError, match=r"^json: Invalid type"):
+        structured_outputs(json={"type": "text"})
+    with pytest.warns(UserWarning, match=r"not enforced: json\.uniqueItems"):
+        structured_outputs(json={"uniqueItems": True})
     with pytest.raises(ParamError, match="give one of json and regex"):
         structured_outputs(json={}, regex="a")
     with pytest.raises(TypeError, match="give one of"):

@@ -12,6 +12,7 @@ from tests.helpers.grammar import accepts
 from tests.helpers.server import Frontend, chat_body, check_error
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+UNIQUE = {"type": "array", "uniqueItems": True, "items": {"format": "int64-date"}}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 LARK = "start: A | B\nA: /a+/\nB: /b+/"
 GBNF = 'root ::= "a"+ | "b"+'
@@ -89,9 +90,14 @@ def test_what_asks_for_nothing_has_no_grammar(http: httpx.Client, server: Fronte
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
-            "response_format.json_schema.schema.items.not",
-            "Unimplemented",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"anyOf": {}}}}}},
+            "response_format.json_schema.schema.items.anyOf",
+            "must be a list",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE, "strict": True}}},
+            "response_format.json_schema.schema.uniqueItems",
+            "with `strict` no keyword is left out",
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type", "json_schema"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object"),
@@ -131,3 +137,58 @@ def test_what_is_wrong_is_refused_before_the_engine_hears_of_it(
         nested = check_error(http.post(GENERATE, json={"prompt": "refused", "sampling_params": asked}), 400)
         assert nested["param"] == f"sampling_params.{param}"
     assert not server.engine.requests("refused")
+
+
+SAID = [{"role": "user", "content": "say:[]"}]
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": UNIQUE}}}
+LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": SAID, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": SAID, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
+        "tools.0.function.parameters.properties.a",
+    ),
+    ("/v1/completions", {"prompt": "say:[]", "guided_json": UNIQUE}, "guided_json"),
+    (
+        "/generate",
+        {"text": "say:[]", "sampling_params": {"json_schema": json.dumps(UNIQUE)}},
+        "sampling_params.json_schema",
+    ),
+    ("/completion", {"prompt": "say:[]", "json_schema": UNIQUE}, "json_schema"),
+    (
+        "/v1/responses",
+        {"input": "say:[]", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNIQUE}}},
+        "text.format.schema",
+    ),
+    ("/api/chat", {"messages": SAID, "format": UNIQUE, "stream": False}, "format"),
+    ("/api/generate", {"prompt": "say:[]", "raw": True, "format": UNIQUE, "stream": False}, "format"),
+    (
+        "/v1/messages",
+        {
+            "messages": SAID,
+            "max_tokens": 9,
+            "tools": [{"name": "f", "input_schema": TOOL["parameters"]}],
+            "tool_choice": {"type": "any"},
+        },
+        "tools.0.input_schema.properties.a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "place"), LEFT_OUT, ids=lambda one: str(one)[:60])
+def test_keywords_that_are_left_out_are_named_as_the_client_wrote_them(
+    http: httpx.Client, path: str, asked: dict[str, Any], place: str
+) -> None:
+    answer = http.post(path, json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-minisgl-ignored"] == f"{place}.uniqueItems, {place}.items.format"
+
+
+def test_what_anthropic_s_api_promises_is_kept_or_refused(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "schema": UNIQUE}
+    answer = http.post("/v1/messages", json={"messages": SAID, "max_tokens": 9, "output_config": {"format": form}})
+    assert answer.status_code == 400 and "output_config.format.schema.uniqueItems" in answer.text

@@ -71,7 +71,7 @@ def grammar(name: str, tools: str | None, use: ToolUse | None, thinking: Thinkin
     token_id = tokenizer(name).token_id
     calls = None if tools is None else tool_format(tools, "", token_id)
     found = TurnGrammar(token_id, thinking, calls, use, **more)
-    return found.text()
+    return found.made().text
 
 
 def calls(tools: str, text: str) -> list[tuple[str, Any]]:
@@ -146,15 +146,15 @@ def test_only_what_binds_needs_one() -> None:
 
 def test_what_is_wrong_with_a_tool_is_named() -> None:
     bad = Tool.model_validate(
-        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"format": "no-such"}}}}}
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"required": True}}}}}
     )
     with pytest.raises(ParamError) as error:
         grammar("echo", "json", tool_use([*TOOLS, bad], "required", None))
-    assert error.value.field == "tools.2.function.parameters.properties.a.format"
+    assert error.value.field == "tools.2.function.parameters.properties.a.required"
 
 
 def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And to find the one to name, a few times."""
+    """And each by itself where one is refused, to name it."""
     compiled = 0
 
     def counted(text: str, field: str, value: object = None) -> None:
@@ -167,15 +167,36 @@ def test_many_tools_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> No
     many = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
     grammar("echo", "json", tool_use(many, "required", None))
     assert compiled == 2
-    many[200].function.parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
+    many[200].function.parameters = {"type": "object", "properties": {"a": {"type": "no-such"}}}
     with pytest.raises(ParamError) as error:
         grammar("echo", "json", tool_use(many, "required", None))
-    assert error.value.field == "tools.200.function.parameters.properties.a.format" and compiled <= 2 + 1 + 8 + 1
+    assert error.value.field == "tools.200.function.parameters" and compiled == 3
     for tool in many:
-        tool.function.parameters = {**CITY, "description": "x" * 2000}
+        tool.function.parameters = {"properties": {"x" * 2000: {}}}
     with pytest.raises(ParamError) as error:
         grammar("echo", "json", tool_use(many, "required", None))
     assert error.value.field == "tools"
+
+
+def test_what_arguments_need_not_obey_is_named_and_of_strict_tools_refused() -> None:
+    """Where the library alone finds it out, too, and in tools that are asked for together."""
+    for schema, keyword in (
+        ({"items": {"uniqueItems": True}}, "items.uniqueItems"),
+        ({"pattern": "a(?=b)"}, "pattern"),
+    ):
+        parameters = {"type": "object", "properties": {"a": schema}}
+        function = {"name": "f", "parameters": parameters}
+        tools = [*TOOLS, Tool.model_validate({"type": "function", "function": function})]
+        place = f"tools.2.function.parameters.properties.a.{keyword}"
+        use = tool_use(tools, "required", None)
+        made = TurnGrammar(
+            tokenizer("echo").token_id, None, tool_format("json", "", tokenizer("echo").token_id), use
+        ).made()
+        assert made.left_out == (place,)
+        tools[2].function.strict = True
+        with pytest.raises(ParamError, match="strict") as error:
+            grammar("echo", "json", tool_use(tools, "auto", None))
+        assert error.value.field == place
 
 
 def test_arguments_are_those_that_are_named() -> None:

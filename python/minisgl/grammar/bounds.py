@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -52,8 +52,9 @@ def checked_choice(texts: list[str], field: str) -> list[str]:
     return texts
 
 
-def checked_lark(text: str, field: str) -> str:
-    """Schemas in it are bounded like others, and like them without the library's options. What would set these for the
+def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda schema: schema) -> str:
+    """Schemas in it are bounded like others, and like them without the library's options; `served`: what is made of
+    each. What would set these for the
     grammar, or says by number which tokens come, is refused; so are `A & B` and `~A`: whether anything is
     left of them is found by going through all of their states, for minutes, whatever the library's limits are."""
     pieces, at = list[str](), 0
@@ -66,7 +67,7 @@ def checked_lark(text: str, field: str) -> str:
             except (ValueError, RecursionError):
                 raise ParamError(field, found[1], "must be followed by JSON") from None
             if found[1] == "%json":
-                pieces.append(" " + json.dumps(checked_schema(value, field), allow_nan=False))
+                pieces.append(" " + json.dumps(served(checked_schema(value, field)), allow_nan=False))
             elif value != {}:
                 raise ParamError(field, value, "%llguidance: its options cannot be set")
             else:
@@ -112,8 +113,7 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
         if isinstance(error, ParamError):
             raise
         raise ParamError(field, value, f"not a JSON schema: {error}") from None
-    _check_multiples(found, field)
-    _check_counts(found, field)
+    check_multiples(found, field)
     return found
 
 
@@ -128,7 +128,7 @@ def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
         todo.extend((at, one) for at, _, one in reversed(below) if isinstance(one, (dict, list)))
 
 
-def _check_multiples(schema: dict[str, Any], field: str) -> None:
+def check_multiples(schema: Any, field: str) -> None:
     found: list[int] = []
     combines = False
     for path, name, one in walk(schema):
@@ -141,15 +141,3 @@ def _check_multiples(schema: dict[str, Any], field: str) -> None:
         if sum(found) > MAX_MULTIPLE or (combines and math.lcm(*found) > MAX_MULTIPLE):
             at = ".".join([field, *path])
             raise ParamError(at, one, f"the multiples of a schema have at most {MAX_MULTIPLE} states together")
-
-
-def _check_counts(schema: dict[str, Any], field: str) -> None:
-    """The library lets the keys of a map come twice: what it counts are not different ones."""
-    for path, _, one in [((), "", schema), *walk(schema)]:
-        least = one.get("minProperties") if isinstance(one, dict) else None
-        if isinstance(least, int):
-            required = one.get("required")
-            named = len({str(name) for name in required}) if isinstance(required, list) else 0
-            if least > named + 1:
-                at = ".".join([field, *path, "minProperties"])
-                raise ParamError(at, least, f"at most {named + 1}: one more than `required` names")

@@ -3,91 +3,41 @@
 Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
 it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
 
-Schemas without the properties that nobody named: whoever reads the answer takes no others, and a small model goes on
-with an object that may go on.
-
-Invariants: what the library cannot do is refused, never ignored; nothing of a client turns the library's checks off;
-whatever is sent, the answer comes within two seconds. What fits the closed schema fits the given one; where closing
-could leave nothing that fits, it stays as is.
+Invariants: what the library cannot do is obeyed in other words (schemas.py), left out and named, or refused; nothing
+of a client turns the library's checks off; whatever is sent, the answer comes within two seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
 from minisgl.grammar import sources
-from minisgl.grammar.bounds import check_size, checked_choice, checked_lark, checked_schema, walk
+from minisgl.grammar.bounds import check_multiples, check_size, checked_choice, checked_lark, checked_schema
+from minisgl.grammar.schemas import WHOLE, keywords, served
 from minisgl.grammar.sources import GrammarSource
 from minisgl.sampling_params import ParamError
-
-# beside these it is not the properties alone that say what an object may have
-_MORE = frozenset(
-    (
-        *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),
-        *(
-            "dependentSchemas",
-            "dependentRequired",
-            "dependencies",
-            "anyOf",
-            "oneOf",
-            "not",
-            "if",
-            "$ref",
-            "$dynamicRef",
-        ),
-    )
-)
-_OF_NAMES = ("properties", "$defs", "definitions")
-_OF_LISTS = ("prefixItems", "anyOf", "oneOf")
-
-
-def closed(schema: Any) -> Any:
-    """With `additionalProperties` false at each object that names its properties."""
-    return _closed(schema) if isinstance(schema, Mapping) and not _has_all_of(schema) else schema
-
-
-def _has_all_of(schema: Any) -> bool:
-    """Then an object may be described in several places."""
-    if isinstance(schema, Mapping):
-        return "allOf" in schema or any(_has_all_of(one) for one in schema.values())
-    return isinstance(schema, list) and any(_has_all_of(one) for one in schema)
-
-
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    found = dict(schema)
-    for name in _OF_NAMES:
-        if isinstance(given := schema.get(name), Mapping):
-            found[name] = {key: _closed(one) for key, one in given.items()}
-    if isinstance(schema.get("items"), Mapping):
-        found["items"] = _closed(schema["items"])
-    for name in _OF_LISTS:
-        if isinstance(given := schema.get(name), list) and "properties" not in schema:
-            found[name] = [_closed(one) for one in given]
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and properties and not _MORE & schema.keys():
-        required = schema.get("required", [])
-        if isinstance(required, list) and all(name in properties for name in required):
-            found["additionalProperties"] = False
-    return found
-
 
 MAX_REASON_CHARS = 400
 # of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
 LEXER_FUEL = 100_000
 NUM_STEPS = 32  # of an answer that is begun
 _BEGINS = b'{["'  # these lead deepest into JSON
-# whose entries are names, no keywords
-_NAMED_BY_CLIENTS = {("properties",), ("patternProperties",), ("$defs",), ("definitions",)}
+_REFUSALS = (
+    ("[Ll]ook-?(?:around|ahead|behind)|[Bb]ackreference|regex parse error|determine if regex is empty", ("pattern",)),
+    ("patternProperty regexes", ("patternProperties",)),
+    ("min/maxProperties only", ("minProperties", "maxProperties")),
+    ("circular references with sibling", ("$ref",)),
+)
+"""What the library says of keywords that an answer can do without, and which ones they are."""
+MAX_NAMED = 16  # fields in a header
+MAX_NAME = 160  # characters of one
 MAX_KNOWN = 4096  # grammars: about a megabyte
 MAX_KEPT_CHARS = 1000
 _known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
@@ -95,29 +45,93 @@ _lock = threading.Lock()
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
-def grammar_of(source: GrammarSource) -> str:
-    """As `SamplingParams.grammar` has it. Takes up to seconds. Raises `ParamError`."""
-    checked_one = checked(source)
-    found = sources.grammar(sources.piece(checked_one))
-    validate(found, source.field, checked_one.value)
-    return found
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`text`: as `SamplingParams.grammar` has it."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
+
+    def named(self) -> tuple[str, ...]:
+        """Return the fields of `left_out` for a header: few of them, without characters that mean something there."""
+        fields = (re.sub(r"[^!-+\--~]", "_", one)[:MAX_NAME] for one in self.left_out)
+        found = list(dict.fromkeys(fields))
+        return (*found[:MAX_NAMED], *([f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else ()))
 
 
-def checked(source: GrammarSource) -> GrammarSource:
+def grammar_of(source: GrammarSource) -> Made:
+    """Return the grammar of `source`. Takes up to seconds. Raises `ParamError`."""
+    found = taken(source)
+    return Made(sources.grammar(sources.piece(found)), found.left_out)
+
+
+def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None = None) -> GrammarSource:
     """Within bounds, with a value that `sources.piece` takes: a schema as an object, a grammar in Lark's notation.
-    Raises `ParamError`."""
-    value = source.value
+    `without`: keywords that the library refused. Raises `ParamError`."""
+    value, left_out = source.value, list[str]()
+
+    def served_schema(given: Any) -> Any:
+        found = served(given, source.field, source.strict, _is_empty, without)
+        left_out.extend(f"{source.field}.{place}" for place in found.left_out)
+        check_multiples(found.schema, source.field)
+        return found.schema
+
     match source.kind:
         case "json_schema":
-            value = closed(checked_schema(value, source.field))
+            value = served_schema(checked_schema(value, source.field))
         case "choice":
             value = checked_choice(value, source.field)
         case "regex":
             check_size(value, source.field)
         case "grammar":
             check_size(value, source.field)
-            value = checked_lark(_as_lark(value, source.field), source.field)
-    return replace(source, value=value)
+            value = checked_lark(_as_lark(value, source.field), source.field, served_schema)
+    return replace(source, value=value, left_out=tuple(left_out))
+
+
+def taken(source: GrammarSource) -> GrammarSource:
+    """Return `source` checked, as the library takes it: without the keywords that it refuses, unless `strict` wants
+    them. Takes up to seconds. Raises `ParamError`."""
+    without = dict[str, frozenset[str]]()
+    while True:
+        found = checked(source, without)
+        grammar = sources.grammar(sources.piece(found))
+        if why_missing() or not (reason := _reason(grammar)):
+            validate(grammar, source.field, source.value)
+            return found
+        refused = _refused(reason, found.value) if source.kind == "json_schema" else {}
+        more = {name: without.get(name, frozenset()) | values for name, values in refused.items()}
+        if all(without.get(name) == values for name, values in more.items()):
+            validate(grammar, source.field, source.value)
+        without |= more
+
+
+def _refused(reason: str, schema: Any) -> dict[str, frozenset[str]]:
+    """Return the keywords for which the library does not take a schema, with their values, if it can do without."""
+    for words, names in _REFUSALS:
+        if not re.search(words, reason):
+            continue
+        if names != ("pattern",):
+            return dict.fromkeys(names, frozenset((WHOLE,)))
+        patterns = {value for name, value in keywords(schema) if name == "pattern" and isinstance(value, str)}
+        patterns |= {
+            key
+            for name, value in keywords(schema)
+            if name == "patternProperties" and isinstance(value, dict)
+            for key in value
+        }
+        bad = frozenset(one for one in patterns if _reason(_grammar_of({"type": "string", "pattern": one})))
+        return dict.fromkeys(("pattern", "patternProperties"), bad) if bad else {"pattern": frozenset((WHOLE,))}
+    return {}
+
+
+def _grammar_of(schema: Any) -> str:
+    return sources.grammar(sources.Piece(sources.schema(schema)))
+
+
+def _is_empty(schema: Any) -> bool:
+    """Return whether nothing fits a schema of strings."""
+    return not why_missing() and bool(re.search("Unsatisfiable|is empty", _reason(_grammar_of(schema))))
 
 
 def validate(grammar: str, field: str, value: object = None) -> None:
@@ -125,8 +139,7 @@ def validate(grammar: str, field: str, value: object = None) -> None:
     if why_missing():
         raise ParamError(field, value, f"the compiler of grammars {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
     if reason := _reason(grammar):
-        at = _place(value, reason)
-        raise ParamError(f"{field}{at}", value, _PLACE.sub("", reason)[:MAX_REASON_CHARS])
+        raise ParamError(field, value, _PLACE.sub("", reason)[:MAX_REASON_CHARS])
 
 
 def _reason(grammar: str) -> str:
@@ -157,19 +170,6 @@ def _brief(text: str) -> str:
     if found := re.search(r"row has (\d+) items; max is (\d+)", head):
         head = f"too many ways to go on in one place, as many optional properties have: {found[1]}, at most {found[2]}"
     return " ".join(head.split())
-
-
-def _place(value: object, reason: str) -> str:
-    """Where in a schema the keyword is that the library speaks of, as far as that can be found."""
-    keys, one_format = re.search(r"Unimplemented keys: (\[.*?\])", reason), re.search(r"Unknown format: (.*)", reason)
-    if not isinstance(value, dict) or not (keys or one_format):
-        return ""
-    names = json.loads(keys[1]) if keys else ["format"]
-    for path, name, found in walk(value):
-        is_keyword = name in names and path[-2:-1] not in _NAMED_BY_CLIENTS
-        if is_keyword and (one_format is None or found == one_format[1]):
-            return "".join(f".{part}" for part in path)
-    return ""
 
 
 def _as_lark(text: str, field: str) -> str:

@@ -5,6 +5,7 @@ Invariants: the same checks and the same errors as those of the server.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ def structured_outputs(
 ) -> str:
     """A grammar for `SamplingParams`. Give one of: a JSON schema, its text or a pydantic model; any JSON object; a
     regular expression; some texts; a grammar in Lark's notation or llama.cpp's. `whitespace_pattern` is what may stand
-    between the tokens of JSON; empty: nothing. Raises `ParamError`, also for what the library cannot do."""
+    between the tokens of JSON; empty: nothing. Warns of keywords of a schema that an answer need not obey. Raises
+    `ParamError`."""
     if isinstance(json, type):
         json = json.model_json_schema()  # type: ignore[attr-defined]
     given: list[tuple[str, Kind, Any]] = [
@@ -40,4 +42,7 @@ def structured_outputs(
     ]
     if (source := the_one(found)) is None:
         raise TypeError("structured_outputs: give one of json, json_object, regex, choice and grammar")
-    return grammar_of(source)
+    made = grammar_of(source)
+    if made.left_out:
+        warnings.warn(f"structured_outputs: not enforced: {', '.join(made.named())}", stacklevel=2)
+    return made.text

@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minisgl.grammar.bounds import MAX_BYTES
@@ -33,6 +33,8 @@ class GrammarSource:
     value: Any
     field: str  # as the client wrote it
     whitespace: str | None = None  # of JSON, between tokens: a regular expression; empty: none
+    strict: bool = False  # every keyword of a schema is obeyed, or refused
+    left_out: tuple[str, ...] = ()  # of a checked one: fields of keywords that an answer need not obey
 
     def asks_the_same(self, other: GrammarSource) -> bool:
         return self._meaning() == other._meaning()
@@ -51,7 +53,7 @@ def the_one(found: Sequence[GrammarSource]) -> GrammarSource | None:
         if not other.asks_the_same(found[0]):
             reason = f"give one of {found[0].field} and {other.field}: an answer has one form"
             raise ParamError(other.field, other.value, reason)
-    return found[0] if found else None
+    return replace(found[0], strict=any(one.strict for one in found)) if found else None
 
 
 WHITESPACE = "[ \\n\\t]{1,32}"

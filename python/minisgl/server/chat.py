@@ -194,11 +194,12 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     budget = chat.thinking_budget if thinking is not None and thinking.is_open is not False else None
     if budget is not None and not context.parsing.ends_thinking:
         budget = None
+    left_out: tuple[str, ...] = ()
     if source is not None or needs_grammar(use) or budget is not None:
         with param_errors():
             grammar = context.parsing.grammar(thinking, use, source, budget)
-            sampling = await context.prompts.with_grammar(sampling, grammar.text)
-    turn = Turn(prompts, sampling, named, only_prompt, ignored=_ignored(context, chat))
+            sampling, left_out = await context.prompts.with_grammar(sampling, grammar.made)
+    turn = Turn(prompts, sampling, named, only_prompt, ignored=(*_ignored(context, chat), *left_out))
     return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
 
 

@@ -44,7 +44,7 @@ async def continuation(
     Raises `ApiError`."""
     options, sampling, only_prompt = _options(completion, context.served.defaults)
     with param_errors():
-        sampling = await context.prompts.with_grammar(sampling, completion.grammar_source())
+        sampling, left_out = await context.prompts.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
     whole, suffix = given, completion.suffix or ""
     if bool(suffix) if has_gap is None else has_gap:
@@ -53,7 +53,7 @@ async def continuation(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
     names_length = completion.max_tokens is not None
-    return Continuation(prompts, sampling, names_length, only_prompt, options=options, given=given)
+    return Continuation(prompts, sampling, names_length, only_prompt, ignored=left_out, options=options, given=given)
 
 
 async def _filled_in(

@@ -151,6 +151,15 @@ Names = Sequence[tuple[str, str]]
 """Regular expressions for names of fields of the chat API, and what another API calls them."""
 
 
+def renamed_field(names: Names, given: str) -> str:
+    """Return the field `given` of the chat API as the client wrote it."""
+    for pattern, name in names:
+        written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
+        if num_found:
+            return written
+    return given
+
+
 @contextlib.contextmanager
 def renamed(names: Names) -> Iterator[None]:
     """An error names the field as the client wrote it."""
@@ -158,11 +167,8 @@ def renamed(names: Names) -> Iterator[None]:
         yield
     except ApiError as error:
         given = error.body["error"]["param"]
-        for pattern, name in names if given is not None else ():
-            written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
-            if num_found:
-                error.rename(written)
-                break
+        if given is not None and (written := renamed_field(names, given)) != given:
+            error.rename(written)
         raise
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.frontend.output_processor import with_bad_words
 from minisgl.frontend.pairs import JUDGED, SCORING, Pairs, judged, judging
-from minisgl.grammar.check import grammar_of
+from minisgl.grammar.check import Made, grammar_of
 from minisgl.grammar.sources import GrammarSource
 from minisgl.message import EngineReady
 from minisgl.metrics.meters import Meter
@@ -69,17 +69,18 @@ class Prompts:
         return await self.run(work) if is_large else work()
 
     async def with_grammar(
-        self, sampling: SamplingParams, source: GrammarSource | Callable[[], str] | None
-    ) -> SamplingParams:
-        """`sampling` with the grammar of `source`, or what it makes, if any. Raises `ParamError` for what cannot stand
-        beside one, `ApiError` for a bad one."""
+        self, sampling: SamplingParams, source: GrammarSource | Callable[[], Made] | None
+    ) -> tuple[SamplingParams, tuple[str, ...]]:
+        """Return `sampling` with the grammar of `source`, or what it makes, if any, and the fields that are left out of
+        it. Raises `ParamError` for what cannot stand beside one, `ApiError` for a bad one."""
         if source is None:
-            return sampling
+            return sampling, ()
         work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
         msgspec.structs.replace(sampling, grammar="").check()
-        return msgspec.structs.replace(sampling, grammar=await self.grammar(work))
+        made = await self.grammar(work)
+        return msgspec.structs.replace(sampling, grammar=made.text), made.named()
 
-    async def grammar(self, work: Callable[[], str]) -> str:
+    async def grammar(self, work: Callable[[], T]) -> T:
         """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
         text. A `ParamError` of it is an answer."""
         with self._counted(), param_errors():

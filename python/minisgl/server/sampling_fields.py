@@ -39,7 +39,10 @@ class JsonSchemaFormat(Body):
     )
     name: StrictStr | None = described("Accepted, without effect.")
     description: StrictStr | None = described("Accepted, without effect.")
-    strict: StrictBool | None = described("Accepted, without effect: answers always follow the schema.")
+    strict: StrictBool | None = described(
+        "No keyword of the schema is left out: what cannot be enforced is an error. By default the header "
+        "`X-Minisgl-Ignored` names it."
+    )
 
 
 class ResponseFormat(Body):
@@ -59,7 +62,7 @@ class ResponseFormat(Body):
         if self.json_schema is None:
             raise ParamError(f"{field}.json_schema", None, "required for the type json_schema")
         asked = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
-        return _source("json_schema", asked, f"{field}.json_schema.schema", None)
+        return _source("json_schema", asked, f"{field}.json_schema.schema", None, self.json_schema.strict is True)
 
 
 class StructuredOutputs(Body):
@@ -146,12 +149,12 @@ class Structured(Body):
                 yield _source(kind, value, written(name), whitespace)
 
 
-def _source(kind: Kind, value: Any, field: str, whitespace: str | None) -> GrammarSource:
+def _source(kind: Kind, value: Any, field: str, whitespace: str | None, strict: bool = False) -> GrammarSource:
     if not value and isinstance(value, (str, list)):
         raise ParamError(field, value, "must not be empty")
     if whitespace is not None and len(whitespace) > MAX_WHITESPACE_CHARS:
         raise ParamError(field, whitespace, f"its whitespace pattern has more than {MAX_WHITESPACE_CHARS} characters")
-    return GrammarSource(kind, value, field, whitespace)
+    return GrammarSource(kind, value, field, whitespace, strict)
 
 
 Stop = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_stop_strings)]]

@@ -202,12 +202,12 @@ async def _wanted(
         sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
         if sampling.n != 1 and field == "prompt":
             raise ParamError("n", sampling.n, "must be 1 here")
-        sampling = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
+        sampling, left_out = await context.prompts.with_grammar(sampling, fields.grammar_source(names))
     names |= {"logprobs": "return_logprob", "prompt_logprobs": "return_logprob"}
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
-    return fields, Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt)
+    return fields, Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
 
 
 async def _wanted_by_prompt(
@@ -228,6 +228,7 @@ async def _wanted_by_prompt(
     whole = wanted[0]
     whole.prompts = [prompt for one in wanted for prompt in one.prompts]
     whole.by_prompt = [one.sampling for one in wanted]
+    whole.ignored = tuple(dict.fromkeys(name for one in wanted for name in one.ignored))
     return found[0][0], whole
 
 

@@ -19,7 +19,7 @@ from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import ApiError, Names, bad_value, renamed
+from minisgl.server.errors import ApiError, Names, bad_value, renamed, renamed_field
 from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
@@ -299,7 +299,9 @@ def _delta(section: Section, text: str) -> dict[str, str]:
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
     model_name = context.served.check(asked.model)
-    return MessagesFormatter(model_name, asked, await _turn(context, asked, request))
+    turn = await _turn(context, asked, request)
+    turn.ignored = tuple(renamed_field(NAMES, name) if "." in name else name for name in turn.ignored)
+    return MessagesFormatter(model_name, asked, turn)
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:

@@ -22,7 +22,7 @@ from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.completions import continuation
 from minisgl.server.context import ServerContext
 from minisgl.server.encoding import EmbeddingFormatter, embeddings_endpoint
-from minisgl.server.errors import ApiError, Names, bad_value, renamed, wrong
+from minisgl.server.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
 from minisgl.server.fields import present
 from minisgl.server.formatter import Formatter, chat_entries, json_line, json_response, receipt_of
 from minisgl.server.generation import Generation
@@ -229,7 +229,7 @@ async def _chat(
     with renamed(NAMES if isinstance(asked, OllamaChatRequest) else OF_PROMPTS):
         chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
         turn = await chat_turn(context, chat)
-    turn.ignored = (*("think" if name == "reasoning_effort" else name for name in turn.ignored), *ignored)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in turn.ignored), *ignored)
     return OllamaFormatter(context, asked, chat, turn, shape)
 
 
@@ -243,7 +243,8 @@ async def _continued(context: ServerContext, asked: OllamaGenerateRequest) -> Ol
     with renamed(NAMES):
         completion = checked(present(fields), CompletionRequest)
         found = await continuation(context, completion, has_gap=bool(asked.suffix))
-    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt, ignored=(*ignored,))
+    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in found.ignored), *ignored)
     return OllamaFormatter(context, asked, completion, turn, as_response)
 
 

@@ -22,7 +22,7 @@ from minisgl.parsers import ids
 from minisgl.server.bodies import ChatRequest
 from minisgl.server.chat import Turn, chat_turn
 from minisgl.server.context import ServerContext
-from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, wrong
+from minisgl.server.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
 from minisgl.server.fields import LeftOut, present
 from minisgl.server.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
 from minisgl.server.generation import Generation
@@ -483,8 +483,10 @@ async def _turn_of(
     messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
         raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
-    with renamed([*tools.names, *NAMES]):
+    names = [*tools.names, *NAMES]
+    with renamed(names):
         turn = await _turn(context, asked, tools, messages, request, only_counts)
+    turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
     if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
         say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {shown(left_out)}")
     return turn

@@ -1,0 +1,469 @@
+"""What JSON schemas have to do with each other: which values they leave, whether they exclude each other, what the
+opposite of one is.
+
+Invariants: an answer is exact or "unknown" (None, False, all types), never a guess, after a bounded number of steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "object"))
+"""The types of values: `number` is `integer` or `float`."""
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+)
+"""Those that are obeyed; others are annotations."""
+COUNTS = frozenset(
+    (
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    )
+)
+LEAST, MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+KEYWORDS = frozenset(
+    (
+        *("type", "const", "enum", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if"),
+        *("properties", "required", "patternProperties", "additionalProperties", "propertyNames"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+        *("items", "prefixItems", "additionalItems", "contains", "uniqueItems", "unevaluatedItems"),
+        *("pattern", "format", "multipleOf", *COUNTS, *LEAST, *MOST),
+    )
+)
+"""What may forbid a value; all else describes."""
+MAX_STEPS = 50_000
+MAX_DEPTH = 16
+MAX_TEXT = 512  # characters of the texts that one pattern excludes
+MAX_ALTERNATIVES = 16
+MAX_NAMES = 256
+_COMBINING = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Return whether JSON has them as one value: 1 is 1.0, and not true."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(is_equal, a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(is_equal(a[name], b[name]) for name in a)
+    return bool(a == b) and isinstance(a, str) == isinstance(b, str)
+
+
+def one_of(texts: Collection[str]) -> str:
+    """Return a pattern that these texts match."""
+    return f"^(?:{'|'.join(map(_escaped, texts))})$" if texts else "^[^\\s\\S]$"
+
+
+def none_of(texts: Iterable[str]) -> str:
+    """Return a pattern that all other texts match."""
+    return f"^(?:{_but_for(sorted(set(texts)))})$"
+
+
+def _but_for(texts: list[str]) -> str:
+    found = [] if "" in texts else [""]
+    by_first = {
+        first: [text[1:] for text in some] for first, some in itertools.groupby(filter(None, texts), lambda t: t[0])
+    }
+    found.append(f"[^{''.join(map(_escaped, by_first))}][\\s\\S]*" if by_first else "[\\s\\S]+")
+    found += [f"{_escaped(first)}(?:{_but_for(rest)})" for first, rest in by_first.items()]
+    return "|".join(found)
+
+
+def _escaped(text: str) -> str:
+    return "".join(one if re.fullmatch("[A-Za-z0-9_]", one) else f"\\x{{{ord(one):X}}}" for one in text)
+
+
+class Logic:
+    """Questions about the schemas below `root`, where references lead."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root if isinstance(root, Mapping) else {}
+        self._steps = 0
+        self._anchors: dict[str, list[str]] | None = None
+        self._names: list[str] | None = None
+
+    # ------------------------------------------------------------------------------------------------- references
+
+    def target(self, reference: Any) -> Any:
+        """Return the schema that it leads to; None: unknown."""
+        found = self._root
+        if (pointer := self.pointer(reference)) is None:
+            return None
+        for part in pointer.split("/")[1:]:
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and name in found:
+                found = found[name]
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                return None
+        return found
+
+    def pointer(self, given: Any) -> str | None:
+        """Return the pointer into the schema for a reference; None: it leads elsewhere."""
+        if not isinstance(given, str):
+            return None
+        reference: str = given
+        if isinstance(base := self._root.get("$id"), str) and base.rstrip("#"):
+            reference = reference.removeprefix(base.rstrip("#")) or "#"
+        if reference == "#" or reference.startswith("#/"):
+            return reference
+        if self._anchors is None:
+            self._anchors = {}
+            todo: list[tuple[str, Any]] = [("#", self._root)]
+            while todo:
+                at, one = todo.pop()
+                items = one.items() if isinstance(one, Mapping) else enumerate(one) if isinstance(one, list) else ()
+                for name, value in items:
+                    if name in ("$anchor", "$dynamicAnchor") and isinstance(value, str):
+                        self._anchors.setdefault(f"#{value}", []).append(at)
+                    elif isinstance(value, (Mapping, list)):
+                        todo.append((f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}", value))
+        found = self._anchors.get(reference, [])
+        return found[0] if len(found) == 1 else None
+
+    def names(self) -> list[str]:
+        """Return the properties that the whole schema names, at most `MAX_NAMES`."""
+        if self._names is None:
+            found: dict[str, None] = {}
+            todo = [self._root]
+            while todo:
+                one = todo.pop()
+                if isinstance(one, Mapping):
+                    if isinstance(properties := one.get("properties"), Mapping):
+                        found |= dict.fromkeys(map(str, properties))
+                    found |= dict.fromkeys(name for name in _listed(one, "required") if isinstance(name, str))
+                todo += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            self._names = list(found)[:MAX_NAMES]
+        return self._names
+
+    def resolved(self, given: Any) -> Any:
+        """Return the schema behind references that stand alone, without what only describes."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(given, Mapping):
+                return given
+            given = {
+                name: value
+                for name, value in given.items()
+                if name in KEYWORDS and (name != "format" or (isinstance(value, str) and value in FORMATS))
+            }
+            if given.keys() != {"$ref"} or (found := self.target(given["$ref"])) is None:
+                return given
+            given = found
+        return given
+
+    def is_true(self, given: Any) -> bool:
+        given = self.resolved(given)
+        return given is True or given == {}
+
+    def _goes_on(self, depth: int) -> bool:
+        self._steps += 1
+        return depth < MAX_DEPTH and self._steps < MAX_STEPS
+
+    # ------------------------------------------------------------------------------------------------------ values
+
+    def types(self, given: Any, depth: int = 0) -> frozenset[str]:
+        """Return the types that values may have."""
+        if given is False:
+            return frozenset()
+        if not isinstance(given, Mapping) or not self._goes_on(depth):
+            return TYPES
+        found = TYPES
+        if isinstance(names := given.get("type"), (str, list)):
+            listed = [names] if isinstance(names, str) else names
+            found &= frozenset(type_ for name in listed for type_ in _of_name(name))
+        for name in ("const", "enum"):
+            if name in given:
+                values = [given[name]] if name == "const" else given[name]
+                found &= frozenset(map(_type_of, values)) if isinstance(values, list) else TYPES
+        if (target := self.target(given.get("$ref"))) is not None:
+            found &= self.types(target, depth + 1)
+        if isinstance(parts := given.get("allOf"), list):
+            for part in parts:
+                found &= self.types(part, depth + 1)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(parts := given.get(name), list):
+                found &= frozenset[str]().union(*(self.types(part, depth + 1) for part in parts))
+        return found
+
+    def values(self, given: Any, depth: int = 0) -> list[Any] | None:
+        """Return a list with all values that fit, and maybe others; None: unknown."""
+        if given is False:
+            return []
+        if not isinstance(given, Mapping) or not self._goes_on(depth):
+            return None
+        if "const" in given:
+            return [given["const"]]
+        if isinstance(given.get("enum"), list):
+            return list(given["enum"])
+        if given.get("type") in ("null", "boolean"):
+            return [None] if given["type"] == "null" else [False, True]
+        if (target := self.target(given.get("$ref"))) is not None:
+            return self.values(target, depth + 1)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(parts := given.get(name), list):
+                each = [self.values(part, depth + 1) for part in parts]
+                return None if None in each else [value for one in each for value in one or ()]
+        return None
+
+    # ---------------------------------------------------------------------------------------------------- disjoint
+
+    def is_disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
+        """Return whether certainly nothing fits both."""
+        if a is False or b is False:
+            return True
+        if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or not self._goes_on(depth):
+            return False
+        common = self.types(a) & self.types(b)
+        if not common:
+            return True
+        of_a, of_b = self.values(a), self.values(b)
+        if of_a is not None and of_b is not None:
+            return not any(is_equal(x, y) for x in of_a for y in of_b)
+        for x, y in ((a, b), (b, a)):
+            if (target := self.target(x.get("$ref"))) is not None and self.is_disjoint(target, y, depth + 1):
+                return True
+            if any(self.is_disjoint(part, y, depth + 1) for part in _listed(x, "allOf")):
+                return True
+            for name in ("anyOf", "oneOf"):
+                parts = _listed(x, name)
+                if parts and all(self.is_disjoint(part, y, depth + 1) for part in parts):
+                    return True
+            if common == {"object"} and self._differs(x, y, depth):
+                return True
+            if any(_is_below(x, y, *names) for names in _RANGES if common <= names[0]):
+                return True
+        return False
+
+    def are_tagged(self, alternatives: list[Any]) -> bool:
+        """Return whether one property, which all require, has other values in each."""
+        schemas = [self.resolved(one) for one in alternatives]
+        if not all(isinstance(one, Mapping) and self.types(one) == {"object"} for one in schemas):
+            return False
+        for name in _listed(schemas[0], "required") if schemas else ():
+            each = [self.values(_property(one, name)) if name in _listed(one, "required") else None for one in schemas]
+            tags = [value for values in each for value in values or [None]]
+            if all(isinstance(tag, str) for tag in tags) and len(tags) == len(set(tags)):
+                return True
+        return False
+
+    def _differs(self, a: Mapping[str, Any], b: Mapping[str, Any], depth: int) -> bool:
+        """Return whether a property that `a` requires has no value that fits both."""
+        for name in _listed(a, "required"):
+            if isinstance(name, str) and self.is_disjoint(_property(a, name), _property(b, name), depth + 1):
+                return True
+        return False
+
+    # ---------------------------------------------------------------------------------------------------- opposite
+
+    def negated(self, given: Any, depth: int = 0) -> Any:
+        """Return a schema that all other values fit, without `not`; None: unknown."""
+        given = self.resolved(given)
+        if given is True or given == {}:
+            return False
+        if given is False:
+            return True
+        if not isinstance(given, Mapping) or not self._goes_on(depth):
+            return None
+        found: list[Any] = []
+        for name, value in given.items():
+            if (some := self._opposite(name, value, given, depth + 1)) is None:
+                return None
+            found += some
+        if len(found) > MAX_ALTERNATIVES:
+            return None
+        return found[0] if len(found) == 1 else {"anyOf": found} if found else False
+
+    def unless(self, one: Any, other: Any) -> Any:
+        """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
+        if (found := self.negated(other)) is not None:
+            return found
+        if self.types(one) != {"object"}:  # nothing that is no object lacks a property
+            return None
+        own, needs = (
+            _listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other)
+        )
+        missing = [name for name in needs if name not in own]
+        return {"anyOf": [{"properties": {name: False}} for name in missing]} if missing else None
+
+    def _opposite(self, name: str, value: Any, given: Mapping[str, Any], depth: int) -> list[Any] | None:
+        """Return the alternatives that break a keyword of `given`."""
+        match name:
+            case "type":
+                return _other_types(TYPES - self.types({"type": value}))
+            case "const" | "enum":
+                return _other_values([value] if name == "const" else value)
+            case "required" if isinstance(value, list):
+                return [{"type": "object", "properties": {one: False}} for one in value if isinstance(one, str)]
+            case "properties" if isinstance(value, Mapping):
+                found = []
+                for one, schema in value.items():
+                    if (negated := self.negated(schema, depth)) is None:
+                        return None
+                    if negated is not False:
+                        found.append({"type": "object", "required": [one], "properties": {one: negated}})
+                return found
+            case "not":
+                return [value]
+            case "allOf" if isinstance(value, list):
+                each = [self.negated(one, depth) for one in value]
+                return None if None in each else each
+            case "anyOf" if isinstance(value, list):
+                each = [self.negated(one, depth) for one in value]
+                return None if None in each else [{"allOf": each}]
+            case _ if name in _BOUNDS and isinstance(value, (int, float)) and not isinstance(value, bool):
+                kind, other, by = _BOUNDS[name]
+                if by and value + by < 0:
+                    return []
+                return [{"type": kind, other: value + by}]
+        return None
+
+    # --------------------------------------------------------------------------------------------------- evaluated
+
+    def evaluated(self, given: Any, depth: int = 0) -> list[tuple[dict[str, Any], Any] | None]:
+        """Return the alternatives of what a schema evaluates of an object: the properties and patterns that it names,
+        and what an object must fit for it. None in place of one: all of them. No alternative: unknown."""
+        given = self.resolved(given)
+        if isinstance(given, bool):
+            return [({"properties": {}, "patternProperties": {}}, given)]
+        if (
+            not isinstance(given, Mapping)
+            or not self._goes_on(depth)
+            or {"if", "dependentSchemas", "not"} & given.keys()
+        ):
+            return []
+        if "additionalProperties" in given or given.get("unevaluatedProperties", False) is not False:
+            return [None]
+        own = {name: dict.fromkeys(given.get(name, ()), True) for name in ("properties", "patternProperties")}
+        found: list[tuple[dict[str, Any], Any] | None] = [(own, True)]
+        parts = [[one] for one in _listed(given, "allOf")]
+        if "$ref" in given:
+            target = self.target(given["$ref"])
+            if target is None:
+                return []
+            parts.append([target])
+        parts += [list(_listed(given, name)) for name in ("anyOf", "oneOf") if name in given]
+        for alternatives in parts:
+            is_choice = len(alternatives) > 1
+            each = [self.evaluated(one, depth + 1) for one in alternatives]
+            if [] in each or sum(map(len, each)) * len(found) > 2 * MAX_ALTERNATIVES:
+                return []
+            below = [
+                (some, one if is_choice else True)
+                for one, all_ in zip(alternatives, each, strict=True)
+                for some in all_
+            ]
+            found = [_both(before, some, fits) for before in found for some, fits in below]
+        return found
+
+
+def _both(a: Any, b: Any, fits: Any) -> Any:
+    if a is None or b is None:
+        return None
+    names = {name: {**a[0][name], **b[0][name]} for name in a[0]}
+    needs = [one for one in (a[1], b[1], fits) if one is not True]
+    return names, {"allOf": needs} if needs else True
+
+
+def _of_name(name: Any) -> tuple[str, ...]:
+    return ("integer", "float") if name == "number" else (str(name),)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "float"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _other_types(left: frozenset[str]) -> list[Any] | None:
+    if "float" in left and "integer" not in left:
+        return None
+    names = sorted(left - {"float", "integer"})
+    if "float" in left:
+        names.append("number")
+    elif "integer" in left:
+        names.append("integer")
+    return [{"type": names}] if names else []
+
+
+def _other_values(values: Any) -> list[Any] | None:
+    """Return alternatives that take every value but these."""
+    if not isinstance(values, list):
+        return None
+    kinds = {_type_of(value) for value in values}
+    if kinds & {"array", "object"} or sum(len(value) for value in values if isinstance(value, str)) > MAX_TEXT:
+        return None
+    is_number = bool(kinds & {"integer", "float"})
+    found = _other_types(TYPES - kinds - ({"integer", "float"} if is_number else set())) or []
+    if "string" in kinds:
+        found.append({"type": "string", "pattern": none_of(value for value in values if isinstance(value, str))})
+    if "boolean" in kinds:
+        found += [{"const": one} for one in (False, True) if not any(value is one for value in values)]
+    if is_number:
+        numbers = sorted({value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)})
+        for after, before in itertools.pairwise([None, *numbers, None]):
+            one: dict[str, Any] = {"type": "number"}
+            one |= {} if after is None else {"exclusiveMinimum": after}
+            one |= {} if before is None else {"exclusiveMaximum": before}
+            found.append(one)
+    return found
+
+
+def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
+    found = given.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _property(given: Mapping[str, Any], name: str) -> Any:
+    """Return what `given` by itself says of the values of a property."""
+    properties = given.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return True if given.get("patternProperties") else given.get("additionalProperties", True)
+
+
+def _is_below(a: Mapping[str, Any], b: Mapping[str, Any], types: Any, most: Any, least: Any) -> bool:
+    """Return whether what `a` allows at most is less than what `b` asks for at least."""
+    uppers = [(a[name], name.startswith("exclusive")) for name in most if _is_number(a.get(name))]
+    lowers = [(b[name], name.startswith("exclusive")) for name in least if _is_number(b.get(name))]
+    return any(x < y or (x == y and (open_x or open_y)) for x, open_x in uppers for y, open_y in lowers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_RANGES = (
+    ({"integer", "float"}, MOST, LEAST),
+    ({"string"}, ("maxLength",), ("minLength",)),
+    ({"array"}, ("maxItems",), ("minItems",)),
+    ({"object"}, ("maxProperties",), ("minProperties",)),
+)
+_BOUNDS: dict[str, tuple[str, str, int]] = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+    "maxProperties": ("object", "minProperties", 1),
+}

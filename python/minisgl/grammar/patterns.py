@@ -1,0 +1,81 @@
+"""Expressions with look-ahead, which the library lacks, as several without: a text that matches all of them matches.
+
+Only what stands at the beginning of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` where texts that do not
+begin with A can be said. Generators write these for decimals, mail addresses and host names.
+
+Invariants: the expressions take what the given one takes, or it is returned as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ONE = r"(?:\\[.\-+_/$^*?()\[\]{}|\\dws]|\[(?:\\.|[^\]\\])+\]|[A-Za-z0-9_@\-+ ])"
+_LOOK = re.compile(r"\(\?([=!])")
+_REPEATED = re.compile(rf"\^?({_ONE})([*+])\$")
+_TWICE = re.compile(rf"\.\*({_ONE})\1")
+_AHEAD = re.compile(rf"\.\*({_ONE})")
+_SINGLE = re.compile(_ONE)
+
+
+def without_lookahead(pattern: str) -> list[str]:
+    rest, found = pattern.removeprefix("^"), list[str]()
+    if rest == pattern or _has_choice(rest):
+        return [pattern]
+    while look := _LOOK.match(rest):
+        end = _end(rest)
+        inside = rest[look.end() : end - 1]
+        one = f"^(?:{inside})" if look[1] == "=" else _unless(inside)
+        if one is None:
+            return [pattern]
+        found.append(one)
+        rest = rest[end:]
+    return [f"^{rest}", *found]
+
+
+def _unless(inside: str) -> str | None:
+    """Return what texts match that do not begin with it."""
+    if _SINGLE.fullmatch(inside):
+        return f"^(?:$|{_other(inside)})"
+    if found := _REPEATED.fullmatch(inside):
+        return _other(found[1]) if found[2] == "*" else f"^$|{_other(found[1])}"
+    if found := _TWICE.fullmatch(inside):
+        other = _other(found[1])
+        return f"^{other}*(?:{found[1]}{other}+)*{found[1]}?$"
+    if found := _AHEAD.fullmatch(inside):
+        return f"^{_other(found[1])}*$"
+    return None
+
+
+def _other(one: str) -> str:
+    """Return what any other character matches."""
+    if one.startswith("["):
+        return f"[{one[2:]}" if one.startswith("[^") else f"[^{one[1:]}"
+    return f"[^{one}]" if one != "-" else "[^\\-]"
+
+
+def _end(text: str) -> int:
+    """Return where the group ends that `text` begins with."""
+    depth = 0
+    for at, one in _marks(text):
+        depth += {"(": 1, ")": -1}.get(one, 0)
+        if depth == 0:
+            return at + 1
+    return len(text)
+
+
+def _has_choice(text: str) -> bool:
+    """Return whether `|` stands outside of all groups."""
+    depth = 0
+    for _, one in _marks(text):
+        depth += {"(": 1, ")": -1}.get(one, 0)
+        if one == "|" and depth == 0:
+            return True
+    return False
+
+
+def _marks(text: str) -> list[tuple[int, str]]:
+    """Return the parentheses and bars that are no characters of a text."""
+    skipped = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+    plain = skipped.sub(lambda found: "x" * len(found[0]), text)
+    return [(at, one) for at, one in enumerate(plain) if one in "()|"]

@@ -1,0 +1,626 @@
+"""JSON schemas in the keywords that the library of grammars has.
+
+Each keyword of a draft is passed on, rewritten in keywords that the library has, or left out. What demands nothing goes
+without a word: `uniqueItems: false`, `propertyNames: true`, null for a keyword. An object that names its properties is
+closed: whoever reads the answer takes no others, and a small model goes on with an object that may go on.
+
+Invariants: what fits the served schema fits the given one, but for the places in `left_out`. Under `strict` only
+formats that the library does not know are left out, which are annotations; every other keyword is obeyed or refused.
+Closing leaves something that fits: where several places describe one object, nothing is closed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from minisgl.grammar.forms import check_forms
+from minisgl.grammar.logic import COUNTS, FORMATS, KEYWORDS, LEAST, MOST, Logic, is_equal, none_of, one_of
+from minisgl.grammar.patterns import without_lookahead
+from minisgl.sampling_params import ParamError
+
+WHOLE = "/"
+"""In `without`: every place of a keyword."""
+DRAFTS = frozenset(
+    f"{scheme}://json-schema.org/{draft}/schema"
+    for scheme, draft in (
+        ("https", "draft/2020-12"),
+        ("https", "draft/2019-09"),
+        ("http", "draft-07"),
+        ("http", "draft-06"),
+        ("http", "draft-04"),
+    )
+)
+MAX_BRANCHES = 32  # alternatives that one keyword becomes
+MAX_ASKED = 512  # times that the library is, for patterns of names
+MAX_COMPARED = 64  # alternatives, each with each
+MAX_ADDED = 2000  # schemas that a schema grows by
+EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_LISTS = frozenset(("allOf", "anyOf", "prefixItems"))
+_SINGLE = frozenset(("items", "additionalItems", "additionalProperties"))
+_APPLICATORS = frozenset(("const", "enum", "allOf", "anyOf", "$ref"))
+_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # mean the same whatever stands beside them
+_IN_PLACE = frozenset(("$ref", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
+_OF_OBJECTS = frozenset(
+    ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
+)
+# beside these it is not the properties alone that say what an object may have
+_MORE = _IN_PLACE | {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "minProperties",
+    "dependentRequired",
+    "dependencies",
+    "not",
+    "allOf",
+}
+_BASES = frozenset(("$id", "id", "$anchor", "$schema"))
+_CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ENDLESS = re.compile(
+    r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL
+)  # expressions that surely match more names than a schema has
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
+Path = tuple[str, ...]
+
+
+@dataclass
+class Served:
+    schema: Any
+    left_out: list[str]
+    """Places of keywords that an answer need not obey, as `properties.a.format`."""
+
+
+def served(
+    schema: Any,
+    field: str = "",
+    strict: bool = False,
+    is_empty: Callable[[Any], bool] = lambda _: False,
+    without: Mapping[str, frozenset[str]] | None = None,
+) -> Served:
+    """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
+    the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
+    work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field))
+    closing = not _composes(schema)
+    found = work.schema(schema, (), closing)
+    while work.waiting:
+        reference, name = work.waiting.pop()
+        target = work.schema(work.logic.target(reference), (*reference.split("/")[1:],), closing)
+        found["$defs"] = {**found.get("$defs", {}), name: target}
+    return Served(found, list(dict.fromkeys(work.left_out)))
+
+
+def closed(schema: Any) -> Any:
+    """Return `schema` with `additionalProperties` false at each object that names its properties."""
+    return served(schema).schema
+
+
+def _composes(schema: Any, root: bool = True) -> bool:
+    """Return whether an object may be described in several places."""
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, list):
+            todo += one
+        elif isinstance(one, Mapping):
+            if "allOf" in one or "unevaluatedProperties" in one:
+                return True
+            places = _IN_PLACE & one.keys()
+            if places and (len(places) > 1 or _OF_OBJECTS & one.keys()) and _refers([one[name] for name in places]):
+                return True
+            todo += [value for name, value in one.items() if name not in ("const", "enum", "default", "examples")]
+    return False
+
+
+def _refers(parts: Sequence[Any]) -> bool:
+    """Return whether one of these alternatives is described elsewhere."""
+    for part in parts:
+        if isinstance(part, str):
+            return True
+        alternatives = part if isinstance(part, list) else [part]
+        if any(isinstance(one, Mapping) and "$ref" in one for one in alternatives):
+            return True
+    return False
+
+
+@dataclass
+class _Work:
+    logic: Logic
+    field: str
+    strict: bool
+    is_empty: Callable[[Any], bool]
+    without: Mapping[str, frozenset[str]]
+    places: Mapping[int, Path]
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    num_added: int = 0
+    num_asked: int = 0
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
+    """References to the definitions that they are served as."""
+    waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    def leave(self, path: Path, name: str, value: Any) -> None:
+        if self.strict:
+            reason = "cannot be enforced here, and with `strict` no keyword is left out: remove it, or `strict`"
+            raise ParamError(".".join((self.field, *path, name)), value, reason)
+        self.left_out.append(".".join((*path, name)))
+
+    def schema(self, given: Any, path: Path, closing: bool) -> Any:
+        """Return what the library is given for a schema, which is at `path` unless a client wrote it elsewhere."""
+        if not isinstance(given, Mapping):
+            return given
+        path = self.places.get(id(given), path)
+        node = {name: value for name, value in _plain(given).items() if not self._leaves(name, value, path, given)}
+        out: dict[str, Any] = {}
+        more: list[tuple[str, Any]] = []
+        for name, value in node.items():
+            if (rule := _RULES.get(name)) is not None:
+                found = rule(self, node, path)
+                self.num_added += 0 if found is None or found is True else 1
+                if found is None or self.num_added > MAX_ADDED:
+                    self.leave(path, name, value)
+                elif found is False:
+                    return False
+                elif found is not True:
+                    if len(found) == 1 and found.keys() <= _APART - node.keys() - out.keys():
+                        out |= self.schema(found, path, closing and "properties" not in node)
+                    else:
+                        more.append((name, found))
+            elif name in _MAPS and isinstance(value, Mapping):
+                inside = closing and name != "patternProperties"
+                refused = self.without.get(name, frozenset()) & value.keys()
+                if refused:
+                    self.leave(path, name, value)
+                kept = {key: one for key, one in value.items() if key not in refused}
+                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in kept.items()}
+            elif isinstance(value, list) and (name in _LISTS or name == "items"):
+                inside = closing and name != "allOf" and (name == "prefixItems" or "properties" not in node)
+                out[name] = [self.schema(one, (*path, name, str(i)), inside) for i, one in enumerate(value)]
+            elif name in _SINGLE:
+                out[name] = self.schema(value, (*path, name), closing)
+            elif name == "$ref":
+                out[name] = self._reference(value)
+            elif name in _BASES or (name in KEYWORDS and not name.endswith("Contains")):
+                out[name] = value
+        if closing and _is_closable(node):
+            out["additionalProperties"] = False
+        if isinstance(pattern := out.get("pattern"), str) and "(?" in pattern:
+            first, *others = without_lookahead(pattern)
+            out["pattern"] = first
+            more += [("pattern", {"pattern": other}) for other in others]
+        if out.get("format") in _FORMATS:
+            more.append(("format", {"pattern": _FORMATS[out.pop("format")]}))
+        self._numbers(node, out, path)
+        self._property_counts(node, out, path, closing)
+        self._patterns(out, path)
+        for name, found in more:
+            if found.keys() == {"pattern"} and "pattern" not in out:
+                out |= self.schema(found, (*path, name), False)
+                continue
+            out["allOf"] = [*out.get("allOf", ()), self.schema(found, (*path, name), False)]
+        return _in_order(out)
+
+    def _reference(self, given: Any) -> Any:
+        """Return a reference to a definition: what else it leads to may be served as something else."""
+        found = self.logic.pointer(given)
+        if found is None or found == "#" or _DEFINITION.fullmatch(found) or self.logic.target(found) is None:
+            return given if found is None else found
+        if found not in self.moved:
+            self.moved[found] = f"referenced {len(self.moved)}"
+            self.waiting.append((found, self.moved[found]))
+        return f"#/$defs/{self.moved[found].replace(' ', '%20')}"
+
+    def _leaves(self, name: str, value: Any, path: Path, given: Mapping[str, Any]) -> bool:
+        """Leave out what has no effect by itself, or what the library refused before."""
+        if name == "format" and isinstance(value, str) and value not in FORMATS:
+            self.left_out.append(".".join((*path, name)))
+            return True
+        if name == "$schema":
+            return bool(path) or not isinstance(value, str) or value.rstrip("#") not in DRAFTS
+        values = self.without.get(name, frozenset())
+        is_refused = WHOLE in values or (isinstance(value, str) and value in values)
+        is_beside = "$ref" in self.without and "$ref" in given and name in KEYWORDS
+        if name == "$ref" or not (is_refused or is_beside):
+            return False
+        self.leave(path, name, value)
+        return True
+
+    # ------------------------------------------------------------------------------------------------ in their place
+
+    def _numbers(self, node: Mapping[str, Any], out: dict[str, Any], path: Path) -> None:
+        """Bounds that the library's numbers do not have are moved inward; where no multiple is within, nothing fits."""
+        for name in (*LEAST, *MOST):
+            value, up = out.get(name), name in LEAST
+            if isinstance(value, float) and abs(value) > EXACT and (value < 0) == up:
+                out[name] = -EXACT if up else EXACT  # no answer has more digits
+            elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+                out[name] = _inward(value, up)
+        for name in ("const", "enum"):
+            values = [out[name]] if name == "const" and name in out else out.get(name)
+            if isinstance(values, list) and not all(map(_is_exact, values)):
+                self.leave(path, name, node[name])
+                kept = [one for one in values if _is_exact(one)]
+                del out[name]
+                out |= {"enum": kept} if kept else {"type": node.get("type", "integer")}
+        multiple = out.get("multipleOf")
+        if multiple is not None and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
+            step = Fraction(str(multiple))
+            if self.logic.types(node) == {"integer"}:
+                step = Fraction(step.numerator)  # the least integer among its multiples
+            if _has_no_multiple(out, step):
+                out.pop("multipleOf")
+                out["enum"] = []
+
+    def _property_counts(self, node: Mapping[str, Any], out: dict[str, Any], path: Path, closing: bool) -> None:
+        """`minProperties` and `maxProperties` beside optional properties are alternatives. The keys of a map may come
+        twice, so that a second one counts for nothing."""
+        least, most = out.pop("minProperties", 0), out.pop("maxProperties", None)
+        named = out.get("properties", {})
+        required = list(dict.fromkeys(out.get("required", ())))
+        optional = [name for name in named if name not in required]
+        least = 0 if least <= len(required) else least
+        leaves_some = least <= len(required) + len(optional) and (least or most is not None)
+        if leaves_some and optional and closing and _is_closable(node, counted=True):
+            out["additionalProperties"] = False
+        is_closed = out.get("additionalProperties") is False and not out.get("patternProperties")
+        if is_closed and most is not None and most >= len(required) + len(optional):
+            most = None
+        if not optional or (not least and most is None):
+            if least > len(required) + 1 and not (is_closed and not optional):
+                self.leave(path, "minProperties", least)
+                least = len(required) + 1
+        elif not is_closed or (branches := _choices(required, optional, least, most)) is None:
+            for name, value in (("minProperties", least or None), ("maxProperties", most)):
+                if value is not None:
+                    self.leave(path, name, value)
+            return
+        else:
+            out["allOf"] = [*out.get("allOf", ()), {"anyOf": branches}]
+            return
+        out |= {"minProperties": least} if least else {}
+        out |= {} if most is None else {"maxProperties": most}
+
+    def _patterns(self, out: dict[str, Any], path: Path) -> None:
+        """A pattern that matches no other names than the schema has is these names: where they are taken, it would
+        leave a comma that nothing follows."""
+        if (patterns := out.get("patternProperties")) is None:
+            return
+        named = out.get("properties", {})
+        out["patternProperties"] = found = dict(patterns)
+        for pattern, value in patterns.items():
+            if value is False and pattern in ("", "^", "$", ".*", "^.*", ".*$", "^.*$"):
+                out["additionalProperties"] = False
+            if (names := self._names(pattern)) is not None:
+                del found[pattern]
+                named = {
+                    **named,
+                    **{name: {"allOf": [named[name], value]} if name in named else value for name in names},
+                }
+        if self.num_asked > MAX_ASKED:
+            self.leave(path, "patternProperties", patterns)
+            found = {}
+        if not found:
+            out.pop("patternProperties")
+        if named:
+            out["properties"] = named
+
+    def _names(self, pattern: str) -> list[str] | None:
+        """Return the names that match, if all of them are in the schema."""
+        names = self.logic.names()
+        if _ENDLESS.search(_CLASS.sub("x", pattern)) or self.num_asked > MAX_ASKED:
+            return None
+        self.num_asked += 1
+        if not self.is_empty({"type": "string", "allOf": [{"pattern": pattern}, {"pattern": none_of(names)}]}):
+            return None
+        self.num_asked += len(names)
+        return [name for name in names if not self.is_empty({"const": name, "pattern": pattern})]
+
+    # ---------------------------------------------------------------------- rules: True demands nothing, None: unknown
+
+    def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
+        """Alternatives that exclude each other are those of `anyOf`; others are what the rest of them do not take."""
+        alternatives = node["oneOf"]
+        found, overlap = [], len(alternatives) > MAX_COMPARED
+        if self.logic.are_tagged(alternatives):
+            return {"anyOf": alternatives}
+        for i, one in enumerate([] if overlap else alternatives):
+            others = [
+                other for j, other in enumerate(alternatives) if j != i and not self.logic.is_disjoint(one, other)
+            ]
+            negated = [self.logic.unless(one, other) for other in others]
+            if overlap := None in negated or len(negated) > 4:
+                break
+            found.append({"allOf": [one, *negated]} if negated else one)
+        if overlap:
+            self.leave(path, "oneOf", alternatives)
+        return {"anyOf": alternatives if overlap else found}
+
+    def not_(self, node: Mapping[str, Any], path: Path) -> Any:
+        return self.logic.negated(node["not"])
+
+    def if_(self, node: Mapping[str, Any], path: Path) -> Any:
+        condition, then, otherwise = node["if"], node.get("then", True), node.get("else", True)
+        if then in (True, {}) and otherwise in (True, {}):
+            return True
+        negated = self.logic.negated(condition)
+        if negated is None:
+            return None
+        branches = [{"allOf": [condition, then]}, {"allOf": [negated, otherwise]}]
+        return {"anyOf": [one for one in branches if False not in one["allOf"]]}
+
+    def contains(self, node: Mapping[str, Any], path: Path) -> Any:
+        """The first items are those that it asks for."""
+        one, least, most = node["contains"], _count(node, "minContains", 1), node.get("maxContains")
+        if (one is False and least) or (most is not None and most < least):
+            return self.logic.negated({"type": "array"})
+        if not least and most is None:
+            return True
+        before = node.get("prefixItems", node.get("items"))
+        num_before = len(before) if isinstance(before, list) else 0
+        can = num_before + least <= _count(node, "maxItems", 1 << 60) and least <= MAX_BRANCHES
+        rest = True if most is None else self.logic.negated(one)
+        if not can or rest is None or (most is not None and num_before):
+            return None
+        found = {"items": [*[True] * num_before, *[one] * least], "minItems": num_before + least}
+        return found if rest is True else {**found, "additionalItems": rest}
+
+    def unique(self, node: Mapping[str, Any], path: Path) -> Any:
+        """Few values in every order, without a second one of any."""
+        most = _count(node, "maxItems", 1 << 60)
+        if not node["uniqueItems"] or most < 2:
+            return True
+        items = node.get("items")
+        values = None if "prefixItems" in node or items is None else self.logic.values(items)
+        if values is None or len(values) > MAX_BRANCHES:
+            return None
+        distinct = [one for i, one in enumerate(values) if not any(is_equal(one, other) for other in values[:i])]
+        sizes = range(_count(node, "minItems", 0), min(most, len(distinct)) + 1)
+        if sum(math.perm(len(distinct), size) for size in sizes) > 2 * MAX_BRANCHES:
+            return None
+        orders = [list(one) for size in sizes for one in itertools.permutations(distinct, size)]
+        return {"anyOf": [{"const": one} for one in orders]}
+
+    def dependent(self, keyword: str, node: Mapping[str, Any]) -> Any:
+        found, required = [], node.get("required", [])
+        for name, one in node[keyword].items():
+            asked = {"required": [name, *one]} if isinstance(one, list) else {"allOf": [{"required": [name]}, one]}
+            if one not in ([], True, {}):
+                found.append(asked if name in required else {"anyOf": [{"properties": {name: False}}, asked]})
+        if sum("anyOf" in one for one in found) > 4:
+            return None
+        return {"allOf": found} if found else True
+
+    def property_names(self, node: Mapping[str, Any], path: Path) -> Any:
+        one = self.logic.resolved(node["propertyNames"])
+        if self.logic.is_true(one) or one == {"type": "string"}:
+            return True
+        types = self.logic.types(one)
+        if "string" not in types:
+            return {"additionalProperties": False}
+        if (values := self.logic.values(one)) is not None:
+            names = [value for value in values if isinstance(value, str)]
+            return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+        pattern = self._name_pattern(one)
+        if one.keys() & {"pattern", "format"} == {"pattern", "format"}:
+            self.leave((*path, "propertyNames"), "format", one["format"])
+        if pattern is None or "patternProperties" in node:
+            return None
+        return {"patternProperties": {pattern: True}, "additionalProperties": False} if pattern else True
+
+    def _name_pattern(self, given: Any) -> str | None:
+        """Return what the texts match that fit; None: no one expression says it."""
+        one = {name: value for name, value in self.logic.resolved(given).items() if name in KEYWORDS}
+        one.pop("type", None)
+        if one.get("format", "") not in FORMATS:
+            one.pop("format", None)
+        if not one:
+            return ""
+        if (values := self.logic.values(given)) is not None:
+            return one_of([value for value in values if isinstance(value, str)])
+        if one.keys() in ({"pattern"}, {"pattern", "format"}):
+            return str(one["pattern"])
+        if one.keys() <= {"minLength", "maxLength"}:
+            return f"^[\\s\\S]{{{one.get('minLength', 0)},{one.get('maxLength', '')}}}$"
+        if one.keys() == {"format"}:
+            return _NAMES_OF_FORMAT.get(one["format"])
+        if one.keys() == {"anyOf"}:
+            parts = [self._name_pattern(part) if isinstance(part, Mapping) else None for part in one["anyOf"]]
+            if parts and None not in parts:
+                return "" if "" in parts else "|".join(f"(?:{part})" for part in parts)
+        return None
+
+    def unevaluated_properties(self, node: Mapping[str, Any], path: Path) -> Any:
+        rest = node["unevaluatedProperties"]
+        if rest is True or rest == {}:
+            return True
+        found = self.logic.evaluated({name: one for name, one in node.items() if name != "unevaluatedProperties"})
+        if found and all(one is None for one in found):
+            return True
+        if not found or None in found or len(found) > MAX_BRANCHES:
+            return None
+        closings = [({**names, "additionalProperties": rest}, fits) for names, fits in filter(None, found)]
+        if len(closings) == 1:
+            return closings[0][0]
+        return {"anyOf": [{"allOf": [fits, one]} for one, fits in closings]}
+
+    def unevaluated_items(self, node: Mapping[str, Any], path: Path) -> Any:
+        rest = node["unevaluatedItems"]
+        if rest in (True, {}) or isinstance(node.get("items"), (dict, bool)):
+            return True
+        if {"contains", "allOf", "if", "not"} & node.keys() or _IN_PLACE & node.keys():
+            return None
+        before = node.get("prefixItems")
+        if isinstance(node.get("items"), list):
+            return True if "additionalItems" in node else {"additionalItems": rest, "items": node["items"]}
+        return {"items": [True] * len(before), "additionalItems": rest} if before else {"items": rest}
+
+    def dynamic_ref(self, node: Mapping[str, Any], path: Path) -> Any:
+        found = self.logic.pointer(node.get("$dynamicRef", node.get("$recursiveRef")))
+        return None if found is None else {"$ref": found}
+
+
+_RULES: dict[str, Callable[[_Work, Mapping[str, Any], Path], Any]] = {
+    "oneOf": _Work.one_of,
+    "not": _Work.not_,
+    "if": _Work.if_,
+    "contains": _Work.contains,
+    "uniqueItems": _Work.unique,
+    "dependentRequired": lambda work, node, _: work.dependent("dependentRequired", node),
+    "dependentSchemas": lambda work, node, _: work.dependent("dependentSchemas", node),
+    "dependencies": lambda work, node, _: work.dependent("dependencies", node),
+    "propertyNames": _Work.property_names,
+    "unevaluatedProperties": _Work.unevaluated_properties,
+    "unevaluatedItems": _Work.unevaluated_items,
+    "$dynamicRef": _Work.dynamic_ref,
+    "$recursiveRef": _Work.dynamic_ref,
+}
+_FEWER_DAYS = (
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+)
+_LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
+_YEAR = "[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000"
+_DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_CLOCK}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Where the library takes days and seconds that there are not."""
+_NAMES_OF_FORMAT = {
+    **_FORMATS,
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+    "ipv4": "^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$",
+}
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords without those that are null or demand nothing, with counts that are integers."""
+    found = {}
+    for name, value in given.items():
+        if value is None and name != "const":
+            continue
+        found[name] = int(value) if name in COUNTS else value
+    nothing = ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies", "required")
+    found = {name: value for name, value in found.items() if not (name in nothing and value in ({}, []))}
+    return {name: value for name, value in found.items() if not _is_nothing(name, value, found)}
+
+
+def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
+    match name:
+        case "minProperties":
+            return bool(value <= len(set(node.get("required", ()))))
+        case "uniqueItems":
+            return value is False
+        case "propertyNames":
+            return value in (True, {}, {"type": "string"})
+        case "not":
+            return value is False
+        case "if":
+            return "then" not in node and "else" not in node
+        case "contains":
+            return node.get("minContains") == 0 and "maxContains" not in node
+        case "unevaluatedProperties" | "unevaluatedItems":
+            return value is True or value == {}
+    return False
+
+
+def _is_closable(node: Mapping[str, Any], counted: bool = False) -> bool:
+    properties, more = node.get("properties", {}), _MORE - {"minProperties"} if counted else _MORE
+    return bool(properties) and not more & node.keys() and all(name in properties for name in node.get("required", ()))
+
+
+def _in_order(out: dict[str, Any]) -> dict[str, Any]:
+    """Return `out` with what describes a value in one piece: the library reads what stands before a `$ref` or `anyOf`
+    without what stands behind it."""
+    own = {name: value for name, value in out.items() if name not in _APPLICATORS}
+    first = next(iter(out), "")
+    others = {name: value for name, value in out.items() if name in _APPLICATORS}
+    return others | own if first in _APPLICATORS else own | others
+
+
+def _choices(required: list[str], optional: list[str], least: int, most: int | None) -> list[Any] | None:
+    """Return the alternatives of a closed object with so many properties; None: they are too many."""
+    fewest, largest = max(0, least - len(required)), len(optional)
+    if most is not None:
+        largest = min(largest, most - len(required))
+    if largest < fewest:
+        return [False]
+    sizes = range(fewest, largest + 1)
+    if largest == len(optional):
+        sizes = range(fewest, fewest + 1)
+    elif not fewest:
+        sizes = range(largest, largest + 1)
+    if sum(math.comb(len(optional), size) for size in sizes) > MAX_BRANCHES:
+        return None
+    found = []
+    for some in itertools.chain.from_iterable(itertools.combinations(optional, size) for size in sizes):
+        one: dict[str, Any] = {"type": "object"}
+        if fewest:
+            one["required"] = list(some)
+        if largest < len(optional):
+            one["properties"] = {name: False for name in optional if name not in some}
+        found.append(one)
+    return found
+
+
+def _count(node: Mapping[str, Any], name: str, missing: int) -> int:
+    found = node.get(name)
+    return found if isinstance(found, int) else missing
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _inward(value: int, up: bool) -> int:
+    try:
+        found = float(value)
+    except OverflowError:
+        return value
+    if int(found) != value and (int(found) < value) == up:
+        found = math.nextafter(found, math.inf if up else -math.inf)
+    return int(found) if math.isfinite(found) else value
+
+
+def _is_exact(value: Any) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+        try:
+            return int(float(value)) == value
+        except OverflowError:
+            return False
+    if isinstance(value, Mapping):
+        return all(map(_is_exact, value.values()))
+    return not isinstance(value, list) or all(map(_is_exact, value))
+
+
+def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
+    """Return whether no multiple is within the bounds."""
+    bounds = [
+        [Fraction(str(out[name])) / step for name in names if _is_number(out.get(name))] for names in (LEAST, MOST)
+    ]
+    if not all(bounds):
+        return False
+    least, most = math.ceil(max(bounds[0])), math.floor(min(bounds[1]))
+    if _is_number(out.get("exclusiveMinimum")) and Fraction(str(out["exclusiveMinimum"])) / step == least:
+        least += 1
+    if _is_number(out.get("exclusiveMaximum")) and Fraction(str(out["exclusiveMaximum"])) / step == most:
+        most -= 1
+    return least > most
+
+
+def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every keyword of a schema and of those in it, with its value."""
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, list):
+            todo += one
+        elif isinstance(one, Mapping):
+            for name, value in one.items():
+                yield name, value
+                todo += value.values() if name in _MAPS and isinstance(value, Mapping) else [value]

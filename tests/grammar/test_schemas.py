@@ -1,0 +1,264 @@
+"""What of a schema is obeyed, left out with its name, or refused; and that nothing else is ever accepted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.grammar import sources
+from minisgl.grammar.check import Made, taken
+from minisgl.sampling_params import ParamError
+from tests.helpers.grammar import accepts
+from tests.helpers.schemas import Random, answers, source
+
+CORPUS: dict[str, Any] = json.loads((Path(__file__).parent / "corpus.json").read_text())
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER, "b": TEXT}}
+MAP = {"type": "object", "additionalProperties": NUMBER}
+LIST = {"type": "array", "items": TEXT}
+
+NOTHING: list[Any] = [
+    {**LIST, "uniqueItems": False},
+    {**LIST, "uniqueItems": True, "maxItems": 1},
+    {**LIST, "contains": NUMBER, "minContains": 0},
+    {**LIST, "minContains": 3},
+    {**MAP, "propertyNames": {}},
+    {**MAP, "propertyNames": True},
+    {**MAP, "propertyNames": TEXT},
+    {**MAP, "propertyNames": {"$ref": "#/$defs/k"}, "$defs": {"k": {"type": "string", "title": "Key"}}},
+    {**OBJECT, "dependentRequired": {}},
+    {**OBJECT, "dependentRequired": {"a": []}},
+    {**OBJECT, "dependentSchemas": {"a": True}},
+    {**OBJECT, "dependencies": {}},
+    {**OBJECT, "patternProperties": {}},
+    {**OBJECT, "unevaluatedProperties": True},
+    {**OBJECT, "unevaluatedProperties": {}},
+    {**OBJECT, "minProperties": 0, "maxProperties": 9},
+    {**OBJECT, "required": ["a"], "minProperties": 1},
+    {**OBJECT, "if": {"required": ["a"]}},
+    {**OBJECT, "then": False},
+    {**OBJECT, "not": False},
+    {**OBJECT, "required": None, "description": None, "additionalProperties": None, "enum": None},
+    {**OBJECT, "$schema": "https://example.com/dialect", "$vocabulary": {}, "$dynamicAnchor": "node"},
+    {**OBJECT, "deprecated": True, "nullable": True, "discriminator": {"propertyName": "a"}, "contentSchema": {}},
+    {**TEXT, "minLength": 2.0, "maxLength": 5.0},
+    {"$dynamicRef": "#node", "$defs": {"n": {"$dynamicAnchor": "node", "type": "string"}}},
+    {"$recursiveAnchor": True, "type": "object", "properties": {"next": {"$recursiveRef": "#"}}},
+    {"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {**OBJECT, "uniqueItems": False}}}},
+    {"$id": "https://example.com/a", "$ref": "https://example.com/a#/$defs/x", "$defs": {"x": TEXT}},
+    {"type": "object", "properties": {"a": {"oneOf": [TEXT, NUMBER]}, "b": {"$ref": "#/properties/a/oneOf/1"}}},
+]
+
+
+@pytest.mark.parametrize("schema", NOTHING, ids=lambda one: json.dumps(one)[-60:])
+def test_what_demands_nothing_is_taken_without_a_word(schema: Any) -> None:
+    assert taken(source(schema, strict=True)).left_out == ()
+
+
+OBEYED: list[tuple[Any, list[Any], list[Any]]] = [
+    ({**OBJECT, "properties": {**OBJECT["properties"], "c": {"not": {}}}}, [{"a": 1}], [{"c": 1}]),
+    ({**TEXT, "not": {"enum": ["a", "bc"]}}, ["", "b", "bcd", "x"], ["a", "bc"]),
+    ({"not": {"type": "null"}}, [1, "x", []], [None]),
+    ({"type": "integer", "not": {"const": 3}}, [2, 4], [3]),
+    ({**OBJECT, "not": {"required": ["a", "b"]}}, [{"a": 1}, {"b": ""}], [{"a": 1, "b": ""}]),
+    ({"anyOf": [TEXT, NUMBER], "not": {"not": {"const": 1}}}, [1], [2, "1"]),
+    ({**MAP, "propertyNames": {"pattern": "^[a-z]+$"}}, [{"ab": 1}, {}], [{"A": 1}, {"ab": "x"}]),
+    ({**MAP, "propertyNames": {"enum": ["x", "y"]}}, [{"x": 1, "y": 2}], [{"z": 1}]),
+    ({**MAP, "propertyNames": {"maxLength": 2, "minLength": 1}}, [{"x": 1}], [{"xyz": 1}, {"": 1}]),
+    ({**MAP, "propertyNames": {"format": "date"}}, [{"2024-02-29": 1}], [{"2023-02-29": 1}, {"x": 1}]),
+    ({**MAP, "propertyNames": False}, [{}], [{"x": 1}]),
+    ({**OBJECT, "propertyNames": {"const": "a"}}, [{"a": 1}], [{"a": 1, "b": ""}, {"b": ""}]),
+    ({**OBJECT, "dependentRequired": {"a": ["b"]}}, [{}, {"b": ""}, {"a": 1, "b": ""}], [{"a": 1}]),
+    (
+        {**OBJECT, "dependencies": {"a": ["b"], "b": {"required": ["a"]}}},
+        [{}, {"a": 1, "b": ""}],
+        [{"a": 1}, {"b": ""}],
+    ),
+    (
+        {**OBJECT, "if": {"properties": {"b": {"const": "x"}}, "required": ["b"]}, "then": {"required": ["a"]}},
+        [{}, {"a": 1}, {"b": "y"}, {"a": 1, "b": "x"}],
+        [{"b": "x"}],
+    ),
+    ({"if": TEXT, "then": {"maxLength": 1}, "else": {"enum": [1, None]}}, ["x", 1, None], ["xy", 2]),
+    ({**OBJECT, "minProperties": 1}, [{"a": 1}, {"a": 1, "b": ""}], [{}]),
+    ({**OBJECT, "maxProperties": 1}, [{"a": 1}, {"b": ""}, {}], [{"a": 1, "b": ""}]),
+    ({**OBJECT, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, [{"a": 1}, {"b": ""}], [{}, {"a": 1, "b": ""}]),
+    ({"oneOf": [{**TEXT, "maxLength": 3}, {**TEXT, "minLength": 2}]}, ["a", "abcd"], ["abc"]),
+    ({"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}], "$defs": {"x": TEXT, "y": NUMBER}}, ["a", 1], [None]),
+    ({**LIST, "contains": {"const": "k"}}, [["k"], ["k", "x"]], [[], ["x"]]),
+    ({**LIST, "contains": {"const": "k"}, "maxContains": 1}, [["k"], ["k", "x"]], [["k", "k"], ["x"]]),
+    ({"type": "array", "items": {"enum": ["p", "q"]}, "uniqueItems": True}, [["q", "p"], []], [["p", "p"]]),
+    ({"type": "array", "prefixItems": [TEXT], "unevaluatedItems": False}, [["x"], []], [["x", 1]]),
+    (
+        {"allOf": [OBJECT, {"properties": {"c": NUMBER}}], "unevaluatedProperties": False},
+        [{"a": 1, "c": 2}],
+        [{"a": 1, "d": 2}],
+    ),
+    (
+        {
+            **OBJECT,
+            "anyOf": [{"properties": {"c": NUMBER}}, {"properties": {"d": TEXT}}],
+            "unevaluatedProperties": False,
+        },
+        [{"a": 1, "c": 2}, {"a": 1, "d": ""}],
+        [{"a": 1, "e": 2}],
+    ),
+    (
+        {"$ref": "#/$defs/x", "properties": {"c": NUMBER}, "required": ["c"], "$defs": {"x": OBJECT}},
+        [{"a": 1, "c": 2}],
+        [{"a": 1}],
+    ),
+    ({**TEXT, "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]*@$"}, ["a.b@", "@"], [".a@", "a..b@"]),
+    ({**TEXT, "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"}, ["1", "-0.5", "1."], ["", "-", "."]),
+    ({**TEXT, "pattern": "^(?=.{1,3}$)[a-z]+$"}, ["abc"], ["abcd", ""]),
+    ({**TEXT, "format": "date-time"}, ["2024-02-29T23:59:59Z"], ["2023-02-29T23:59:59Z", "2024-02-29T23:59:60Z"]),
+    ({**NUMBER, "maximum": 2**63 - 1}, [1, 2**62], [2**63, 2**63 - 1]),
+    ({"type": "number", "minimum": -3.5e38, "maximum": 3.5e38}, [1, -2.5], ["x"]),
+    ({"enum": [2**60 + 1, 3]}, [3], [2**60]),
+]
+
+
+@pytest.mark.parametrize(("schema", "yes", "no"), OBEYED, ids=lambda one: json.dumps(one)[-60:])
+def test_what_the_library_lacks_is_said_in_other_words(schema: Any, yes: list[Any], no: list[Any]) -> None:
+    grammar = sources.grammar(sources.piece(taken(source(schema))))
+    for value in (*yes, *no):
+        assert accepts(grammar, json.dumps(value)) is (value in yes), value
+
+
+LEFT_OUT: list[tuple[Any, list[str]]] = [
+    ({**LIST, "uniqueItems": True}, ["uniqueItems"]),
+    ({"$defs": {"x": {**LIST, "uniqueItems": True}}, "items": {"$ref": "#/$defs/x"}}, ["$defs.x.uniqueItems"]),
+    ({"oneOf": [NUMBER, {"type": "number"}]}, ["oneOf"]),
+    ({"oneOf": [{"required": ["a"], "properties": {"a": {"pattern": "x"}}}, TEXT]}, ["oneOf"]),
+    ({"oneOf": [{**LIST, "uniqueItems": True}, NUMBER]}, ["oneOf.0.uniqueItems"]),
+    ({**OBJECT, "if": TEXT, "then": {"items": {"uniqueItems": True}}}, ["then.items.uniqueItems"]),
+    ({**TEXT, "pattern": "a(?=b)"}, ["pattern"]),
+    ({**TEXT, "pattern": "\\bx"}, ["pattern"]),
+    ({"properties": {"a": {**TEXT, "pattern": "(.)\\1"}, "b": {**TEXT, "pattern": "x"}}}, ["properties.a.pattern"]),
+    ({"type": "object", "patternProperties": {"^a": TEXT, "b$": NUMBER}}, ["patternProperties"]),
+    ({"type": "object", "patternProperties": {"b^a": TEXT, "^x": NUMBER}}, ["patternProperties"]),
+    ({"type": "object", "minProperties": 3}, ["minProperties"]),
+    ({**OBJECT, "additionalProperties": True, "maxProperties": 3}, ["maxProperties"]),
+    ({**MAP, "propertyNames": {"minLength": 2, "pattern": "a"}}, ["propertyNames"]),
+    ({**LIST, "contains": {"pattern": "x"}, "maxContains": 2}, ["contains"]),
+    ({**TEXT, "not": {"pattern": "x"}}, ["not"]),
+    ({"if": {"pattern": "x"}, "then": TEXT}, ["if"]),
+    ({"$dynamicRef": "#nowhere"}, ["$dynamicRef"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "places"), LEFT_OUT, ids=lambda one: json.dumps(one)[-60:])
+def test_what_cannot_be_obeyed_is_named_or_refused_under_strict(schema: Any, places: list[str]) -> None:
+    assert taken(source(schema)).left_out == tuple(f"f.{place}" for place in places)
+    with pytest.raises(ParamError, match="with `strict` no keyword is left out") as refused:
+        taken(source(schema, strict=True))
+    assert refused.value.field == f"f.{places[0]}"
+
+
+@pytest.mark.parametrize(
+    "name", ["int64-date", "password", "byte", "uri-reference", "regex", "decimal", "int32", "uuid4"]
+)
+@pytest.mark.parametrize("kind", ["string", "integer"])
+def test_a_format_that_is_not_known_is_left_out_and_named(name: str, kind: str) -> None:
+    for strict in (False, True):
+        found = taken(source({"anyOf": [{}, {"type": kind, "format": name}]}, strict))
+        assert found.left_out == ("f.anyOf.1.format",)
+
+
+FORMS: list[tuple[Any, str]] = [
+    ({"properties": {"a": {"required": True}}}, "f.properties.a.required"),
+    ({"items": 3}, "f.items"),
+    ({"oneOf": {}}, "f.oneOf"),
+    ({"anyOf": [{}, 5]}, "f.anyOf.1"),
+    ({"minLength": -1}, "f.minLength"),
+    ({"maximum": "3"}, "f.maximum"),
+    ({"dependentRequired": {"a": "b"}}, "f.dependentRequired.a"),
+    ({"$ref": "#/x", "x": {"uniqueItems": 1}}, "f.x.uniqueItems"),
+]
+
+
+@pytest.mark.parametrize(("schema", "field"), FORMS)
+def test_a_keyword_of_another_form_is_named(schema: Any, field: str) -> None:
+    with pytest.raises(ParamError, match="must be") as refused:
+        taken(source(schema))
+    assert refused.value.field == field
+
+
+ENDS: list[Any] = [
+    {**OBJECT, "properties": {"k_1": TEXT}, "required": ["k_1"], "patternProperties": {"^k_1$": TEXT}},
+    {**OBJECT, "patternProperties": {"^(a|b)$": {"maxLength": 1}}},
+    {**OBJECT, "patternProperties": {"^[ab]{1}$": {}}},
+    {**OBJECT, "patternProperties": {"^[^\\s\\S]$": {}}},
+    {**OBJECT, "propertyNames": {"pattern": "^a$"}},
+    {"allOf": [{"properties": {"a": NUMBER}}, {"type": "object", "patternProperties": {"^a$": {}}}]},
+]
+
+
+@pytest.mark.parametrize("schema", ENDS, ids=lambda one: json.dumps(one)[-60:])
+def test_no_comma_stands_where_no_name_can_follow(schema: Any) -> None:
+    asked = json.loads(json.dumps(schema))
+    (asked["allOf"][1] if "allOf" in asked else asked)["additionalProperties"] = False
+    found = answers(asked, 12, "ends")
+    assert not found.dead and not found.wrong and found.num_whole == 12
+
+
+def test_names_for_a_header_are_few_and_harmless() -> None:
+    made = Made(
+        "", tuple(f"f.properties.{name}.format" for name in ("a", "x\r\nset-cookie: y", "é,", *map(str, range(99))))
+    )
+    named = made.named()
+    assert len(named) == 17 and named[-1].endswith(" more")
+    assert named[1] == "f.properties.x__set-cookie:_y.format" and named[2] == "f.properties.__.format"
+
+
+# ------------------------------------------------------------------------------------------- what generators write
+
+
+def drawn(name: str, num_walks: int) -> tuple[str, ...]:
+    found = answers(CORPUS[name], num_walks, name)
+    assert not found.wrong and not found.dead, name
+    return found.left_out
+
+
+def test_what_generators_write_is_served_and_obeyed() -> None:
+    """All 200; what is left out are formats, sets of anything, and a pattern or two."""
+    assert len(CORPUS) == 200
+    keywords = {place.rsplit(".", 1)[1] for name in CORPUS for place in drawn(name, 1)}
+    assert keywords <= {"format", "uniqueItems", "pattern"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORPUS)
+def test_what_generators_write_is_obeyed_in_many_answers(name: str, times: int) -> None:
+    drawn(name, 10 * times)
+
+
+@pytest.mark.parametrize("junk", [0.0, 0.02])
+def test_random_schemas_are_obeyed_or_refused(junk: float) -> None:
+    fuzz(range(60), junk)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("junk", [0.0, 0.02])
+def test_many_random_schemas_are_obeyed_or_refused(part: int, junk: float, times: int) -> None:
+    fuzz(range(1000 + 100 * part * times, 1000 + 100 * (part + 1) * times), junk)
+
+
+def fuzz(seeds: range, junk: float) -> None:
+    num_served = 0
+    for seed in seeds:
+        schema = Random(seed, junk).root()
+        try:
+            found = answers(schema, 3, str(seed))
+        except ParamError as refused:
+            assert "coerce" not in str(refused) and refused.field.startswith("f")
+            continue
+        except RecursionError:  # jsonschema's, of a schema that is itself
+            continue
+        num_served += 1
+        assert not found.wrong and not found.dead, (seed, schema)
+    assert num_served > len(seeds) // 3
