@@ -342,11 +342,12 @@ def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], li
             raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
 
     def shaped() -> list[dict[str, Any]]:
-        found = [message.for_template() for message in messages]
-        return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format)
+        return [message.for_template() for message in messages]
 
     if tools:
         variables = {**variables, "tools": tools}
+        if not parsing.shows_tools:
+            variables["explain"] = lambda messages, tools: explained(messages, tools, parsing.tool_format)
     return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
 
 

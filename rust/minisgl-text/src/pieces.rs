@@ -4,6 +4,9 @@
 //!
 //! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
 
+use std::ops::Range;
+
+use super::guarded::{is_guarded, unguarded};
 use super::normalize::Backend;
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
@@ -98,6 +101,11 @@ impl Parts {
             ids,
             is_pure_model,
         }
+    }
+
+    /// Returns the added tokens with their ids.
+    pub(super) fn with_ids(&self) -> impl Iterator<Item = (&tokenizers::AddedToken, u32)> {
+        self.tokens.iter().zip(self.ids.iter().copied())
     }
 
     /// Whether a cut before a space between ASCII letters changes no ids.
@@ -222,17 +230,17 @@ impl Cuts {
         })
     }
 
-    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens.
-    pub(super) fn parts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Part<'a>> {
-        let tokens = self.tokens.find_iter(text).map(|found| {
-            let id = self.ids.get(found.pattern().as_usize()).copied();
-            (found.range(), id)
-        });
+    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens. No token is matched
+    /// across one of the `guards`, byte offsets in order.
+    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Part> {
+        let is_guarded = |range: &Range<usize>| !guards.is_empty() && is_guarded(guards, range);
+        let tokens = unguarded(&self.tokens, text, is_guarded);
+        let tokens = tokens.map(|(pattern, range)| (range, self.ids.get(pattern).copied()));
         let mut at = 0;
         let parts = tokens
             .chain([(text.len()..text.len(), None)])
             .flat_map(move |(place, id)| {
-                let before = &text[at..place.start];
+                let before = at..place.start;
                 at = place.end;
                 [(!before.is_empty()).then_some(Part::Text(before)), id.map(Part::Token)]
             });
@@ -241,9 +249,9 @@ impl Cuts {
 }
 
 /// See [`Cuts::parts`].
-pub(super) enum Part<'a> {
-    /// Between tokens.
-    Text(&'a str),
+pub(super) enum Part {
+    /// The byte offsets of what is between tokens.
+    Text(Range<usize>),
     /// The id of one.
     Token(u32),
 }
