@@ -158,7 +158,7 @@ class Prompts:
         """The text that the chat template makes of a conversation."""
         shaped, variables = conversation(self.parsing, asked)
         try:
-            return await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables))
+            return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
