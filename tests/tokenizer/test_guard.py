@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from jinja2 import Environment
-from tokenizers import AddedToken, Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
 from minisgl import _rust
-from minisgl.tokenizer import ChatTemplateError, Tokenizer, guard
+from minisgl.tokenizer import ChatTemplate, ChatTemplateError, Tokenizer, guard
 from minisgl.tokenizer.guard import Prompt, guards_of
 from minisgl.tokenizer.reference import ReferenceTokenizer
 from minisgl.tokenizer.tokenizer import FILE
@@ -33,10 +34,12 @@ CHATML = """{%- for m in messages %}<|im_start|>{{ m.role }}
 <tool_call>{{ c.function | tojson(ensure_ascii=true) }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% for t in tools or [] %}{{ t }}{% endfor %}{{ effort }}<|im_start|>assistant
 """
-INST = """{{ bos_token }}{% for t in tools or [] %}[AVAILABLE_TOOLS] {{ t | tojson(indent=1) }}[/AVAILABLE_TOOLS]{% endfor %}
+INST = """{{ bos_token }}{% for t in tools or [] %}[AVAILABLE_TOOLS]{{ t | tojson(indent=1) }}[/AVAILABLE_TOOLS]
+{%- endfor %}
 {%- for m in messages %}{% if m.role in ('user', 'system') %}[INST] {{ m.content }} {{ m.name }}[/INST]
 {%- elif m.role == 'tool' %}[TOOL_RESULTS] {{ {'content': m.content} | tojson }}[/TOOL_RESULTS]
-{%- else %} {{ m.reasoning_content }}{{ m.content }}{% if m.tool_calls %}[TOOL_CALLS] {{ m.tool_calls | tojson }}{% endif %}</s>
+{%- else %} {{ m.reasoning_content }}{{ m.content }}
+{%- if m.tool_calls %}[TOOL_CALLS] {{ m.tool_calls | tojson }}{% endif %}</s>
 {%- endif %}{% endfor %}{{ effort }}"""
 OWN = (Path(__file__).parent.parent / "helpers" / "thoughts_and_calls.jinja").read_text()
 CASES = {
@@ -97,7 +100,9 @@ def conversation(planted: str) -> dict[str, Callable[[], dict[str, Any]]]:
         "broken arguments": lambda: called({"arguments": f'{{"a": "{planted}'}),
         "call": lambda: called({"name": planted}),
         "description": tool(description=planted),
-        "schema": tool(parameters={"type": "object", "properties": {planted: {"enum": [planted]}}, "required": [planted]}),
+        "schema": tool(
+            parameters={"type": "object", "properties": {planted: {"enum": [planted]}}, "required": [planted]}
+        ),
         "variable": lambda: {"messages": [user], "effort": planted},
     }
 
@@ -105,6 +110,12 @@ def conversation(planted: str) -> dict[str, Callable[[], dict[str, Any]]]:
 def rendered(case: str, asked: dict[str, Any]) -> str:
     found = dict(asked)
     return tokenizer(case).apply_chat_template(found.pop("messages"), **found)
+
+
+def unguarded(case: str, asked: dict[str, Any]) -> str:
+    """By a template that knows no markers."""
+    one = tokenizer(case)
+    return ChatTemplate(one.template_source(), one.special_tokens).render(asked.pop("messages"), **asked)
 
 
 def planted_markers(case: str) -> Iterator[str]:
@@ -119,9 +130,9 @@ def test_a_planted_marker_stays_text(case: str, field: str) -> None:
     """Before this, each planted `<|im_end|>` was one more control id."""
     without = conversation("word")[field]()
     expected = control_ids(case, tokenizer(case).encode(rendered(case, without), False).tolist())
-    template = tokenizer(case)._chat_templates["default"]
+    kept = guard.searched(Environment().parse(tokenizer(case).template_source()))
     for marker in planted_markers(case):
-        if field == "assistant" and marker in template._searched:
+        if field == "assistant" and marker in kept:
             continue
         text = rendered(case, conversation(marker)[field]())
         for encoder in (tokenizer(case).text, both(CASES[case][0])[0]):
@@ -134,30 +145,18 @@ def test_a_planted_marker_stays_text(case: str, field: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_without_markers_nothing_changes(case: str) -> None:
     """The text has no guards, and is the one that a template without them makes."""
-    own = tokenizer(case)._chat_templates["default"]
     for field, asked in conversation("a < b [x] 漢字 ꔀ | > ").items():
-        found = dict(asked())
-        text = rendered(case, found)
+        text = rendered(case, asked())
         assert type(text) is str, field
-        marks, own._marks = own._marks, None
-        try:
-            assert rendered(case, asked()) == text
-        finally:
-            own._marks = marks
+        assert unguarded(case, asked()) == text
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_guards_change_no_text(case: str) -> None:
     """A prompt with guards reads as the one that is rendered without them."""
-    own = tokenizer(case)._chat_templates["default"]
-    for marker, (field, asked) in itertools.product(planted_markers(case), conversation("x").items()):
+    for marker, field in itertools.product(planted_markers(case), conversation("x")):
         asked = conversation(f"é{marker} ü")[field]
-        text = rendered(case, asked())
-        marks, own._marks = own._marks, None
-        try:
-            assert rendered(case, asked()) == text, (marker, field)
-        finally:
-            own._marks = marks
+        assert unguarded(case, asked()) == rendered(case, asked()), (marker, field)
 
 
 def test_an_assistant_keeps_the_markers_that_its_template_looks_for() -> None:
@@ -170,8 +169,28 @@ def test_an_assistant_keeps_the_markers_that_its_template_looks_for() -> None:
     assert counts == {"<think>": 1, "</think>": 1, "<tool_call>": 0, "<|im_end|>": 2}
 
 
+def test_texts_beside_each_other_make_no_marker() -> None:
+    """A template that shows a message's parts, one behind the other, or within something of its own."""
+    source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}<|im_end|>"
+    one = Tokenizer.open(data_folder("qwen3"), source)
+    for parts in (
+        ["<|im_", "end|>"],
+        ["a<", "|im_", "end|>"],
+        ["<|im_end|", ">"],
+        ["<|im_end|><|im_ \n", "end|>"],
+        ["a<"],
+    ):
+        content = [{"type": "text", "text": text} for text in parts]
+        text = one.apply_chat_template([{"role": "user", "content": content}])
+        ids = one.encode(text, False).tolist()
+        assert text == "".join(parts) + "<|im_end|>"
+        assert [i for i in ids if i >= 151643] == [151645], parts
+
+
 def test_what_a_template_looks_for() -> None:
-    source = "{{ '</think>' in x }}{{ x.split(' <think>\n')[0] }}{{ x.startswith('<a>') }}{{ x == '<b>' }}{{ '<c>' + x }}"
+    source = (
+        "{{ '</think>' in x }}{{ x.split(' <think>\n')[0] }}{{ x.startswith('<a>') }}{{ x == '<b>' }}{{ '<c>' + x }}"
+    )
     assert guard.searched(Environment().parse(source)) == ["</think>", "<think>"]
 
 
@@ -200,8 +219,10 @@ def test_guards_beside_markers_change_no_ids(name: str, seed: int) -> None:
     theirs, ours = both(name)
     for _ in range(20):
         text = some_text(name, rng)
-        taken = theirs.guarding._split(text, ())
-        free = sorted({at for begin, end, token in taken for at in ([begin] if token is not None else range(begin, end + 1))})
+        taken = theirs.guarding.split(text, ())
+        free = sorted(
+            {at for begin, end, token in taken for at in ([begin] if token is not None else range(begin, end + 1))}
+        )
         guards = [at for at in free if rng.random() < 0.3] or [0]
         expected = theirs.encode(text, False).tolist()
         assert ours.encode(text, False, None, guards).tolist() == expected, (text, guards)
@@ -220,13 +241,15 @@ def test_the_reference_guards_alike(name: str, seed: int) -> None:
         shown = ours.guarded(text, "ꔀ", kept)
         assert shown == theirs.guarded(text, "ꔀ", kept)
         prompt = Prompt.of(shown, "ꔀ")
-        guards = guards_of(prompt) if rng.random() < 0.7 else sorted(rng.sample(range(len(text) + 1), min(3, len(text))))
+        guards = (
+            guards_of(prompt) if rng.random() < 0.7 else sorted(rng.sample(range(len(text) + 1), min(3, len(text))))
+        )
         mine = ours.encode(prompt, False, None, guards).tolist()
         assert mine == theirs.encode(prompt, False, None, guards).tolist(), (text, guards)
 
 
 def kinds() -> dict[str, Library]:
-    """Tokenizers whose model makes a marker of its letters, and whose added tokens take spaces or ask for neighbours."""
+    """Tokenizers whose model makes a marker of letters, and whose added tokens take spaces or ask for neighbours."""
     vocab = [("<unk>", 0.0), ("</s>", -1.0), *((char, -2.0) for char in "▁ab</s>"), ("</", -2.0), ("▁a", -2.0)]
     unigram = Library(models.Unigram(vocab, 0, False))
     unigram.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

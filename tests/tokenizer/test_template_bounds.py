@@ -16,9 +16,7 @@ BIG = "{% set big = 'ab' * 20000 %}"
 
 
 def again(begin: str, step: str, shown: str = "", times: int = 60) -> str:
-    return (
-        f"{{% set n = namespace(x={begin}) %}}{{% for i in range({times}) %}}{{% set n.x = {step} %}}{{% endfor %}}{shown}"
-    )
+    return f"{{% set n = namespace(x={begin}) %}}{{% for i in range({times}) %}}{{% set n.x = {step} %}}{{% endfor %}}{shown}"
 
 
 NESTED = "[n.x, n.x]"
@@ -52,7 +50,8 @@ ATTACKS = {
     "doubled": again("'ab'", "n.x + n.x"),
     "joined": again("'ab'", "n.x ~ n.x"),
     "joined with a list": again("'ab'", "n.x ~ [n.x]"),
-    "block": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+    "block": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
     "macro": "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}" + again("'ab'", "f(n.x)"),
     "caller": "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}"
     + "{% call f() %}" * 20
@@ -88,8 +87,8 @@ ATTACKS = {
     "format, nested": "{{ '{:{}}'.format(1, 1000000000) }}",
     "format many": BIG + "{{ ('%s' * 9999) % ((big,) * 9999) }}",
     # what is counted
-    "the counter": "{% with minisgl_turn = joiner() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-    "{% endfor %}{% endwith %}",
+    "the counter": "{% with minisgl_turn = joiner() %}{% for i in range(99999) %}"
+    "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endwith %}",
     "the counter by its name": "{% with true = joiner() %}{% endwith %}",
     "the counter as a loop's": "{% for true in [joiner()] %}{% endfor %}",
     "the counter as a macro": "{% macro true() %}{% endmacro %}",
@@ -113,17 +112,24 @@ def test_a_template_that_grows_is_stopped(attack: str, monkeypatch: pytest.Monke
 
 
 def test_namespaces_show_nothing_of_what_is_in_them() -> None:
-    source = "{% set a = namespace(x=1) %}{% for i in range(60) %}{% set b = namespace(x=a, y=a) %}{% set a.x = b %}{% endfor %}"
+    source = "{% set a = namespace(x=1) %}{% for i in range(60) %}"
+    source += "{% set b = namespace(x=a, y=a) %}{% set a.x = b %}{% endfor %}"
     assert ChatTemplate(source + "{{ a }}", {}).render([USER]) == "<Namespace>"
 
 
 MADE: dict[str, tuple[str, Any]] = {
-    "list": ("{% set n = namespace(x=[]) %}{% for i in range(3) %}{% set n.x = n.x + [i] %}{% endfor %}{{ n.x }}", [0, 1, 2]),
+    "list": (
+        "{% set n = namespace(x=[]) %}{% for i in range(3) %}{% set n.x = n.x + [i] %}{% endfor %}{{ n.x }}",
+        [0, 1, 2],
+    ),
     "tuple": ("{{ (1, 2) + (3,) }}", (1, 2, 3)),
     "dictionary": ("{{ dict({'a': [1]}, b=2) }}", {"a": [1], "b": 2}),
     "text": ("{{ 'a' ~ 1 ~ [2] ~ none + 'b' * 2 + '%03d' % 7 + '{:>4}'.format('x') }}", "a1[2]Nonebb007   x"),
     "numbers": ("{{ 2 ** 10 - 7 // 2 % 3 + 1.5 * 2 }}", 2**10 - 7 // 2 % 3 + 1.5 * 2),
-    "filters": ("{{ 'a,b' | replace(',', ';') | center(7) | indent(2) }}{{ [1, 2, 3] | batch(2) | list }}", "  a;b  [[1, 2], [3]]"),
+    "filters": (
+        "{{ 'a,b' | replace(',', ';') | center(7) | indent(2) }}{{ [1, 2, 3] | batch(2) | list }}",
+        "  a;b  [[1, 2], [3]]",
+    ),
     "round": ("{{ 1.256 | round(2) }}", 1.26),
     "json": ("{{ {'a': (1, [2])} | tojson(indent=1) }}", '{\n "a": [\n  1,\n  [\n   2\n  ]\n ]\n}'),
     "methods": ("{{ 'a b'.split() + ['c'.ljust(2) + '|'] }}{{ ', '.join(['x', 'y']) }}", "['a', 'b', 'c |']x, y"),
@@ -138,6 +144,8 @@ def test_what_templates_make_is_as_it_was(name: str) -> None:
 
 def test_lists_of_long_messages_grow_as_they_did() -> None:
     """A list's texts count once, however often the list is made anew."""
-    source = "{% set n = namespace(x=[]) %}{% for m in messages %}{% set n.x = n.x + [m] %}{% endfor %}{{ n.x | length }}"
+    source = (
+        "{% set n = namespace(x=[]) %}{% for m in messages %}{% set n.x = n.x + [m] %}{% endfor %}{{ n.x | length }}"
+    )
     messages = [{"role": "user", "content": "a" * 2000}] * 2000
     assert ChatTemplate(source, {}).render(messages) == "2000"

@@ -147,8 +147,16 @@ class _CodeGenerator(template_bounds.BoundedCode):
             raise jinja2.nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
 
+    def visit_Call(self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False) -> None:
+        """Write the call of `_TURN` without what the sandbox asks of each call."""
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == _TURN:
+            self.visit(node.node, frame)
+            self.write("()")
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
 
-_PLAIN = (str, jinja2.runtime.LoopContext, jinja2.utils.Namespace)
+
+_PLAIN = (str, jinja2.runtime.LoopContext, template_bounds.QuietNamespace)
 _NOT_THERE = object()
 
 
@@ -206,7 +214,9 @@ def _tojson(
 
 def _escaped(text: str, guard: str) -> str:
     """JSON with escapes for all that is not ASCII, but for guards."""
-    return guard.join(re.sub("[\x7f-\U0010ffff]+", lambda found: json.dumps(found[0])[1:-1], part) for part in text.split(guard))
+    return guard.join(
+        re.sub("[\x7f-\U0010ffff]+", lambda found: json.dumps(found[0])[1:-1], part) for part in text.split(guard)
+    )
 
 
 def _environment() -> _Environment:
@@ -247,7 +257,7 @@ class ChatTemplate:
 
         `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
         `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        `explain` makes, of messages and tools, messages for a template that knows no tools; what it adds may be markers.
+        `explain` makes, of messages and tools, messages for a template that knows no tools; it may add markers.
         Raises `ChatTemplateError`; `TooMuchWork` beyond `most`.
         """
         if not messages:

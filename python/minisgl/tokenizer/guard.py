@@ -1,11 +1,11 @@
 """Texts of a request in a prompt: only the chat template makes markers, the texts that it shows never become any.
 
-A marker is an added token that is special or looks like one of turns, calls or reasoning (`guarded.rs`, `is_marker`). Where a
-text spells one, a guard character is put behind its first character before the template renders it. It is taken out
-again afterwards; its offset stays, and no added token is matched across it.
+A marker is an added token that is special or looks like one of turns, calls or reasoning (`guarded.rs`, `is_marker`).
+Where a text spells one, a guard character is put behind its first character before the template renders it. It is taken
+out again afterwards; its offset stays, and no added token is matched across it.
 
-Invariants: a conversation that spells no marker is rendered and encoded as if there were no guards. The guard character is
-printable, without case, no white space, and stands nowhere in the conversation or the template.
+Invariants: a conversation that spells no marker is rendered and encoded as if there were no guards. The guard character
+is printable, without case, no white space, and stands nowhere in the conversation or the template.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def searched(tree: nodes.Template) -> list[str]:
 
 def guarded(marks: Marks, messages: Sequence[Mapping[str, Any]], others: Any, kept: list[str], source: str) -> Any:
     """Return the guard character and guarded copies of messages and others. `kept`: markers that stay in an
-    assistant's content. Raises `ValueError` if every guard character is in use, `RecursionError` if they are too deep."""
+    assistant's content. Raises `ValueError` if every guard character is in use, `RecursionError` for what is too deep.
+    """
     texts = [source, *_texts((messages, others))]
     guard = next((char for char in CHARS if not any(char in text for text in texts)), None)
     if guard is None:

@@ -1,7 +1,7 @@
 """The reference of `rust/minisgl-text/src/guarded.rs`: texts with offsets across which no added token is matched.
 
-Invariants: finds the same markers and gives the same ids as `minisgl._rust.TextTokenizer`. Added tokens that are matched in
-normalized text are looked for as they are spelled.
+Invariants: finds the same markers and gives the same ids as `minisgl._rust.TextTokenizer`. Added tokens that are
+matched in normalized text are looked for as they are spelled.
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ class Guarding:
         self._ids = frozenset(i for i, token in added.items() if is_marker(token))
         self._markers = sorted(token.content for i, token in added.items() if i in self._ids)
         self._longest = max(map(len, self._markers), default=0)
-        self._begins = re.compile(f"[{re.escape(''.join({text[0] for text in self._markers}))}]" if self._ids else "(?!)")
+        self._begins = re.compile(
+            f"[{re.escape(''.join({text[0] for text in self._markers}))}]" if self._ids else "(?!)"
+        )
         self._added = {token.content: (i, token) for i, token in added.items()}
-        self._searches = [_search(token.content for token in added.values() if token.normalized is n) for n in (False, True)]
+        self._searches = [
+            _search(token.content for token in added.values() if token.normalized is normalized)
+            for normalized in (False, True)
+        ]
 
     def finds(self, text: str) -> bool:
         return bool(self.guards(text, ()))
@@ -64,11 +69,12 @@ class Guarding:
     def encode(self, text: str, guards: Sequence[int]) -> list[int]:
         """Return the ids of `text`, guards in order. Raises what the library raises."""
         found: list[int] = []
-        for begin, end, token in self._split(text, guards):
+        for begin, end, token in self.split(text, guards):
             found += self._letters(text[begin:end], begin > 0) if token is None else [token]
         return found
 
-    def _split(self, text: str, guards: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
+    def split(self, text: str, guards: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
+        """Yield begin and end of each part, and its id if it is an added token."""
         for begin, end, token in self._find(self._searches[0], text, 0, len(text), guards):
             if token is not None:
                 yield begin, end, token
@@ -116,7 +122,7 @@ class Guarding:
         return [i for i, (start, _) in zip(encoding.ids, encoding.offsets, strict=True) if start >= lead]
 
     def _tokens(self, piece: str) -> list[Any]:
-        """Return the model's tokens; where it makes a marker of letters, the piece is cut behind its first character."""
+        """Return the model's tokens; where it makes a marker, the piece is cut behind the marker's first character."""
         tokenize: Callable[[str], list[Any]] = self._backend.model.tokenize
         found: list[Any] = []
         while True:

@@ -1,15 +1,17 @@
 """Bounds on the values that a chat template makes: each is looked at before it is made, or when it cannot be large yet.
 
 Invariants: no text, number or container that a template makes, written out, is longer than `MAX_SIZE`; all texts and
-lists that it makes together have no more than `MAX_MADE` characters and items. What a filter or a method may widen is estimated before it runs (`_WIDENED`).
-Namespaces show nothing of what is in them, so that only containers nest.
+lists that it makes together have no more than `MAX_MADE` characters and items. What a filter or a method may widen is
+estimated before it runs (`_FILTERS`, `_METHODS`). Namespaces show nothing of what is in them: only containers nest.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
@@ -23,6 +25,7 @@ MAX_MADE = 1 << 29
 MAX_BITS = 1 << 12  # of a number that is calculated with
 MAX_WIDTH = 1 << 12
 MAX_PRETTY = 1 << 16
+_SMALL = 1 << 62
 _FEW = 256  # characters of a text that is not counted: the turns of loops are
 _WIDE = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of five digits, or one that an argument says
 
@@ -102,13 +105,16 @@ def _size(value: Any) -> int:
 
 def _kept(value: Any) -> Any:
     """Return a value that was just made, as it is or with its size."""
+    if value is None or value is True or value is False:
+        return value
     if isinstance(value, str | bytes):
-        _take(len(value))
+        if len(value) > _FEW:
+            _take(len(value))
     elif type(value) is list:
         value = _sized(value, sum(map(_size, value)))
     elif isinstance(value, int):
         _number(value)
-    elif isinstance(value, tuple | dict | KeysView | ValuesView | ItemsView):
+    elif isinstance(value, tuple | dict):
         _check(_size(value))
     return value
 
@@ -162,6 +168,8 @@ def _widths(text: Any, *values: Any) -> int:
 
 
 def _lines(text: Any, *values: Any) -> int:
+    if not any(map(_width, values)):
+        return 0
     return (1 + text.count("\n") if isinstance(text, str) else _size(text)) * (1 + sum(map(_width, values)))
 
 
@@ -192,9 +200,16 @@ _FILTERS: dict[str, Callable[..., int]] = {
     "join": lambda values, separator="", *_: _joined(separator, values),
 }
 
+_MAKE_NOTHING = frozenset(
+    ("length", "count", "first", "last", "default", "d", "select", "selectattr", "reject", "rejectattr", "map", "items")
+)
+"""Filters that give a number, one of the values that they are given, or one after the other."""
+
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     estimate, wants = _FILTERS.get(name), _PassArg.from_obj(function)
+    if name in _MAKE_NOTHING:
+        return function
 
     @pass_context
     def run(context: jinja2.runtime.Context, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +224,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class _Namespace(Namespace):
+class QuietNamespace(Namespace):
     def __repr__(self) -> str:
         return "<Namespace>"
 
@@ -220,27 +235,39 @@ class BoundedCode(jinja2.compiler.CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         self._call("joined", nodes.Tuple(node.nodes, "load", lineno=node.lineno), frame)
 
+    def visit_Add(self, node: nodes.BinExpr, frame: jinja2.compiler.Frame) -> None:
+        left: nodes.Expr = node
+        parts: list[nodes.Expr] = []
+        while isinstance(left, nodes.Add):
+            parts.insert(0, left.right)
+            left = left.left
+        self._call("added", nodes.Tuple([left, *parts], "load", lineno=node.lineno), frame)
+
     def visit_List(self, node: nodes.List, frame: jinja2.compiler.Frame) -> None:
-        self.write("environment.kept(")
-        super().visit_List(node, frame)
-        self.write(")")
+        self._kept(super().visit_List, node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: jinja2.compiler.Frame) -> None:
-        self.write("environment.kept(")
-        super().visit_Dict(node, frame)
-        self.write(")")
+        self._kept(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
-        if node.ctx == "load":
-            self._call("kept", node, frame)
-        else:
-            super().visit_Tuple(node, frame)
+        self._kept(super().visit_Tuple, node, frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: jinja2.compiler.Frame) -> None:
         is_slice = isinstance(node.arg, nodes.Slice)
         self.write("environment.sliced(" if is_slice else "")
         super().visit_Getitem(node, frame)
         self.write(")" if is_slice else "")
+
+    def _kept(
+        self, visit: Callable[[Any, jinja2.compiler.Frame], None], node: nodes.Expr, frame: jinja2.compiler.Frame
+    ) -> None:
+        """Visit a container; one of constants, or of targets, is none that a template makes."""
+        is_made = (
+            getattr(node, "ctx", "load") == "load" and node.find((nodes.Name, nodes.Call, nodes.Filter)) is not None
+        )
+        self.write("environment.kept(" if is_made else "")
+        visit(node, frame)
+        self.write(")" if is_made else "")
 
     def _call(self, name: str, node: nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
         self.write(f"environment.{name}(")
@@ -252,12 +279,12 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Call `begin` before each rendering, and `bound_filters` when all filters are there."""
 
     code_generator_class = BoundedCode
-    intercepted_binops = frozenset(jinja2.sandbox.SandboxedEnvironment.default_binop_table)
+    intercepted_binops = frozenset(jinja2.sandbox.SandboxedEnvironment.default_binop_table) - {"+"}  # see `added`
     kept = staticmethod(_kept)
 
     def bound_filters(self) -> None:
         self.filters = {name: _bounded(name, function) for name, function in self.filters.items()}
-        self.globals["namespace"] = _Namespace
+        self.globals["namespace"] = QuietNamespace
         del self.globals["lipsum"]
 
     @staticmethod
@@ -274,16 +301,35 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     @staticmethod
-    def concat(pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(pieces: Iterable[str]) -> str:
         found = list(pieces)
         _take(sum(map(len, found)))
         return "".join(found)
 
+    def added(self, values: tuple[Any, ...]) -> Any:
+        """Return the sum of the values, from left to right. Raises `TooLarge`."""
+        size = 0
+        for value in values:
+            if type(value) is not str:
+                return functools.reduce(self._added, values)
+            size += len(value)
+        if size > _FEW:
+            _take(size)
+        return "".join(values)
+
+    def _added(self, left: Any, right: Any) -> Any:
+        if type(left) is _List and type(right) is _List:
+            return _sized([*left, *right], left.size + right.size)
+        _number(left)
+        _number(right)
+        if isinstance(left, str) and isinstance(right, str):
+            _take(len(left) + len(right))
+        return _kept(left + right)
+
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Return the result of an operator. Raises `TooLarge`."""
-        if type(left) is str and type(right) is str and operator == "+":
-            _take(len(left) + len(right))
-            return left + right
+        if operator == "-" and type(left) is int and type(right) is int and -_SMALL < left < _SMALL > right > -_SMALL:
+            return left - right
         if operator == "*" and isinstance(left, int) != isinstance(right, int):
             count, value = (left, right) if isinstance(left, int) else (right, left)
             _take(max(0, count) * _size(value))
@@ -294,14 +340,14 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _number(right)
             if operator == "**" and isinstance(left, int) and isinstance(right, int):
                 _number(1 << min(max(0, right) * left.bit_length(), MAX_BITS + 1))
-        if type(left) is _List and type(right) is _List and operator == "+":
-            return _sized([*left, *right], left.size + right.size)
         return _kept(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a call, as the sandbox does. Raises `TooLarge`."""
-        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps formats
+        method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", None)
         owner = getattr(method, "__self__", None)
+        if type(owner) is dict:  # gives what is in it
+            return super().call(__context, __obj, *args, **kwargs)
         if isinstance(owner, str | bytes | int) and (estimate := _METHODS.get(getattr(method, "__name__", ""))):
             _take(estimate(owner, *args, *kwargs.values()))
         return _kept(super().call(__context, __obj, *args, **kwargs))

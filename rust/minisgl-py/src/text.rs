@@ -44,7 +44,9 @@ fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
     if !text.is_ascii() {
         let (mut chars, mut at) = (text.char_indices(), 0);
         for offset in &mut offsets {
-            let byte = chars.nth(offset.saturating_sub(at)).map_or(text.len(), |(byte, _)| byte);
+            let byte = chars
+                .nth(offset.saturating_sub(at))
+                .map_or(text.len(), |(byte, _)| byte);
             (at, *offset) = (*offset + 1, byte);
         }
     }

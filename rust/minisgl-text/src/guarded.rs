@@ -8,19 +8,21 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, Input, MatchKind};
+use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::tokenizer::normalizer::Range as Of;
 use tokenizers::tokenizer::{OffsetType, Result};
 use tokenizers::{
-    AddedToken, Model as _, ModelWrapper, NormalizedString, Normalizer as _, PreTokenizedString, PreTokenizer as _, Token,
+    AddedToken, Model as _, ModelWrapper, NormalizedString, Normalizer as _, PreTokenizedString, PreTokenizer as _,
+    Token,
 };
 
 use super::TextError;
 use super::normalize::Backend;
-use super::pieces::Parts;
+use super::pieces::{Parts, is_guarded, next_char, unguarded};
 
 /// Tags that vocabularies have among their added tokens because texts have them: no markers.
-const TAGS: &str = " table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code ";
+const TAGS: &str =
+    " table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code ";
 
 /// Whether text must not be read as this token: it is special, or looks like a marker of turns, calls or reasoning, that
 /// is, has a character that is no letter, digit or space, and is no HTML tag. A single character cannot be guarded.
@@ -28,7 +30,9 @@ fn is_marker(token: &AddedToken) -> bool {
     let text = token.content.as_str();
     let name = text.trim_start_matches(['<', '/']).trim_end_matches('>');
     let is_tag = text.starts_with('<') && text.ends_with('>') && TAGS.contains(&format!(" {name} "));
-    let is_word = text.chars().all(|char| char.is_alphanumeric() || char.is_whitespace() || char == '▁');
+    let is_word = text
+        .chars()
+        .all(|char| char.is_alphanumeric() || char.is_whitespace() || char == '▁');
     text.chars().nth(1).is_some() && (token.special || !(is_tag || is_word))
 }
 
@@ -37,6 +41,8 @@ pub(super) struct Markers {
     all: AhoCorasick,
     sorted: Vec<String>,
     begins: [bool; 256],
+    /// The bytes of `begins`, if there are no more than three.
+    few: Option<[u8; 3]>,
     longest: usize,
     ids: HashSet<u32>,
 }
@@ -50,9 +56,12 @@ impl Markers {
         for byte in sorted.iter().filter_map(|text| text.bytes().next()) {
             begins[usize::from(byte)] = true;
         }
+        let bytes: Vec<u8> = (0..=u8::MAX).filter(|&byte| begins[usize::from(byte)]).collect();
+        let (&first, &last) = bytes.first().zip(bytes.last())?;
         Some(Self {
             all: AhoCorasick::new(&sorted).ok()?,
             begins,
+            few: (bytes.len() <= 3).then(|| [first, bytes[bytes.len() / 2], last]),
             longest: sorted.iter().map(String::len).max().unwrap_or(0),
             ids: markers().map(|(_, id)| id).collect(),
             sorted,
@@ -61,14 +70,18 @@ impl Markers {
 
     /// Whether `text` has a marker, or ends with the beginning of one, which other text may complete.
     pub(super) fn are_in(&self, text: &str) -> bool {
-        self.all.is_match(text) || self.begun(text).next().is_some()
+        let [one, two, three] = self.few.unwrap_or_default();
+        let may = self.few.is_none() || memchr::memchr3(one, two, three, text.as_bytes()).is_some();
+        may && (self.all.is_match(text) || self.begun(text).next().is_some())
     }
 
     /// Byte offsets behind the first characters of all such places, in order; markers of `kept` are left out.
     pub(super) fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         let is_kept = |pattern: usize| self.sorted.get(pattern).is_some_and(|marker| kept.contains(marker));
         let found = self.all.find_overlapping_iter(text);
-        let whole = found.filter(|one| !is_kept(one.pattern().as_usize())).map(|one| one.start());
+        let whole = found
+            .filter(|one| !is_kept(one.pattern().as_usize()))
+            .map(|one| one.start());
         let mut found: Vec<usize> = whole.chain(self.begun(text)).map(|at| next_char(text, at)).collect();
         found.sort_unstable();
         found.dedup();
@@ -78,7 +91,9 @@ impl Markers {
     /// Where the text, or the text without the spaces at its end, ends within a marker.
     fn begun<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let trimmed = text.trim_end();
-        let texts = [text, trimmed].into_iter().take(if trimmed.len() == text.len() { 1 } else { 2 });
+        let texts = [text, trimmed]
+            .into_iter()
+            .take(if trimmed.len() == text.len() { 1 } else { 2 });
         texts.flat_map(move |text| {
             let from = text.len().saturating_sub(self.longest);
             (from..text.len()).filter(move |&at| {
@@ -91,36 +106,6 @@ impl Markers {
         let next = self.sorted.partition_point(|marker| marker.as_str() <= begun);
         self.sorted.get(next).is_some_and(|marker| marker.starts_with(begun))
     }
-}
-
-fn next_char(text: &str, at: usize) -> usize {
-    at + text[at..].chars().next().map_or(1, char::len_utf8)
-}
-
-/// Whether a guard is within the range, not at its ends. `guards` are in order.
-pub(super) fn is_guarded(guards: &[usize], range: &Range<usize>) -> bool {
-    let next = guards.partition_point(|&guard| guard <= range.start);
-    guards.get(next).is_some_and(|&guard| guard < range.end)
-}
-
-/// The leftmost longest matches in `text` that are not guarded. Behind one that is, the search goes on at its second
-/// character.
-pub(super) fn unguarded<'a>(
-    tokens: &'a AhoCorasick,
-    text: &'a str,
-    is_guarded: impl Fn(&Range<usize>) -> bool + 'a,
-) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        loop {
-            let found = tokens.find(Input::new(text).range(at.min(text.len())..))?;
-            if !is_guarded(&found.range()) {
-                at = found.end();
-                return Some((found.pattern().as_usize(), found.range()));
-            }
-            at = next_char(text, found.start());
-        }
-    })
 }
 
 /// The added tokens of one of the library's two searches: in the text as it is, and as it is normalized.
@@ -162,13 +147,19 @@ impl Search {
             }
         };
         for (pattern, range) in unguarded(&self.tokens, spelled, is_guarded) {
-            let Some((id, token)) = self.added.get(pattern) else { continue };
+            let Some((id, token)) = self.added.get(pattern) else {
+                continue;
+            };
             let (before, after) = (&spelled[..range.start], &spelled[range.end..]);
             let is_word = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_');
             if token.single_word && (is_word(before.chars().next_back()) || is_word(after.chars().next())) {
                 continue;
             }
-            let begin = if token.lstrip { before.trim_end().len().max(end) } else { range.start };
+            let begin = if token.lstrip {
+                before.trim_end().len().max(end)
+            } else {
+                range.start
+            };
             add(end..begin, None);
             let rest = if token.rstrip { after.trim_start() } else { after };
             end = spelled.len() - rest.len();
@@ -227,7 +218,9 @@ fn letters(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<T
     loop {
         let tokens = model.tokenize(rest)?;
         let marker = tokens.iter().find(|token| markers.ids.contains(&token.id));
-        let cut = marker.map(|token| next_char(rest, token.offsets.0)).filter(|&cut| cut < rest.len());
+        let cut = marker
+            .map(|token| next_char(rest, token.offsets.0))
+            .filter(|&cut| cut < rest.len());
         let Some(cut) = cut else {
             found.extend(tokens);
             return Ok(found);

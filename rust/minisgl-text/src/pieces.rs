@@ -6,9 +6,8 @@
 
 use std::ops::Range;
 
-use super::guarded::{is_guarded, unguarded};
 use super::normalize::Backend;
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use serde_json::Value;
 use tokenizers::normalizers::unicode::NFKC;
 use tokenizers::{NormalizedString, Normalizer as _};
@@ -192,6 +191,37 @@ pub(super) fn pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
         };
         rest = after;
         Some(piece)
+    })
+}
+
+/// The offset of the character behind the one at `at`.
+pub(super) fn next_char(text: &str, at: usize) -> usize {
+    at + text[at..].chars().next().map_or(1, char::len_utf8)
+}
+
+/// Whether a guard is within the range, not at its ends. `guards` are in order.
+pub(super) fn is_guarded(guards: &[usize], range: &Range<usize>) -> bool {
+    let next = guards.partition_point(|&guard| guard <= range.start);
+    guards.get(next).is_some_and(|&guard| guard < range.end)
+}
+
+/// The leftmost longest matches in `text` that are not guarded. Behind one that is, the search goes on at its second
+/// character.
+pub(super) fn unguarded<'a>(
+    tokens: &'a AhoCorasick,
+    text: &'a str,
+    is_guarded: impl Fn(&Range<usize>) -> bool + 'a,
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        loop {
+            let found = tokens.find(Input::new(text).range(at.min(text.len())..))?;
+            if !is_guarded(&found.range()) {
+                at = found.end();
+                return Some((found.pattern().as_usize(), found.range()));
+            }
+            at = next_char(text, found.start());
+        }
     })
 }
 

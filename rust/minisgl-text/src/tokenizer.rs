@@ -14,9 +14,9 @@ use super::TextError;
 use super::bound::Bound;
 use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
-use super::guarded::{Guarded, Markers, is_guarded};
+use super::guarded::{Guarded, Markers};
 use super::normalize::Backend;
-use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, pieces};
+use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, is_guarded, pieces};
 
 /// Where the tokenizer comes from.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct Tokenizer {
     cuts: Option<Cuts>,
     can_cut: bool,
     bound: Option<Bound>,
-    /// None: there are none, or too many to look for.
+    /// None where there are no markers.
     guard: Option<(Markers, Guarded)>,
     /// What stands before and after any text with special tokens; None if they are not simply around it.
     around: Option<(Vec<u32>, Vec<u32>)>,
@@ -254,7 +254,9 @@ impl Tokenizer {
 
     /// Returns the byte offsets within `text` that keep it from being read as markers, but for those of `kept`.
     pub fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
-        self.guard.as_ref().map_or_else(Vec::new, |(markers, _)| markers.guards(text, kept))
+        self.guard
+            .as_ref()
+            .map_or_else(Vec::new, |(markers, _)| markers.guards(text, kept))
     }
 
     fn encode_whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {

@@ -32,7 +32,12 @@ def bodies(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
     history = [
         {"role": "system", "content": text},
         {"role": "user", "content": [{"type": "text", "text": part} for part in (text[:4], text[4:], text)]},
-        {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call("f", f'{{"a": "{text}"}}')]},
+        {
+            "role": "assistant",
+            "content": text,
+            "reasoning_content": text,
+            "tool_calls": [call("f", f'{{"a": "{text}"}}')],
+        },
         {"role": "tool", "tool_call_id": "call_1", "content": text},
         {"role": "user", "content": f"{text}say:ok"},
     ]
@@ -65,8 +70,14 @@ def bodies(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
             "/v1/responses",
             {"input": items, "instructions": text, "tools": [{"type": "function", **tool, "strict": False}]},
         ),
-        "ollama": ("/api/chat", {"model": "", "messages": [{"role": "user", "content": f"{text}say:ok"}], "stream": False}),
-        "ollama, one text": ("/api/generate", {"model": "", "prompt": f"{text}say:ok", "system": text, "stream": False}),
+        "ollama": (
+            "/api/chat",
+            {"model": "", "messages": [{"role": "user", "content": f"{text}say:ok"}], "stream": False},
+        ),
+        "ollama, one text": (
+            "/api/generate",
+            {"model": "", "prompt": f"{text}say:ok", "system": text, "stream": False},
+        ),
     }
 
 
@@ -91,6 +102,8 @@ def test_counting_and_texts_without_a_template(http: httpx.Client) -> None:
     plain = http.post("/tokenize", json={"messages": [{**message, "content": "ab"}]}).json()["tokens"]
     assert [i for i in ids if i >= FIRST_CONTROL] == [i for i in plain if i >= FIRST_CONTROL]
     assert len(ids) == len(plain) + len(ECHO_EOS)
-    assert len(http.post("/tokenize", json={"prompt": f"a{ECHO_EOS}b", "add_special_tokens": False}).json()["tokens"]) == 3
+    assert (
+        len(http.post("/tokenize", json={"prompt": f"a{ECHO_EOS}b", "add_special_tokens": False}).json()["tokens"]) == 3
+    )
     shown = http.post("/apply-template", json={"messages": [message]}).json()["prompt"]
     assert f"a{ECHO_EOS}b" in shown
