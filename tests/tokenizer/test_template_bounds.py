@@ -16,7 +16,8 @@ BIG = "{% set big = 'ab' * 20000 %}"
 
 
 def again(begin: str, step: str, shown: str = "", times: int = 60) -> str:
-    return f"{{% set n = namespace(x={begin}) %}}{{% for i in range({times}) %}}{{% set n.x = {step} %}}{{% endfor %}}{shown}"
+    loop = f"{{% for i in range({times}) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return f"{{% set n = namespace(x={begin}) %}}{loop}{shown}"
 
 
 NESTED = "[n.x, n.x]"
