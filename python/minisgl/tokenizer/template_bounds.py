@@ -262,9 +262,8 @@ class BoundedCode(jinja2.compiler.CodeGenerator):
         self, visit: Callable[[Any, jinja2.compiler.Frame], None], node: nodes.Expr, frame: jinja2.compiler.Frame
     ) -> None:
         """Visit a container; one of constants, or of targets, is none that a template makes."""
-        is_made = (
-            getattr(node, "ctx", "load") == "load" and node.find((nodes.Name, nodes.Call, nodes.Filter)) is not None
-        )
+        is_loaded = getattr(node, "ctx", "load") == "load"
+        is_made = is_loaded and any(node.find(kind) is not None for kind in (nodes.Name, nodes.Call, nodes.Filter))
         self.write("environment.kept(" if is_made else "")
         visit(node, frame)
         self.write(")" if is_made else "")
