@@ -267,8 +267,9 @@ class ChatTemplate:
         template = self._template
         guard = ""
         if explain is not None:
-            guard, messages, tools, kwargs = self._guarded(messages, tools, kwargs)
-            messages = explain(messages, tools or ())
+            parsed = [_with_parsed_calls(message) for message in messages]
+            guard, parsed, tools, kwargs = self._guarded(parsed, tools, kwargs)
+            messages = explain(parsed if guard else messages, tools or ())
         shaped = [self._shape(message) for message in messages]
         if explain is None:
             guard, shaped, tools, kwargs = self._guarded(shaped, tools, kwargs)
@@ -287,11 +288,10 @@ class ChatTemplate:
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
         """Return the guard character, empty where no text spells a marker, and what may have guards in it."""
-        parsed = [_with_parsed_calls(message) for message in messages]
-        if self._marks is None or not self._marks.has_markers((parsed, tools, kwargs)):
+        if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
             return "", messages, tools, kwargs
         try:
-            guard, found, (tools, kwargs) = guarded(self._marks, parsed, (tools, kwargs), self._searched, self.source)
+            guard, found, (tools, kwargs) = guarded(self._marks, messages, (tools, kwargs), self._searched, self.source)
         except (ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages: {error}") from error
         return guard, found, tools, kwargs
