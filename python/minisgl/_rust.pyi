@@ -594,8 +594,18 @@ class TextTokenizer:
         """From a tokenizer.json: its file or its text. Raises `ValueError`. `cache_bytes`: of what the next turn of a
         conversation need not encode again."""
 
-    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Int32Array:
-        """Raises `NotEncodable`, `TooManyTokens`, and `UnicodeEncodeError` for half a surrogate."""
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None, guards: Sequence[int] = ()
+    ) -> Int32Array:
+        """Return the ids of `text`; no added token is matched across one of the `guards`, offsets of characters in
+        order. Raises `NotEncodable`, `TooManyTokens`, and `UnicodeEncodeError` for half a surrogate."""
+
+    def has_markers(self, value: Any, /) -> bool:
+        """Return whether a text in `value` (a text; a dictionary, list or tuple of such values) spells a marker, or
+        ends with the beginning of one. A marker is an added token that is special or looks like one."""
+
+    def guarded(self, text: str, guard: str, kept: Sequence[str], /) -> str:
+        """Return `text` with `guard` behind the first character of each such place, but for the markers of `kept`."""
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None

@@ -34,7 +34,7 @@ from minisgl.server.tools import Choice, Tool, Tools
 
 _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 TEMPLATE_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "kwargs"}
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "explain", "self", "kwargs"}
 )
 """Arguments of chat templates that a request's own fields set."""
 

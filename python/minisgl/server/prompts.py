@@ -166,7 +166,7 @@ class Prompts:
         """The text that the chat template makes of a conversation."""
         shaped, variables = conversation(self.parsing, asked)
         try:
-            return await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables))
+            return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
@@ -369,11 +369,12 @@ def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], li
         message.mend_arguments()
 
     def shaped() -> list[dict[str, Any]]:
-        found = [message.for_template() for message in messages]
-        return found if not tools or parsing.shows_tools else explained(found, tools, parsing.tool_format)
+        return [message.for_template() for message in messages]
 
     if tools:
         variables = {**variables, "tools": tools}
+        if not parsing.shows_tools:
+            variables["explain"] = lambda messages, tools: explained(messages, tools, parsing.tool_format)
     return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
 
 

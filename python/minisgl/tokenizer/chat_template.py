@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,9 @@ import jinja2.sandbox
 from jinja2 import nodes
 
 from minisgl.config import ConfigError
+from minisgl.tokenizer import conversation, template_bounds
 from minisgl.tokenizer.conversation import TRIAL_TOOL, Shown, arranged
+from minisgl.tokenizer.guard import Marks, Prompt, guarded, searched
 
 ContentShape = Literal["string", "parts", "either"]
 
@@ -79,9 +82,11 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 Message = Mapping[str, Any]
+Explain = Callable[[Sequence[Message], Sequence[Any]], Sequence[Message]]
 
 MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
-_TURN = "minisgl_turn"
+_TURN = "true"  # a variable whose name no template can read or set: there it is a constant
+_GUARD = "guard of texts"  # another one
 _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the space tells whether the template trims
 
 
@@ -132,7 +137,7 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-class _CodeGenerator(jinja2.compiler.CodeGenerator):
+class _CodeGenerator(template_bounds.BoundedCode):
     """Leaves constants to the rendering: jinja computes them, of any size, in branches that nothing takes too."""
 
     def _output_child_to_const(
@@ -145,12 +150,20 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             raise jinja2.nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
 
+    def visit_Call(self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False) -> None:
+        """Write the call of `_TURN` without what the sandbox asks of each call."""
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == _TURN:
+            self.visit(node.node, frame)
+            self.write("()")
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
 
-_PLAIN = (str, jinja2.runtime.LoopContext, jinja2.utils.Namespace)
+
+_PLAIN = (str, jinja2.runtime.LoopContext, template_bounds.QuietNamespace)
 _NOT_THERE = object()
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class _Environment(template_bounds.BoundedEnvironment):
     """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -186,22 +199,36 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+@jinja2.pass_context
 def _tojson(
+    context: jinja2.runtime.Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    guard = context.parent.get(_GUARD)
+    found = json.dumps(
+        value, ensure_ascii=ensure_ascii and not guard, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return _escaped(found, guard) if ensure_ascii and guard else found
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+def _escaped(text: str, guard: str) -> str:
+    """JSON with escapes for all that is not ASCII, but for guards."""
+    return guard.join(
+        re.sub("[\x7f-\U0010ffff]+", lambda found: json.dumps(found[0])[1:-1], part) for part in text.split(guard)
+    )
+
+
+def _environment() -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], optimized=False
     )
     environment.code_generator_class = _CodeGenerator
     environment.filters["tojson"] = _tojson
+    environment.bound_filters()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
@@ -211,8 +238,9 @@ class ChatTemplate:
     """One template with the special tokens it may name (`bos_token`, `eos_token`, ...). Compiled on first use, so that
     a model with a broken template still serves completions."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], marks: Marks | None = None) -> None:
         self.source = source
+        self._marks = marks
         self._special_tokens = dict(special_tokens)
         self._found: dict[bool, Shown] = {}  # by whether there are tools
 
@@ -225,12 +253,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
+        explain: Explain | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation in OpenAI's shape; keys with the value None count as missing.
+        """The prompt of a conversation in OpenAI's shape; keys with the value None count as missing. Encode what
+        comes as it is: a `Prompt` says where texts of the conversation spell a marker, which they do not become.
 
         `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
         `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
+        `explain` makes, of messages and tools, messages for a template that knows no tools; it may add markers.
         Raises `ChatTemplateError`; `TooMuchWork` beyond `most`.
         """
         if not messages:
@@ -238,14 +269,35 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message: excludes add_generation_prompt")
         template = self._template
+        guard = ""
+        if explain is not None:
+            parsed = [_with_parsed_calls(message) for message in messages]
+            guard, parsed, tools, kwargs = self._guarded(parsed, tools, kwargs)
+            messages = explain(parsed if guard else messages, tools or ())
         try:
-            shaped = [self._shape(message) for message in arranged(messages, self._shown(bool(tools)))]
+            shaped = [self._shape(message) for message in arranged(messages, self._shown(bool(tools) and explain is None))]
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
+        if explain is None:
+            guard, shaped, tools, kwargs = self._guarded(shaped, tools, kwargs)
         if continue_final_message:
             shaped[-1]["content"] = _marked(shaped[-1].get("content"))
-        text = _run(template, self._variables(shaped, tools, add_generation_prompt, **kwargs), most)
-        return _cut_at_mark(text) if continue_final_message else text
+        text = _run(template, self._variables(shaped, tools, add_generation_prompt, **kwargs), most, guard)
+        return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
+
+    def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
+        """Return the guard character, empty where no text spells a marker, and what may have guards in it."""
+        if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
+            return "", messages, tools, kwargs
+        try:
+            guard, found, (tools, kwargs) = guarded(self._marks, messages, (tools, kwargs), self._searched, self.source)
+        except (ValueError, RecursionError) as error:
+            raise ChatTemplateError(f"messages: {error}") from error
+        return guard, found, tools, kwargs
+
+    @cached_property
+    def _searched(self) -> list[str]:
+        return searched(_environment().parse(self.source))
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -316,11 +368,12 @@ class ChatTemplate:
         return shaped
 
 
-def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work) -> str:
+def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, guard: str = "") -> str:
     pieces: list[str] = []
     size = 0
     turns = itertools.count(1)
     end = time.thread_time() + most.seconds
+    template_bounds.begin([*variables["messages"], *(variables["tools"] or ())])
 
     def turn() -> bool:
         if next(turns) > most.turns:
@@ -331,7 +384,7 @@ def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work) ->
 
     try:
         # as `Template.generate`, which copies all that there is
-        context = template.new_context({**template.globals, **variables, _TURN: turn}, shared=True)
+        context = template.new_context({**template.globals, **variables, _TURN: turn, _GUARD: guard}, shared=True)
         for piece in template.root_render_func(context):
             pieces.append(piece)
             size += len(piece) + 1
@@ -371,3 +424,16 @@ def _part_text(part: Any) -> str:
     if not isinstance(text, str):
         raise ChatTemplateError("messages: content: this model takes parts of type text only")
     return text
+
+
+def _with_parsed_calls(message: Message) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]} if calls else dict(message)
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """OpenAI carries arguments as a JSON string, templates expect the object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": conversation.parsed(function["arguments"])}}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,6 +34,9 @@ TRIAL_TOOL: Message = {
 """The tool of trials with tools."""
 EMPTY: Message = {"role": "assistant", "content": ""}
 UNNAMED = "function"  # name of a call that has none
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_BETWEEN = re.compile(r"[,:\[{]")
+_ALWAYS_CHARS, _MOST_VALUES = 1 << 16, 1 << 16
 _BROKEN = "arguments"  # name of the only argument of a call whose arguments are not an object
 
 
@@ -443,15 +447,23 @@ def _read_call(call: Any, field: str) -> Message:
     return {**kept, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
 
 
+def parsed(text: str) -> Any:
+    """Return what JSON in a message says; `text` where it is none, or has so many values that making objects of them
+    would stop the interpreter for a while, as a body may hold only few of them outside of texts."""
+    if len(text) > _ALWAYS_CHARS and len(_BETWEEN.findall(_STRING.sub("", text))) > _MOST_VALUES:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
     """Return arguments as the template reads them. What is no object becomes one, or stays the text that the model
     wrote if the template shows that."""
     value = given
     if isinstance(given, str):
-        try:
-            value = json.loads(given) if given.strip() else None
-        except (ValueError, RecursionError):
-            value = given
+        value = parsed(given) if given.strip() else None
     if value is None:
         value = {}
     if isinstance(value, dict):

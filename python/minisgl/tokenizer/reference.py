@@ -11,10 +11,11 @@ It knows no lower bound of a text's number of tokens: a text that is too long is
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import char_to_byte
+from minisgl.tokenizer.reference_guards import Guarding
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -75,8 +77,36 @@ class ReferenceTokenizer:
         self._replacements = _replacements(steps) if self.is_literal else []
         self._bytes: dict[int, bytes] = {}
 
-    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Int32Array:
-        return self.encode_batch([text], add_special_tokens, most)[0]
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None, guards: Sequence[int] = ()
+    ) -> Int32Array:
+        if not guards:
+            return self.encode_batch([text], add_special_tokens, most)[0]
+        text.encode()
+        try:
+            ids = np.array(self.guarding.encode(text, guards), np.int32)
+        except Exception as error:  # the library raises nothing narrower
+            raise NotEncodable(f"the tokenizer has no ids for it: {error}") from error
+        if add_special_tokens:
+            ids = np.concatenate([self.leading_ids, ids])
+        if most is not None and len(ids) > most:
+            raise TooManyTokens(len(ids))
+        return ids
+
+    def has_markers(self, value: Any, /) -> bool:
+        if isinstance(value, str):
+            return self.guarding.finds(value)
+        if isinstance(value, Mapping):
+            return any(map(self.has_markers, itertools.chain(value, value.values())))
+        return isinstance(value, list | tuple) and any(map(self.has_markers, value))
+
+    def guarded(self, text: str, guard: str, kept: Sequence[str], /) -> str:
+        edges = [0, *self.guarding.guards(text, kept), len(text)]
+        return guard.join(text[a:b] for a, b in itertools.pairwise(edges))
+
+    @cached_property
+    def guarding(self) -> Guarding:
+        return Guarding(self.backend)
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None

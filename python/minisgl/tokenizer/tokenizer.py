@@ -22,6 +22,7 @@ from minisgl.extension import _rust, why_missing
 from minisgl.step import Int32Array
 from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, Message, Work
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
+from minisgl.tokenizer.guard import guards_of
 from minisgl.tokenizer.reference import (
     NotEncodable,
     ReferenceDecoder,
@@ -59,7 +60,7 @@ class Tokenizer:
         """What encodes and decodes; the gateway uses the same one."""
         self.special_tokens = special_tokens
         self._chat_templates = {
-            name: ChatTemplate(source, special_tokens) for name, source in (chat_templates or {}).items()
+            name: ChatTemplate(source, special_tokens, text) for name, source in (chat_templates or {}).items()
         }
 
     @classmethod
@@ -69,7 +70,7 @@ class Tokenizer:
         """`load`, or `echo` without a folder; `chat_template` (its text) takes the place of all of theirs."""
         found = cls.echo() if model_dir is None else cls.load(model_dir, say)
         if chat_template is not None:
-            found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens)}
+            found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens, found.text)}
         return found
 
     @classmethod
@@ -108,12 +109,14 @@ class Tokenizer:
         """Ids of `text`, [n] int32. Raises `NotEncodable`, and `TooManyTokens` for a text of more than `most`. What
         cannot have so few is not encoded, and a long text not to its end. Other threads run meanwhile."""
         with _text_only():
-            return self.text.encode(text, add_special_tokens, most)
+            return self.text.encode(text, add_special_tokens, most, guards_of(text))
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, *, most: int | None = None
     ) -> list[Int32Array]:
-        """`encode` of each, in parallel."""
+        """`encode` of each, in parallel where none is guarded."""
+        if any(map(guards_of, texts)):
+            return [self.encode(text, add_special_tokens, most=most) for text in texts]
         with _text_only():
             return self.text.encode_batch(texts, add_special_tokens, most)
 

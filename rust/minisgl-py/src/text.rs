@@ -7,7 +7,7 @@ use std::sync::Arc;
 use minisgl_text::{Decoder, TextError, TextStream as Stream, Tokenizer, TokenizerSource};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::arrays::to_numpy;
 
@@ -39,6 +39,54 @@ fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     to_numpy(py, ids.into_iter().map(u32::cast_signed))
 }
 
+/// Turns offsets of characters, in order, into those of bytes.
+fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
+    if !text.is_ascii() {
+        let (mut chars, mut at) = (text.char_indices(), 0);
+        for offset in &mut offsets {
+            let byte = chars
+                .nth(offset.saturating_sub(at))
+                .map_or(text.len(), |(byte, _)| byte);
+            (at, *offset) = (*offset + 1, byte);
+        }
+    }
+    offsets
+}
+
+/// Deeper values are taken for ones with markers: Python looks at them, which can say that they are too deep.
+const MAX_DEPTH: usize = 1000;
+
+/// Whether a text in it, as key or value, spells a marker.
+fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<bool> {
+    if depth == 0 {
+        return Ok(true);
+    }
+    let within = |value: &Bound<'_, PyAny>| has_markers(tokenizer, value, depth - 1);
+    if let Ok(text) = value.cast::<PyString>() {
+        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // no Unicode: has no ids either
+    }
+    if let Ok(items) = value.cast::<PyDict>() {
+        for (key, value) in items {
+            if within(&key)? || within(&value)? {
+                return Ok(true);
+            }
+        }
+    } else if let Ok(items) = value.cast::<PyList>() {
+        for value in items {
+            if within(&value)? {
+                return Ok(true);
+            }
+        }
+    } else if let Ok(items) = value.cast::<PyTuple>() {
+        for value in items {
+            if within(&value)? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// What `write` appends to nothing.
 fn written(write: impl FnOnce(&mut String)) -> String {
     let mut out = String::new();
@@ -68,17 +116,36 @@ impl TextTokenizer {
         })
     }
 
-    #[pyo3(signature = (text, add_special_tokens=true, most=None))]
+    #[pyo3(signature = (text, add_special_tokens=true, most=None, guards=Vec::new()))]
     fn encode<'py>(
         &self,
         py: Python<'py>,
         text: &str,
         add_special_tokens: bool,
         most: Option<usize>,
+        guards: Vec<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let most = most.unwrap_or(usize::MAX);
-        let ids = py.detach(|| self.inner.encode(text, add_special_tokens, most));
+        let ids = py.detach(|| {
+            let guards = bytes_of_chars(text, guards);
+            self.inner.encode_guarded(text, &guards, add_special_tokens, most)
+        });
         array(py, ids.map_err(|error| to_python(py, &error))?)
+    }
+
+    fn has_markers(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        has_markers(&self.inner, value, MAX_DEPTH)
+    }
+
+    fn guarded(&self, text: &str, guard: &str, kept: Vec<String>) -> String {
+        let (mut found, mut end) = (String::with_capacity(text.len()), 0);
+        for at in self.inner.guards(text, &kept) {
+            found.push_str(&text[end..at]);
+            found.push_str(guard);
+            end = at;
+        }
+        found.push_str(&text[end..]);
+        found
     }
 
     #[pyo3(signature = (texts, add_special_tokens=true, most=None))]

@@ -9,6 +9,7 @@ mod bound;
 mod bytes;
 mod cache;
 mod decode;
+mod guarded;
 mod normalize;
 mod pieces;
 mod stop;

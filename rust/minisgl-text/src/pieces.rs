@@ -4,8 +4,10 @@
 //!
 //! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
 
+use std::ops::Range;
+
 use super::normalize::Backend;
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use serde_json::Value;
 use tokenizers::normalizers::unicode::NFKC;
 use tokenizers::{NormalizedString, Normalizer as _};
@@ -100,6 +102,11 @@ impl Parts {
         }
     }
 
+    /// Returns the added tokens with their ids.
+    pub(super) fn with_ids(&self) -> impl Iterator<Item = (&tokenizers::AddedToken, u32)> {
+        self.tokens.iter().zip(self.ids.iter().copied())
+    }
+
     /// Whether a cut before a space between ASCII letters changes no ids.
     pub(super) fn can_cut(&self) -> bool {
         let keeps = |step: &Value| matches!(type_of(step), "NFC" | "NFD" | "NFKC" | "NFKD");
@@ -187,6 +194,37 @@ pub(super) fn pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The offset of the character behind the one at `at`.
+pub(super) fn next_char(text: &str, at: usize) -> usize {
+    at + text[at..].chars().next().map_or(1, char::len_utf8)
+}
+
+/// Whether a guard is within the range, not at its ends. `guards` are in order.
+pub(super) fn is_guarded(guards: &[usize], range: &Range<usize>) -> bool {
+    let next = guards.partition_point(|&guard| guard <= range.start);
+    guards.get(next).is_some_and(|&guard| guard < range.end)
+}
+
+/// The leftmost longest matches in `text` that are not guarded. Behind one that is, the search goes on at its second
+/// character.
+pub(super) fn unguarded<'a>(
+    tokens: &'a AhoCorasick,
+    text: &'a str,
+    is_guarded: impl Fn(&Range<usize>) -> bool + 'a,
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        loop {
+            let found = tokens.find(Input::new(text).range(at.min(text.len())..))?;
+            if !is_guarded(&found.range()) {
+                at = found.end();
+                return Some((found.pattern().as_usize(), found.range()));
+            }
+            at = next_char(text, found.start());
+        }
+    })
+}
+
 /// The added tokens that the library takes out of a text before anything else, where that makes the text between them
 /// independent of what is around it.
 pub(super) struct Cuts {
@@ -222,17 +260,17 @@ impl Cuts {
         })
     }
 
-    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens.
-    pub(super) fn parts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Part<'a>> {
-        let tokens = self.tokens.find_iter(text).map(|found| {
-            let id = self.ids.get(found.pattern().as_usize()).copied();
-            (found.range(), id)
-        });
+    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens. No token is matched
+    /// across one of the `guards`, byte offsets in order.
+    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Part> {
+        let is_guarded = |range: &Range<usize>| !guards.is_empty() && is_guarded(guards, range);
+        let tokens = unguarded(&self.tokens, text, is_guarded);
+        let tokens = tokens.map(|(pattern, range)| (range, self.ids.get(pattern).copied()));
         let mut at = 0;
         let parts = tokens
             .chain([(text.len()..text.len(), None)])
             .flat_map(move |(place, id)| {
-                let before = &text[at..place.start];
+                let before = at..place.start;
                 at = place.end;
                 [(!before.is_empty()).then_some(Part::Text(before)), id.map(Part::Token)]
             });
@@ -241,9 +279,9 @@ impl Cuts {
 }
 
 /// See [`Cuts::parts`].
-pub(super) enum Part<'a> {
-    /// Between tokens.
-    Text(&'a str),
+pub(super) enum Part {
+    /// The byte offsets of what is between tokens.
+    Text(Range<usize>),
     /// The id of one.
     Token(u32),
 }

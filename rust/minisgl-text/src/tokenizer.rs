@@ -3,6 +3,7 @@
 //! Invariants: the same ids as transformers gives for the same file, also where they come from the cache. Safe to use from
 //! several threads.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr as _;
 
@@ -13,8 +14,9 @@ use super::TextError;
 use super::bound::Bound;
 use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
+use super::guarded::{Guarded, Markers};
 use super::normalize::Backend;
-use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, pieces};
+use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, is_guarded, pieces};
 
 /// Where the tokenizer comes from.
 #[derive(Clone, Debug)]
@@ -33,6 +35,8 @@ pub struct Tokenizer {
     cuts: Option<Cuts>,
     can_cut: bool,
     bound: Option<Bound>,
+    /// None where there are no markers.
+    guard: Option<(Markers, Guarded)>,
     /// What stands before and after any text with special tokens; None if they are not simply around it.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
@@ -56,6 +60,7 @@ impl Tokenizer {
             cuts: Cuts::of(&parts),
             can_cut: parts.can_cut(),
             bound: Bound::of(&backend, &parts),
+            guard: Markers::of(&parts).zip(Guarded::of(&parts, &backend)),
             around: None,
             backend,
         };
@@ -66,6 +71,17 @@ impl Tokenizer {
     /// Ids of `text`, at most `most`. What cannot have so few is not encoded, and a long text not to its end: what that
     /// takes in memory is bounded where the text can be cut, and where it cannot, by `most` if there is a [`Bound`].
     pub fn encode(&self, text: &str, add_special_tokens: bool, most: usize) -> Result<Vec<u32>, TextError> {
+        self.encode_guarded(text, &[], add_special_tokens, most)
+    }
+
+    /// [`Tokenizer::encode`] that matches no added token across one of the `guards`, byte offsets in order.
+    pub fn encode_guarded(
+        &self,
+        text: &str,
+        guards: &[usize],
+        add_special_tokens: bool,
+        most: usize,
+    ) -> Result<Vec<u32>, TextError> {
         let count = self.min_tokens(text, most);
         if count > most {
             return Err(TextError::TooMany { count, at_least: true });
@@ -88,17 +104,21 @@ impl Tokenizer {
         };
         match &self.cuts {
             Some(cuts) => {
-                for part in cuts.parts(text) {
+                for part in cuts.parts(text, guards) {
                     match part {
                         Part::Token(id) => ids.push(id),
-                        Part::Text(text) => self.encode_part(text, most_inside, &mut ids)?,
+                        Part::Text(range) if is_guarded(guards, &range) => {
+                            self.cache.count_encoded(range.len());
+                            self.encode_pieces(text, range, guards, most_inside, &mut ids)?;
+                        }
+                        Part::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
                     }
                     check(&ids, most_inside, true)?;
                 }
             }
             None => {
                 self.cache.count_encoded(text.len());
-                self.encode_pieces(text, most_inside, &mut ids)?;
+                self.encode_pieces(text, 0..text.len(), guards, most_inside, &mut ids)?;
             }
         }
         ids.extend_from_slice(after);
@@ -193,17 +213,50 @@ impl Tokenizer {
             return Ok(());
         }
         let begin = ids.len();
-        self.encode_pieces(text, most, ids)?;
+        self.encode_pieces(text, 0..text.len(), &[], most, ids)?;
         self.cache.put(text, &ids[begin..]);
         Ok(())
     }
 
-    fn encode_pieces(&self, text: &str, most: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
-        for piece in self.pieces(text, PIECE_BYTES) {
-            ids.append(&mut self.encode_whole(piece, false)?);
+    /// Appends the ids of a range of `text`, to which the offsets of `guards` belong.
+    fn encode_pieces(
+        &self,
+        text: &str,
+        range: Range<usize>,
+        guards: &[usize],
+        most: usize,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let mut at = range.start;
+        for piece in self.pieces(&text[range], PIECE_BYTES) {
+            let place = at..at + piece.len();
+            at = place.end;
+            let guard = self.guard.as_ref().filter(|_| is_guarded(guards, &place));
+            let mut found = match guard {
+                None => self.encode_whole(piece, false)?,
+                Some((markers, guarded)) => {
+                    let inside = guards.iter().filter(|guard| place.contains(guard));
+                    let inside: Vec<usize> = inside.map(|guard| guard - place.start).collect();
+                    guarded.encode(&self.backend, markers, piece, &inside)?
+                }
+            };
+            ids.append(&mut found);
             check(ids, most, true)?;
         }
         Ok(())
+    }
+
+    /// Returns whether `text` spells a marker: an added token that is special or looks like one, or ends with the
+    /// beginning of one.
+    pub fn has_markers(&self, text: &str) -> bool {
+        self.guard.as_ref().is_some_and(|(markers, _)| markers.are_in(text))
+    }
+
+    /// Returns the byte offsets within `text` that keep it from being read as markers, but for those of `kept`.
+    pub fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
+        self.guard
+            .as_ref()
+            .map_or_else(Vec::new, |(markers, _)| markers.guards(text, kept))
     }
 
     fn encode_whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
