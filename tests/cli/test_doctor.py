@@ -44,7 +44,8 @@ def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[
 
 def test_a_control_plane_that_is_not_in_the_build_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     from minisgl.scheduler.api import ControlPlaneConfig
-    from minisgl.scheduler.backend import BACKENDS, make_control_plane
+    from minisgl.scheduler.backend import make_control_plane
+    from minisgl.scheduler.policies import BACKENDS
 
     config = ControlPlaneConfig(
         num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64

@@ -13,7 +13,8 @@ import pytest
 from minisgl import cli
 from minisgl.cli import replay_run
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, Stats, TreeView
-from minisgl.scheduler.backend import BACKENDS, make_control_plane
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import BACKENDS
 from minisgl.scheduler.wrapped import WrappedControlPlane, make_faulty
 from tests.replay.record import CORPUS
 

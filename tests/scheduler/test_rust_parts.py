@@ -10,7 +10,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig, PartFailed
 from minisgl.scheduler.backend import choose, make_control_plane
-from minisgl.scheduler.parts import PART_NAMES, Parts
+from minisgl.scheduler.parts import Parts
+from minisgl.scheduler.policies import PART_NAMES
 from minisgl.scheduler.reference import PYTHON, ReferenceControlPlane
 from minisgl.scheduler.rust_parts import Guarded, make_parts, parse_parts
 from minisgl.step import Events

@@ -16,7 +16,8 @@ from typing import Any
 from minisgl.bench.report import print_result
 from minisgl.bench.scheduler_cases import CASES, SMALLEST, in_rounds
 from minisgl.extension import _rust, why_missing
-from minisgl.scheduler.backend import BACKENDS, RUST_PARTS, make_control_plane
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import BACKENDS, RUST_PARTS
 
 DESCRIPTION = """Time of a step's scheduling, `schedule` and `commit` as seen from Python, for each scheduler in one
 run of about half a minute. Prints median, minimum, p90, p95 and p99 of each case in us, each the median of five

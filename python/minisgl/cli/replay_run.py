@@ -15,7 +15,8 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.extension import ExtensionMissing
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
-from minisgl.scheduler.backend import BACKENDS, make_control_plane
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import BACKENDS
 from minisgl.scheduler.shadow import ShadowControlPlane, difference_lines, summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 

@@ -247,8 +247,6 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
     devices idle. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
-    if kind not in ("auto", "cpu", "cuda", INLINE) and config.device != "mps":
-        raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda, cuda:N or mps")
     if kind == "mps":
         return _check_mps(config.num_ranks)
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0

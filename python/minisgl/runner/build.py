@@ -21,7 +21,8 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import RUST_PARTS, Chosen, choose
+from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.policies import RUST_PARTS
 from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane

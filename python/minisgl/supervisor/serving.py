@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
-from minisgl.config import MODEL_SMOLLM2, ServerConfig
+from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
 from minisgl.frontend.generation_config import read_defaults, show_defaults
 from minisgl.frontend.warming import NotKept, load_adapters, warm
@@ -118,8 +118,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
         complain(f"minisgl: the engine did not start: {error}")
         return 1
     except NotKept as error:
-        complain(f"minisgl: {error}")
-        return 1
+        raise ConfigError(str(error)) from error
     finally:
         await front_end.stop(0.0)
         await http.stop(at_once=True)
@@ -156,7 +155,8 @@ def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Futur
 
 
 async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
-    """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
+    """None if a signal came first. Raises `ConfigError` for a setting that cannot be, `EngineGone` if the engine cannot
+    start for another reason."""
     assert client.ready is not None
     with under_way(process.wait(), stopping.wait()) as others:
         try:
@@ -164,10 +164,13 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
             if stopping.is_set():
                 return None
             if not client.ready.done():
-                client.fail(process.last_words or "the engine process died while it was loading")
+                client.fail("the engine process died while it was loading")
             return await client.ready
         except EngineGone as error:  # what tells of the end of a connection does not know why it ended
-            raise EngineGone(process.last_words or str(error)) from error
+            words = process.last_words
+            if words is not None and words.is_setting:
+                raise ConfigError(words.text) from error
+            raise EngineGone(str(error) if words is None else words.text) from error
 
 
 async def _warmed(
