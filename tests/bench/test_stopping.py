@@ -67,7 +67,7 @@ def run_ab(one: Measured, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
         return {"output_tok_s": 5.0, "step_us": {"schedule": dict.fromkeys(ab.PERCENTILES, 1.0)}}
 
     monkeypatch.setattr(ab, "run_job", run_job)
-    monkeypatch.setattr(ab, "_served", lambda *_: pytest.fail("the second part is begun"))
+    monkeypatch.setattr(ab, "ServerProcess", lambda *_: pytest.fail("the second part is begun"))
     return cli.main(["bench", "ab", "--pairs", "3", *more])
 
 

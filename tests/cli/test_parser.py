@@ -3,6 +3,7 @@ nothing is loaded."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from minisgl import cli, envs
 from minisgl.cli import flags
+from minisgl.cli.parser import Number
 from minisgl.config import RANGES, ConfigError
 from minisgl.engine import loading
 from minisgl.llm import LLM
 from minisgl.runner import build
-from minisgl.supervisor import start
+from minisgl.runner.launch import EngineProcess
 
 TABLES = [one for group in (*flags.ENGINE.values(), *flags.SERVER.values()) for one in group]
 WORDS = {
@@ -28,7 +30,7 @@ WORDS = {
 """A wrong word for each flag of words that has no list of choices."""
 
 VARIABLES = {
-    envs.CPU_BACKEND: ("rust", "unknown scheduler 'rust'; valid: auto, python, rust_hotpath"),
+    envs.CPU_BACKEND: ("rust", "unknown scheduler 'rust'; valid: python, rust_hotpath"),
     envs.FRONTEND: ("go", "must be rust or python"),
     envs.NO_EXTENSION: ("maybe", "must be 0 or 1"),
     envs.CPU_ISA: ("mmx", "must be one of scalar, avx2"),
@@ -54,12 +56,12 @@ ANY = {envs.DATA, envs.STEP_DELAY_FILE}
 
 def wrong(one: flags.Setting) -> Iterator[str]:
     """Values that the flag cannot have."""
-    how = flags._of_field(one.dest) | dict(one.how)
-    if how.get("choices"):
+    action = one.add_to(argparse.ArgumentParser(), shown=False)
+    if action.choices:
         yield "nosuch"
-    if isinstance(how.get("type"), flags.Number):
-        yield from ("abc", "", "nan") if how["type"].kind is float else ("abc", "1.5", "")
-    if one.dest in RANGES and how.get("action") is None:
+    if isinstance(action.type, Number):
+        yield from ("abc", "", "nan") if action.type.kind is float else ("abc", "1.5", "")
+    if one.dest in RANGES:
         least = RANGES[one.dest].low
         yield f"{least:.0f}" if RANGES[one.dest].above else f"{least - 1:.0f}"
         if one.dest not in ("memory", "cache_size", "weights_cache", "state_quota"):
@@ -76,7 +78,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def loads(*_: object, **__: object) -> Any:
         raise AssertionError("something is loaded before the setting is refused")
 
-    monkeypatch.setattr(start, "_engines", loads)
+    monkeypatch.setattr(EngineProcess, "start", loads)
     monkeypatch.setattr(build, "build_engine", loads)
     monkeypatch.setattr(loading, "load_engine", loads)
 
@@ -91,8 +93,8 @@ def said(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
 
 def test_the_tables_are_whole() -> None:
     assert set(VARIABLES) | ANY == set(envs.ALL)
-    numbers = {one.dest for one in TABLES if isinstance(flags._of_field(one.dest).get("type"), flags.Number)}
-    assert numbers <= set(RANGES)
+    actions = [one.add_to(argparse.ArgumentParser(), shown=False) for one in TABLES]
+    assert {action.dest for action in actions if isinstance(action.type, Number)} <= set(RANGES)
 
 
 @pytest.mark.parametrize(("flag", "value"), CASES)

@@ -23,7 +23,7 @@ CONFIG = ControlPlaneConfig(16, 4, 4, 16, 64)
 def test_names_choose_parts() -> None:
     assert parse_parts("rust_parts") == PART_NAMES
     assert parse_parts("rust_parts:metadata,radix") == ("radix", "metadata")
-    with pytest.raises(ValueError, match=r"rust_parts:tree: unknown part 'tree'; valid: radix, admission, metadata"):
+    with pytest.raises(ValueError, match=r"unknown part 'tree'; valid: radix, admission, metadata"):
         choose("rust_parts:tree", CONFIG)
     assert choose("rust_parts:radix", CONFIG).name == "rust_parts:radix"
 

@@ -95,8 +95,14 @@ def test_all_who_look_share_what_the_engine_tells(server: Frontend) -> None:
     with server.http() as one, server.http() as other:
         with reading(one, "?steps=1") as first, reading(other) as second:
             next_of(first, "stats"), next_of(second, "stats")
-            server.engine.send(Watched(0, [STEP]))
-            assert next_of(first, "steps")["steps"][0]["step"] == 7
+            later = msgspec.structs.replace(STEP, step=8, at_ms=STEP.at_ms + 1)
+            server.engine.send(Watched(0, [later]))
+            while next_of(first, "steps")["steps"][-1]["step"] != 8:
+                pass
+            with server.http() as third, reading(third, "?steps=1") as found:  # the recent ones, and none twice
+                assert [step["step"] for step in next_of(found, "steps")["steps"]][-1:] == [8]
+                server.engine.send(Watched(0, [later, msgspec.structs.replace(later, step=9, at_ms=later.at_ms + 1)]))
+                assert [step["step"] for step in next_of(found, "steps")["steps"]] == [9]
             assert next(second)[0] == "stats", "it did not ask for steps"
         server.wait_until(lambda: server.client.on_watched is None)
         before = len(watches(server))

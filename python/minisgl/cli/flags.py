@@ -66,9 +66,9 @@ class Setting:
     def dest(self) -> str:
         return str(self.how.get("dest") or self.flags[0].removeprefix("--").replace("-", "_"))
 
-    def add_to(self, group: argparse._ActionsContainer, shown: bool, **default: Any) -> None:
+    def add_to(self, group: argparse._ActionsContainer, shown: bool, **default: Any) -> argparse.Action:
         how = {**default, **_of_field(self.dest), **self.how}
-        group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
+        return group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
 
 
 def setting(*flags: str, help: str, **how: Any) -> Setting:

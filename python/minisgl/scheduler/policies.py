@@ -23,4 +23,4 @@ def scheduler_problem(name: str) -> str | None:
         return f"unknown part {wrong[0]!r}; valid: {', '.join(PART_NAMES)}" if wrong else None
     if name in (*BACKENDS, AUTO):
         return None
-    return f"unknown scheduler {name!r}; valid: {AUTO}, {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART"
+    return f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART, {AUTO}"

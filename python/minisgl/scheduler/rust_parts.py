@@ -37,7 +37,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
     """Return the parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
     _, colon, listed = text.partition(":")
     if problem := scheduler_problem(text):
-        raise ValueError(f"{text}: {problem}")
+        raise ValueError(problem)
     names = listed.split(",") if colon else PART_NAMES
     return tuple(name for name in PART_NAMES if name in names)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -45,24 +45,34 @@ class Watcher:
         self._steps: dict[int, deque[StepView]] = {}
         self._next: dict[int, int] = {}  # by engine: how many steps were told of
         self._left_out: dict[int, int] = {}
+        self._begun_ms: dict[int, float] = {}  # by engine: `at_ms` of the last step of `begin`
         self._trees: dict[int, TreeView] = {}
 
     def figures(self, found: dict[str, Any]) -> None:
         self._stats_left_out += self._stats is not None
         self._stats = found
 
+    def begin(self, engine: int, recent: Sequence[StepView]) -> None:
+        """Take the steps that were before this reader came."""
+        if recent and self.steps:
+            self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
+            self._begun_ms[engine] = recent[-1].at_ms
+            self._left_out[engine] = 0
+
     def watched(self, engine: int, message: Watched) -> None:
         if message.tree is not None and self.tree:
             self._trees[engine] = message.tree
-        if not message.steps or not self.steps:
+        begun = self._begun_ms.get(engine, 0.0)
+        steps = [one for one in message.steps if one.at_ms > begun]  # an engine tells its recent ones, too
+        if not steps or not self.steps:
             return
         kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
         expected = self._next.get(engine, message.at)
         missed = max(0, message.at - expected)  # an engine that began again counts from 0
-        missed += max(0, len(kept) + len(message.steps) - MAX_STEPS)
+        missed += max(0, len(kept) + len(steps) - MAX_STEPS)
         self._left_out[engine] = self._left_out.get(engine, 0) + missed
         self._next[engine] = message.at + len(message.steps)
-        kept.extend(message.steps)
+        kept.extend(steps)
 
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
         """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
@@ -89,12 +99,15 @@ class Live:
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
+        self._recent: dict[int, deque[StepView]] = {}  # by engine
 
     @contextlib.contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:
         """While `watcher` gets what there is. Raises `ApiError` if too many look already."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise ApiError(429, f"{STREAM}: {MAX_WATCHERS} readers are there already", code="too_many_watchers")
+        for engine, steps in self._recent.items():
+            watcher.begin(engine, steps)
         self._watchers.add(watcher)
         client = self._context.client
         try:
@@ -131,6 +144,9 @@ class Live:
             await asyncio.sleep(EVERY_S)
 
     def _watched(self, engine: int, message: Watched) -> None:
+        recent = self._recent.setdefault(engine, deque(maxlen=MAX_STEPS))
+        last = recent[-1].at_ms if recent else 0.0
+        recent.extend(one for one in message.steps if one.at_ms > last)
         for watcher in self._watchers:
             watcher.watched(engine, message)
 
