@@ -20,6 +20,7 @@ from minisgl.engine.echo import EchoEngine
 from minisgl.llm import LLM
 from minisgl.runner import build
 from minisgl.runner.build import build_engine, choose_control_plane, control_plane_config
+from minisgl.utils.installed import how_to_get
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +174,7 @@ class TestWithoutTorch:
         monkeypatch.setattr(choice, "looks_like_cuda", lambda: True)
         name, hint = choose_engine(EngineConfig())
         assert name == "cpu"
-        assert "torch is not installed: pip install 'minisgl[cuda]'" in hint
+        assert f"torch is not installed: {how_to_get('cuda')}" in hint
 
     @pytest.mark.parametrize(
         ("settings", "asked", "extra"),
@@ -190,7 +191,7 @@ class TestWithoutTorch:
             LLM("smollm2", log_level="error", **settings)
         text = str(raised.value)
         assert text.startswith(f"{asked}: ")
-        assert text.endswith(f"needs torch, which is not installed: pip install 'minisgl[{extra}]'")
+        assert text.endswith(f"needs torch, which is not installed: {how_to_get(extra)}")
 
     def test_a_model_that_only_torch_may_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert pretend(monkeypatch, refuse) == []

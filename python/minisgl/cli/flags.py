@@ -186,8 +186,8 @@ MODEL = (
     ),
     setting(
         "--model-impl",
-        help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
-        "the package transformers, on the torch engine; auto: native ones where they are known",
+        help="whose layers compute the model; native: minisgl's own, for the architectures of docs/features.md; transformers: "
+        "those of the package transformers, on the torch engine; auto: native ones where they are known",
     ),
     hidden(
         "--sim-profile",
@@ -217,7 +217,7 @@ MODEL = (
     setting(
         "--device",
         type=checked(spellings.device),
-        help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)",
+        help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; untested)",
     ),
     hidden("--seed", "--random-seed", help="of dummy weights"),
     setting(
@@ -605,7 +605,7 @@ LOGS = (
     LOG_LEVEL,
     setting("--log-format", help="json: an object a line"),
     setting("--access-log", action=argparse.BooleanOptionalAction, help="a line for each request"),
-    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz and /metrics, too"),
+    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz, /metrics and file of the page, too"),
     hidden("--metrics-aliases", help="vllm: /metrics also has the names that dashboards for vLLM ask for"),
     setting("--log-prompts", help="prompts and answers in the access lines"),
     hidden(

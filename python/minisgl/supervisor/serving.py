@@ -241,7 +241,9 @@ async def _serve(
         demo.communicate(timeout=DEMO_STOP_S)
     if app.batches is not None:
         await app.batches.stop(engine_died=died.done())
-    if not died.done() and not stop.done():
+    if stop.done() or signals.stop.is_set():
+        say(f"stopped: {_num_open(app, front_end.gateway)} open requests are cut off")
+    elif not died.done():
         await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():
         _last_words(client, died.result())
@@ -287,6 +289,11 @@ def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
         warn(f"the gateway passes every request on: {error}")
 
 
+def _num_open(app: Application, gateway: Gateway | None) -> int:
+    """Return how many requests are being answered."""
+    return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
+
+
 async def _drain(
     app: Application, gateway: Gateway | None, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]
 ) -> None:
@@ -295,19 +302,18 @@ async def _drain(
     if gateway is not None:
         gateway.drain()  # the Python server refuses what it passes on
 
-    def num_open() -> int:
-        return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
-
     async def all_answered() -> None:
-        while num_open():
+        while _num_open(app, gateway):
             await app.middleware.idle.wait()
-            if num_open():
+            if _num_open(app, gateway):
                 await asyncio.sleep(DRAINED_S)
 
-    say(f"draining: {num_open()} open requests have {timeout_s:g} s to end; a second signal ends them at once")
+    say(
+        f"draining: {_num_open(app, gateway)} open requests have {timeout_s:g} s to end; a second signal ends them at once"
+    )
     with under_way(all_answered()) as idle:
         await asyncio.wait({died, stop, *idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    say(f"drained: {num_open()} requests are cut off")
+    say(f"drained: {_num_open(app, gateway)} requests are cut off")
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.envs import not_a_folder
-from minisgl.extension import NAME, WITHOUT, why_missing
+from minisgl.extension import HOW_TO_BUILD, NAME, WITHOUT, debug_build, why_missing
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.log import say, set_up, warn
@@ -51,7 +51,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     began = time.monotonic()
     if config.dp != 1:
         config = _with_number(config)
-    set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    set_up(config.log_format, access=config.access_log, level=config.engine.log_level, times=not config.managed)
     check_extension(config)
     for line in warnings:
         warn(f"minisgl: {line}")
@@ -75,6 +75,8 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
 
 def check_extension(config: ServerConfig) -> None:
     """Say what serves where the compiled extension is missing. Raises `ConfigError` for a front end that is in it."""
+    if build := debug_build():
+        warn(f"the extension {NAME} is a {build} build, many times slower: {HOW_TO_BUILD}")
     if why := why_missing():
         if config.frontend == "rust":
             need_extension("--frontend rust: the gateway")
