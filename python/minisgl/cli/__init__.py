@@ -57,6 +57,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     replay.add_parser(commands)
     commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
+    args: argparse.Namespace
     args, rest = parser.parse_known_args(arguments)
     if rest and args.command not in ("chat", "batch"):  # which hand them on to their servers
         parser.refuse(rest)

@@ -102,7 +102,7 @@ def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
     found = {**envs.shell_settings(), **given, **seed}
     try:
-        SamplingParams(**found).check()  # type: ignore[arg-type]
+        SamplingParams(**found).check()
     except ParamError as error:
         flag = "--sampling-seed" if error.field == "seed" else f"--{error.field.replace('_', '-')}"
         variable = f"MINISGL_SHELL_{error.field.upper()}="

@@ -186,8 +186,8 @@ MODEL = (
     ),
     setting(
         "--model-impl",
-        help="whose layers compute the model; native: minisgl's own, for the architectures of docs/features.md; transformers: "
-        "those of the package transformers, on the torch engine; auto: native ones where they are known",
+        help="whose layers compute the model; native: minisgl's own, for the architectures of docs/features.md; "
+        "transformers: those of the package transformers, on the torch engine; auto: native ones where they are known",
     ),
     hidden(
         "--sim-profile",

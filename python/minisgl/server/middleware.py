@@ -1,7 +1,8 @@
 """The way of every request: its id, who may ask, the API key, the access log, who is being answered; and the way of a
 POST: its body is read, its endpoint says what is to be generated, and that is answered whole or as a stream.
 
-Invariants: every request gets its id back and one access line, also when its client goes (probes, files of the page: if asked for);
+Invariants: every request gets its id back and one access line, also when its client goes (probes and files of the page:
+only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
 files of the page answers. A handler frees the engine when its client goes; a stream's status waits for its first
 tokens: an early failure is a proper status.
@@ -118,7 +119,7 @@ class Middleware:
                 request.log()
 
     def _is_unlogged(self, path: str, request: HttpRequest) -> bool:
-        """Return whether a request has no access line: a probe, and what a browser loads of the page at once."""
+        """Return whether a request has no access line: a probe, or one of the many files of the page."""
         return path in self._unlogged or (bool(self._unlogged) and path.startswith(PREFIX) and request.status < 400)
 
     def _enter(self) -> None:

@@ -308,9 +308,8 @@ async def _drain(
             if _num_open(app, gateway):
                 await asyncio.sleep(DRAINED_S)
 
-    say(
-        f"draining: {_num_open(app, gateway)} open requests have {timeout_s:g} s to end; a second signal ends them at once"
-    )
+    num_open = _num_open(app, gateway)
+    say(f"draining: {num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
     with under_way(all_answered()) as idle:
         await asyncio.wait({died, stop, *idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     say(f"drained: {_num_open(app, gateway)} requests are cut off")

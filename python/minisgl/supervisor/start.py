@@ -99,8 +99,8 @@ def check_files(config: EngineConfig) -> None:
     }.items():
         if file is not None and (why := _not_a_file(Path(file).expanduser())):
             raise ConfigError(f"{flag} {file}: {why}")
-    if (folder := config.cache_dir) is not None and (why := not_a_folder(Path(folder).expanduser())):
-        raise ConfigError(f"--cache-dir {folder}: {why}")
+    if config.cache_dir is not None and (why := not_a_folder(Path(config.cache_dir).expanduser())):
+        raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
 
 
 def _not_a_file(path: Path) -> str:
