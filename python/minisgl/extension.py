@@ -38,7 +38,7 @@ def why_missing() -> str:
 
 
 def debug_build() -> str:
-    """Return the profile of an extension that was built without optimizations; empty for another one, or without one."""
+    """Return the profile of an extension built without optimizations; empty for another one, or without one."""
     if why_missing():
         return ""
     profile = str(sys.modules[NAME].build_info()["profile"])
