@@ -233,6 +233,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{flag}: not with --engine {self.engine}: only --engine cpu has it")
         return self
 
+    def check_states(self, has_states: bool) -> None:
+        """Raise `ConfigError` for a setting that a model whose layers keep states, or keep none, cannot have."""
+        for name in ("checkpoint_interval", "state_memory"):
+            if not has_states and (value := getattr(self, name)) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
+        if has_states and self.max_draft_len:
+            raise ConfigError(
+                f"--speculative {self.speculative}: not with a model that has states: they know no way back"
+            )
+
     @property
     def max_draft_len(self) -> int:
         """Tokens of a row that are guessed; 0: none."""

@@ -250,14 +250,15 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         for dtype in (config.kv_dtype, "q8")
     )
     state = _refused(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
+    config.check_states(bool(state))
+    if model.both_ways and config.cache_dir is not None:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     taken = _weight_bytes(config, gguf or folder)
     smaller = in_q8 if in_q8 < page else None
     num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
     settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
-    if model.both_ways and config.cache_dir is not None:
-        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     if not dummy:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
         if config.weights_cache is not None:
