@@ -42,6 +42,17 @@ def test_a_line_begins_with_the_time_but_where_another_program_shows_it(
     assert re.fullmatch(r"\d\d:\d\d:\d\d ready\. Try:" if times else r"ready\. Try:", first) and second == "  curl x"
 
 
+def test_a_warning_of_an_engine_process_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up("text", access=True, times=False)
+    for text in ("warning: shadow: differs first in commit(3)", "loaded"):
+        log.report(text)
+    log.set_up("json", access=True)
+    log.report("warning: shadow: differs")
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines == ["warning: shadow: differs first in commit(3)", "loaded"]
+    assert '"level": "warning", "logger": "minisgl.server", "event": "shadow: differs"' in last
+
+
 def test_no_text_reaches_a_terminal_as_its_codes(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_up("text", access=True, times=False)
     log.say("a\x1b]0;owned\x07 b\x9b2J, Grüße, 漢字\nnext\u202e")

@@ -176,7 +176,7 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
             backend, why = backend_of(loop.control_plane), failover_reason(loop)
-            link.send([LoadProgress(f"scheduler: {backend} serves from now on: {why}")])
+            link.send([LoadProgress(f"warning: scheduler: {backend} serves from now on: {why}")])
         if delay is not None and loop.timers.last_rows:
             link.rest(_milliseconds(delay) / 1000)
         now = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
 LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+WARNING = "warning: "
 _server = logging.getLogger("minisgl.server")
 _engine = logging.getLogger("minisgl.engine")
 
@@ -73,6 +74,11 @@ say, warn = _server.info, _server.warning
 """A line of the server's own."""
 complain = _server.error
 """Why the server ends."""
+
+
+def report(text: str) -> None:
+    """Write a line of an engine process, which begins with `warning: ` if it is one."""
+    (warn if text.startswith(WARNING) else say)(text.removeprefix(WARNING))
 
 
 def narrate(lines: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from minisgl.server.callers import binds_loopback
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
-from minisgl.server.log import complain, narrate, say, warn
+from minisgl.server.log import complain, narrate, report, say, warn
 from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
@@ -98,7 +98,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
     try:
         client = _client(process)
-        display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
+        display = Display(report, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.on_progress = to_all(display, starting.report)
         client.on_narration = narrate
         client.start()
