@@ -134,6 +134,16 @@ def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
     assert run(page, "lanes", restarted, steps, steps[1:]) == len(steps), "they were told again"
 
 
+def test_a_retraction_is_shown_though_its_step_is_told_later(page: Tab) -> None:
+    steps = [
+        step(1, [[5, "decode", 1, 0, 9], [6, "decode", 1, 0, 9]]),
+        step(4, [[5, "decode", 1, 0, 10]], retracted=[6], num_retracted=1),
+    ]
+    code = """(l => { l.take(given[0]);
+        return l.columns.at(-1).cells.map(c => [c.request, c.lane, c.mark]); })(new m.Lanes())"""
+    assert run(page, "lanes", code, steps) == [[5, 0, ""], [6, 1, "retracted"]]
+
+
 def test_no_request_is_red(page: Tab) -> None:
     hues = run(page, "lanes", "given[0].map(m.hue)", [*range(400), 2**40 + 5, -3])
     assert all(30 <= one <= 330 for one in hues) and len(set(hues[:40])) == 40

@@ -5,6 +5,7 @@
 /** @typedef {{step: number, at: number, cells: Cell[], waiting: number, free: number, retracted: number}} Column */
 
 const KEPT = 600;
+const GAP = 3; // steps: a retraction is told up to two later, and steps without rows are not
 
 export class Lanes {
   /** @type {Map<number, number>} request -> lane */
@@ -25,7 +26,7 @@ export class Lanes {
       const last = this.columns.at(-1);
       if (last && one.at_ms <= last.at) continue; // a server tells its recent steps to whoever comes, also again
       if (last && one.step < last.step) this.clear(); // the engine process is another one
-      else if (last && one.step > last.step + 1) this.#forget(one);
+      else if (last && one.step > last.step + GAP) this.#forget(one);
       this.columns.push(this.#column(one));
     }
     this.columns.splice(0, this.columns.length - KEPT);
@@ -56,7 +57,7 @@ export class Lanes {
 
   /** Who has no row any more may have ended in what was not told. @param {any} step */
   #forget(step) {
-    const there = new Set(step.rows.map((/** @type {any} */ row) => row[0]));
+    const there = new Set([...step.rows.map((/** @type {any} */ row) => row[0]), ...step.retracted]);
     for (const request of [...this.#lane.keys()]) if (!there.has(request)) this.#leave(request);
   }
 
