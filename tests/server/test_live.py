@@ -190,6 +190,17 @@ def test_frames_that_did_not_come_are_counted() -> None:
     assert [data["left_out"] for _, data in told(watcher)] == [0]
 
 
+def test_recent_steps_are_told_once() -> None:
+    """By their numbers: a turn's beginning is reckoned back from its end, and may lie before that of the turn before."""
+    watcher = Watcher(steps=True, tree=False)
+    watcher.begin(0, views(3, 4))
+    early = msgspec.structs.replace(STEP, step=7, at_ms=STEP.at_ms - 5)
+    again = msgspec.structs.replace(STEP, step=0, at_ms=STEP.at_ms + 2 * live.AGAIN_MS)
+    watcher.watched(0, Watched(0, [*views(1, 6), early, again]))
+    ((_, data),) = told(watcher)
+    assert [one["step"] for one in data["steps"]] == [3, 4, 5, 6, 7, 0] and data["left_out"] == 0
+
+
 def test_texts_are_shown_only_where_they_may_be() -> None:
     watcher = Watcher(steps=False, tree=True)
     for text in (None, lambda ids: bytes(ids).decode()):

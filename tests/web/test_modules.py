@@ -137,7 +137,7 @@ def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
 def test_a_retraction_is_shown_though_its_step_is_told_later(page: Tab) -> None:
     steps = [
         step(1, [[5, "decode", 1, 0, 9], [6, "decode", 1, 0, 9]]),
-        step(4, [[5, "decode", 1, 0, 10]], retracted=[6], num_retracted=1),
+        step(4, [[5, "decode", 1, 0, 10]], retracted=[6], num_retracted=1, at_ms=999.0),
     ]
     code = """(l => { l.take(given[0]);
         return l.columns.at(-1).cells.map(c => [c.request, c.lane, c.mark]); })(new m.Lanes())"""

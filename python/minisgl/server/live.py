@@ -31,6 +31,7 @@ TICK_S = 0.1
 EVERY_S = 1.0
 MAX_STEPS = 64  # of an event
 OPTIONS = ("steps", "tree")
+AGAIN_MS = 500.0  # an engine process takes longer to begin again
 
 
 class Watcher:
@@ -45,7 +46,7 @@ class Watcher:
         self._steps: dict[int, deque[StepView]] = {}
         self._next: dict[int, int] = {}  # by engine: how many steps were told of
         self._left_out: dict[int, int] = {}
-        self._begun_ms: dict[int, float] = {}  # by engine: `at_ms` of the last step of `begin`
+        self._begun: dict[int, StepView] = {}  # by engine: the last step of `begin`
         self._trees: dict[int, TreeView] = {}
 
     def figures(self, found: dict[str, Any]) -> None:
@@ -56,14 +57,14 @@ class Watcher:
         """Take the steps that were before this reader came."""
         if recent and self.steps:
             self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
-            self._begun_ms[engine] = recent[-1].at_ms
+            self._begun[engine] = recent[-1]
             self._left_out[engine] = 0
 
     def watched(self, engine: int, message: Watched) -> None:
         if message.tree is not None and self.tree:
             self._trees[engine] = message.tree
-        begun = self._begun_ms.get(engine, 0.0)
-        steps = [one for one in message.steps if one.at_ms > begun]  # an engine tells its recent ones, too
+        begun = self._begun.get(engine)
+        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine tells its recent ones, too
         if not steps or not self.steps:
             return
         kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
@@ -145,8 +146,8 @@ class Live:
 
     def _watched(self, engine: int, message: Watched) -> None:
         recent = self._recent.setdefault(engine, deque(maxlen=MAX_STEPS))
-        last = recent[-1].at_ms if recent else 0.0
-        recent.extend(one for one in message.steps if one.at_ms > last)
+        last = recent[-1] if recent else None
+        recent.extend([one for one in message.steps if _is_new(one, last)])
         for watcher in self._watchers:
             watcher.watched(engine, message)
 
@@ -229,6 +230,11 @@ def _watcher(request: Request) -> Watcher:
             raise bad_value(name, value, "must be 0 or 1")
         given[name] = value == "1"
     return Watcher(steps=given.get("steps", False), tree=given.get("tree", False))
+
+
+def _is_new(one: StepView, last: StepView | None) -> bool:
+    """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
+    return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

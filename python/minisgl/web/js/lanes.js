@@ -5,6 +5,7 @@
 /** @typedef {{step: number, at: number, cells: Cell[], waiting: number, free: number, retracted: number}} Column */
 
 const KEPT = 600;
+const AGAIN_MS = 500; // an engine process takes longer to begin again
 const GAP = 3; // steps: a retraction is told up to two later, and steps without rows are not
 
 export class Lanes {
@@ -24,7 +25,7 @@ export class Lanes {
     if (leftOut && steps.length) this.#forget(steps[0]);
     for (const one of steps) {
       const last = this.columns.at(-1);
-      if (last && one.at_ms <= last.at) continue; // a server tells its recent steps to whoever comes, also again
+      if (last && one.step <= last.step && one.at_ms <= last.at + AGAIN_MS) continue; // a server tells its recent steps to whoever comes, also again
       if (last && one.step < last.step) this.clear(); // the engine process is another one
       else if (last && one.step > last.step + GAP) this.#forget(one);
       this.columns.push(this.#column(one));
