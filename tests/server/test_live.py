@@ -191,7 +191,7 @@ def test_frames_that_did_not_come_are_counted() -> None:
 
 
 def test_recent_steps_are_told_once() -> None:
-    """By their numbers: a turn's beginning is reckoned back from its end, and may lie before that of the turn before."""
+    """By their numbers: a turn's beginning is reckoned back from its end, and may lie before that of another one."""
     watcher = Watcher(steps=True, tree=False)
     watcher.begin(0, views(3, 4))
     early = msgspec.structs.replace(STEP, step=7, at_ms=STEP.at_ms - 5)
