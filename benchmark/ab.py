@@ -29,9 +29,10 @@ from tqdm import tqdm
 
 from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.point import PointLoad, measure_point, point_from
-from minisgl.bench.report import Report, print_result, public_command, table
+from minisgl.bench.report import JSON_HELP, Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
-from minisgl.bench.stats import PairedDifference, in_turns, paired_figures, turns
+from minisgl.bench.stats import PairedDifference, paired_figures, turns
+from minisgl.bench.stopping import Stopped, stoppable
 from minisgl.config import ConfigError
 
 Figures = dict[str, float]
@@ -157,6 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="load and workload flags of `minisgl bench serve`, one point, in one text",
     )
     parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals (default: 0.95)")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="flags of both servers")
     return parser
@@ -165,7 +167,10 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return run(make_parser().parse_args(arguments), public_command(arguments, "python -m benchmark.ab"))
+        with stoppable():
+            return run(make_parser().parse_args(arguments), public_command(arguments, "python -m benchmark.ab"))
+    except Stopped as stopped:
+        return stopped.code
     except ConfigError as error:
         print(f"benchmark.ab: {error}", file=sys.stderr)
         return 2
@@ -195,9 +200,15 @@ def run(args: argparse.Namespace, command: str) -> int:
     if any(variant.load for variant in variants):
         if any(variant.has_own_server for variant in variants):
             raise ConfigError("--a-load, --b-load: variants differ in their servers or in their loads, not in both")
-        runs = compare_loads(loads, args.server_flags, args.pairs)
+        stopped, runs = compare_loads(loads, args.server_flags, args.pairs)
     else:
-        runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
+        stopped, runs = compare(variants, args.server_flags, args.pairs, lambda server: measure_point(server, load))
+    if stopped is not None:
+        pairs = min(map(len, runs.values()))
+        print(f"benchmark.ab: stopped after {pairs} of {args.pairs} pairs", file=sys.stderr, flush=True)
+        if not pairs:
+            return stopped.code
+        runs = {name: found[:pairs] for name, found in runs.items()}
     a, b = (runs[variant.name] for variant in variants)
     differences = paired_figures(a, b, args.confidence)
     print(figures_table(variants, differences))
@@ -205,44 +216,68 @@ def run(args: argparse.Namespace, command: str) -> int:
         "bench": "ab",
         "a": variants[0].describe(),
         "b": variants[1].describe(),
-        "pairs": args.pairs,
+        "pairs": len(a),
         "metrics": {name: found.as_dict() for name, found in differences.items()},
     }
     if report is not None:
         _write(report, variants, args.server_flags, load, runs, differences, result)
-    print_result(result)
-    return 0
+    if args.json:
+        print_result(result)
+    return 0 if stopped is None else stopped.code
+
+
+Runs = dict[str, list[Figures]]
+
+
+def _gathered(names: Sequence[str], pairs: int, measure_one: Callable[[str], Figures], runs: Runs) -> None:
+    """Fill `runs`, pair by pair, with a line of progress (a bar on a terminal) for each. Raises `Stopped`."""
+    with tqdm(total=len(names) * pairs, desc="ab", unit="run", disable=None) as bar:
+        for pair, name in turns(list(names), pairs):
+            if bar.disable:
+                print(f"benchmark.ab: pair {pair + 1} of {pairs}: {name}", file=sys.stderr, flush=True)
+            runs[name].append(measure_one(name))
+            bar.update()
 
 
 def compare(
     variants: tuple[Variant, ...], shared: Sequence[str], pairs: int, measure_one: Measure
-) -> dict[str, list[Figures]]:
-    """The figures of each run by variant, pair by pair. Raises `ConfigError`."""
-    runs: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
-    with sources(variants) as trees, tqdm(total=len(variants) * pairs, desc="ab", unit="run", disable=None) as bar:
-        of_name = {variant.name: variant for variant in variants}
-        for _, name in turns(list(of_name), pairs):
-            server = ServerProcess(of_name[name].launch(shared, trees[name]))
-            try:
-                with server:
-                    found = measure_one(server)
-            except ServerFailed as error:
-                raise ConfigError(f"variant {name}: {error}") from error
-            if server.exit_code or server.left_behind:
-                left = ", ".join(server.left_behind) or "nothing"
-                raise ConfigError(f"variant {name}: exit code {server.exit_code}, left behind: {left}")
-            runs[name].append({**found, "start_s": server.start_s, "stop_s": server.stop_s})
-            bar.update()
-    return runs
+) -> tuple[Stopped | None, Runs]:
+    """Return what stopped it (None: nothing), and the figures of each run by variant, pair by pair. Raises
+    `ConfigError`."""
+    of_name = {variant.name: variant for variant in variants}
+    runs: Runs = {name: [] for name in of_name}
+
+    def one(name: str) -> Figures:
+        server = ServerProcess(of_name[name].launch(shared, trees[name]))
+        try:
+            with server:
+                found = measure_one(server)
+        except ServerFailed as error:
+            raise ConfigError(f"variant {name}: {error}") from error
+        if server.exit_code or server.left_behind:
+            left = ", ".join(server.left_behind) or "nothing"
+            raise ConfigError(f"variant {name}: exit code {server.exit_code}, left behind: {left}")
+        return {**found, "start_s": server.start_s, "stop_s": server.stop_s}
+
+    try:
+        with sources(variants) as trees:
+            _gathered(list(of_name), pairs, one, runs)
+    except Stopped as stopped:
+        return stopped, runs
+    return None, runs
 
 
-def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> dict[str, list[Figures]]:
-    """The same, of one server that has each of the loads in turns. Raises `ConfigError`."""
+def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> tuple[Stopped | None, Runs]:
+    """Do as `compare` does with one server that has each of the loads in turns. Raises `ConfigError`."""
+    runs: Runs = {name: [] for name in loads}
     try:
         with ServerProcess(Launch(tuple(flags))) as server:
-            return in_turns(list(loads), pairs, lambda name: measure_point(server, loads[name]))
+            _gathered(list(loads), pairs, lambda name: measure_point(server, loads[name]), runs)
+    except Stopped as stopped:
+        return stopped, runs
     except ServerFailed as error:
         raise ConfigError(f"the server: {error}") from error
+    return None, runs
 
 
 def verdict(name: str, found: PairedDifference) -> str:
@@ -257,10 +292,8 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 
 def figures_table(variants: tuple[Variant, ...], differences: Mapping[str, PairedDifference]) -> str:
-    """B against A: medians, the paired difference with its interval, what it says."""
-    rows = [
-        (name, found.median_a, found.median_b, str(found), verdict(name, found)) for name, found in differences.items()
-    ]
+    """B against A: means, whose quotient (or difference) is the paired one beside them, its interval, what it says."""
+    rows = [(name, found.mean_a, found.mean_b, str(found), verdict(name, found)) for name, found in differences.items()]
     a, b = (variant.name for variant in variants)
     return table(("figure", a, b, f"{b} against {a}", "verdict"), rows)
 
@@ -280,8 +313,8 @@ def _write(
     report.section("Variants", "\n".join([*lines, f"- load: `{load.describe()}`"]))
     report.section(
         "Figures",
-        f"{first.num_pairs} pairs, a fresh server for each run, in alternating order. Medians; the difference is that "
-        "of the pairs (geometric mean of the ratios where all are above 0), with Student's t interval at "
+        f"{first.num_pairs} pairs, a fresh server for each run, in alternating order. Geometric means where all are "
+        "above 0, else arithmetic ones; the difference is that of the pairs, with Student's t interval at "
         f"{100 * first.confidence:g} %.",
         figures_table(variants, differences),
     )

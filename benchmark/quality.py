@@ -207,7 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("--tokens", type=int, default=2000, help="compared (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), metavar="NAME",
+        help=f"in quotes each, of: {'; '.join(VARIANTS)} (default: all)",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     command = public_command(arguments, "python -m benchmark.quality")
     report = None if args.out is None else Report(args.out, "Logits beside transformers in float32", command=command)

@@ -38,8 +38,9 @@ from minisgl.bench.scheduler_cases import CASES, in_rounds
 from minisgl.bench.traces import NAMES, TraceRequest, prompt_tokens, read_trace
 from minisgl.config import ConfigError
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.backend import RUST_PARTS, make_control_plane
-from minisgl.scheduler.parts import PART_NAMES, Parts, PrefixTree
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.parts import Parts, PrefixTree
+from minisgl.scheduler.policies import PART_NAMES, RUST_PARTS
 from minisgl.scheduler.reference import PYTHON
 from minisgl.scheduler.rust_parts import make_parts
 from minisgl.step import Arrival, StepPlan

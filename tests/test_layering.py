@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_rust": set(),
     "extension": {"envs", "_rust"},
     "config": {"scheduler.policies"},  # for the names of the cache policies
-    "utils": {"config", "envs", "extension"},
+    "utils": {"config", "envs", "extension", "scheduler.policies"},
     "message": {"sampling_params", "step"},
     # several engines
     "routing": {"step", "extension"},
@@ -154,6 +154,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": set(),  # a client like any other
     "supervisor": {
         "utils",
+        "receipt",  # its key, before anything is loaded
         "frontend",
         "server",
         "runner.launch",

@@ -9,11 +9,12 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
+from minisgl.scheduler.policies import CachePolicy, SchedulePolicy, scheduler_problem
 
 EngineName = Literal["auto", "cpu", "torch", "echo", "sim"]
 ModelSource = Literal["auto", "huggingface", "modelscope"]
@@ -37,6 +38,8 @@ _MOST_SECONDS = 10**9  # of every wait: both languages have a clock for that
 _MOST_ENGINES = 1024
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
 _DRAFT_LEN = 4  # of a model's drafts, without a number
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)([ :]|$)")
+_DEVICE = re.compile(r"auto|cpu|mps|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/cuda_loading.py)
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
@@ -44,20 +47,42 @@ class ConfigError(ValueError):
     """A setting that cannot be; the text names it and says what to change."""
 
 
-def checked_count(flag: str, value: int, least: int, most: int = _MOST) -> None:
-    """Raise `ConfigError` for a number that the flag cannot have."""
-    if value < least:
-        raise ConfigError(f"{flag} {value}: must be at least {least}")
-    if value > most:
-        raise ConfigError(f"{flag} {value}: must be at most {most}")
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a setting may have, from `low` to `high`; `above`: without `low` itself. `noun`: of what."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    noun: str = ""
+
+    def problem(self, value: float) -> str:
+        """Return what a value outside must be; empty for one inside."""
+        bottom, top = f"above {self.low}" if self.above else f"at least {self.low}", f"at most {self.high}"
+        if value < self.low or (self.above and value == self.low) or math.isnan(value):
+            both = f"{bottom} and {top}" if self.high < 65536 else bottom
+            return f"must be a number of {self.noun} {both}" if self.noun else f"must be {both}"
+        return f"must be {top}" if value > self.high else ""
+
+    def check(self, flag: str, value: float) -> None:
+        """Raise `ConfigError` for a number outside."""
+        if problem := self.problem(value):
+            raise ConfigError(f"{flag} {value}: {problem}")
 
 
-def checked_seconds(flag: str, value: float, *, or_none: bool = False) -> None:
-    """Raise `ConfigError` for a time that the flag cannot have; `or_none`: no time at all is one."""
-    if not 0 <= value < math.inf or (value == 0 and not or_none):
-        raise ConfigError(f"{flag} {value}: must be a number of seconds{', 0 or more' if or_none else ' above 0'}")
-    if value > _MOST_SECONDS:
-        raise ConfigError(f"{flag} {value}: must be at most {_MOST_SECONDS} seconds")
+def as_set(text: str, sources: Mapping[str, str]) -> str:
+    """Return an error's `text`, which may begin with a flag, with the name by which that was set. `sources` has by a
+    flag's destination what stands before the value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
+    found = _FLAG.match(text)
+    source = found and sources.get(found[1].replace("-", "_"))
+    if not found or not source:
+        return text
+    return (source if found[2] == " " else source.rstrip("=: ") + found[2]) + text[found.end() :]
+
+
+def device_problem(name: str) -> str | None:
+    """Return what the name of a device must be; None for one that may be there."""
+    return None if _DEVICE.fullmatch(name) else "must be auto, cpu, cuda, cuda:N or mps"
 
 
 class Unsupported(ConfigError):
@@ -159,15 +184,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> EngineConfig:
         """Raise `ConfigError` at the first impossible value, else return self."""
 
-        def at_least(name: str, low: int, of: msgspec.Struct = self) -> None:
-            value = getattr(of, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name}: {value}: must be at least {low}")
-            by_memory = name in ("num_pages", "state_memory", "memory", "cache_size", "weights_cache")
-            most = _MOST_BYTES if by_memory else _MOST
-            if value is not None and value > most:
-                raise ConfigError(f"{name}: {value}: must be at most {most}")
-
+        check_ranges(self)
+        check_ranges(self.debug)
         if not self.model.strip():
             raise ConfigError("--model: is empty: name a folder, a GGUF file, a hub id, or smollm2")
 
@@ -175,20 +193,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--tokenizer: is empty: name a folder, a GGUF file or a hub id")
         if self.tokenizer is not None and self.engine == "echo":
             raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
-        for name in (
-            *("page_size", "num_pages", "max_running_requests", "max_prefill_length", "num_threads"),
-            *("cache_token_budget", "cache_max_prompt", "checkpoint_interval", "memory", "cache_size", "weights_cache"),
-        ):
-            at_least(name, 1)
+        if (problem := scheduler_problem(self.cpu_backend)) is not None:
+            raise ConfigError(f"--cpu-backend {self.cpu_backend}: {problem}")
+        if (problem := device_problem(self.device)) is not None:
+            raise ConfigError(f"--device {self.device}: {problem}")
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
-            raise ConfigError(f"num_pages: {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
-        at_least("max_seq_len", 2)
-        if self.tp != "auto":
-            at_least("tp", 1)
-        for name in ("seed", "max_step_ms", "cuda_graph_max_bs", "state_memory"):
-            at_least(name, 0)
-        for name in ("profile_steps", "echo_states"):
-            at_least(name, 0, self.debug)
+            raise ConfigError(f"--num-pages {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
         if self.weights_cache is not None and self.load_format == "dummy":
             raise ConfigError(f"--weights-cache {self.weights_cache}: not with --load-format dummy: it reads no file")
         if self.cache_size is not None and self.cache_dir is None:
@@ -198,8 +208,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--warm-prefix @{files[0]}: its pages go to a folder: --cache-dir names it")
         if self.cache_dir is not None and self.cache == "naive":
             raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
-        if not 0.0 <= self.max_pinned_ratio <= 1.0:
-            raise ConfigError(f"max_pinned_ratio: {self.max_pinned_ratio}: must be at least 0 and at most 1")
         if self.speculative is not None:
             if not 1 <= self.max_draft_len <= 99:
                 raise ConfigError(
@@ -217,8 +225,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         names = [name for name, _ in self.lora]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--lora: {twice[0]}: two adapters of one name")
-        if self.memory_ratio is not None and not 0.0 < self.memory_ratio <= 1.0:
-            raise ConfigError(f"memory_ratio: {self.memory_ratio}: must be above 0 and at most 1")
         if self.engine == "cpu":
             for flag in self.not_of_cpu():
                 raise ConfigError(f"{flag}: not with --engine cpu: choose --engine torch, or leave it out")
@@ -226,6 +232,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for flag in self.of_cpu_only():
                 raise ConfigError(f"{flag}: not with --engine {self.engine}: only --engine cpu has it")
         return self
+
+    def check_states(self, has_states: bool) -> None:
+        """Raise `ConfigError` for a setting that a model whose layers keep states, or keep none, cannot have."""
+        for name in ("checkpoint_interval", "state_memory"):
+            if not has_states and (value := getattr(self, name)) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
+        if has_states and self.max_draft_len:
+            raise ConfigError(
+                f"--speculative {self.speculative}: not with a model that has states: they know no way back"
+            )
 
     @property
     def max_draft_len(self) -> int:
@@ -293,6 +309,62 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 ENGINE_SETTINGS = (*EngineConfig.__struct_fields__[:-1], *DebugConfig.__struct_fields__)
 
 
+_COUNT, _COUNT_OR_NONE = Range(1, _MOST), Range(0, _MOST)
+_BYTES = Range(1, _MOST_BYTES)
+_SECONDS = Range(0, _MOST_SECONDS, above=True, noun="seconds")
+RANGES: Mapping[str, Range] = {
+    "page_size": _COUNT,
+    "num_pages": _BYTES,
+    "memory_ratio": Range(0, 1, above=True),
+    "memory": _BYTES,
+    "cache_size": _BYTES,
+    "weights_cache": _BYTES,
+    "state_memory": Range(0, _MOST_BYTES),
+    "seed": _COUNT_OR_NONE,
+    "cuda_graph_max_bs": _COUNT_OR_NONE,
+    "max_seq_len": Range(2, _MOST),
+    "max_running_requests": _COUNT,
+    "max_prefill_length": _COUNT,
+    "max_step_ms": _COUNT_OR_NONE,
+    "cache_token_budget": _COUNT,
+    "cache_max_prompt": _COUNT,
+    "checkpoint_interval": _COUNT,
+    "max_pinned_ratio": Range(0, 1),
+    "num_threads": _COUNT,
+    "tp": _COUNT,
+    "profile_steps": _COUNT_OR_NONE,
+    "echo_states": _COUNT_OR_NONE,
+    "shadow_every_n": _COUNT,
+    "shadow_max_diffs": _COUNT,
+    "max_queued_requests": _COUNT,
+    "max_queued_tokens": _BYTES,
+    "max_body_bytes": _BYTES,
+    "max_encoding_bytes": _BYTES,
+    "context_margin": _COUNT_OR_NONE,
+    "keep_alive_timeout": Range(1, _MOST_SECONDS),
+    "request_timeout": _SECONDS,
+    "slow_client_timeout": _SECONDS,
+    "step_timeout": _SECONDS,
+    "drain_timeout": Range(0, _MOST_SECONDS, noun="seconds"),
+    "load_timeout": _SECONDS,
+    "dp": Range(1, _MOST_ENGINES),
+    "max_inflight": _COUNT,
+    "max_inflight_per_engine": _COUNT,
+    "port": Range(0, 65535),
+    "max_loras": _COUNT,
+    "state_quota": _BYTES,
+}
+"""The numbers that each setting may have, by its name. A setting of a number that is not here has no bound."""
+
+
+def check_ranges(settings: msgspec.Struct) -> None:
+    """Raise `ConfigError` for the first number that is outside of its range."""
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if name in RANGES and isinstance(value, int | float):
+            RANGES[name].check(f"--{name.replace('_', '-')}", value)
+
+
 class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
     """While more than `threshold` answers are in flight, lengths that no client named are `millionths` of a million of
     what they are else. A whole number, so that both front ends reckon alike."""
@@ -348,19 +420,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     adaptive_max_tokens: AdaptiveMaxTokens | None = None
     context_margin: int = 0
 
-    def check(self) -> None:
-        checked_count("--max-queued-requests", self.max_queued_requests, 1)
-        checked_count("--max-queued-tokens", self.max_queued_tokens, 1, _MOST_BYTES)
-        checked_count("--max-body-bytes", self.max_body_bytes, 1, _MOST_BYTES)
-        checked_count("--max-encoding-bytes", self.max_encoding_bytes, 1, _MOST_BYTES)
-        checked_count("--keep-alive-timeout", self.keep_alive_timeout, 1, _MOST_SECONDS)
-        checked_count("--context-margin", self.context_margin, 0)
-        if self.request_timeout is not None:
-            checked_seconds("--request-timeout", self.request_timeout)
-        checked_seconds("--slow-client-timeout", self.slow_client_timeout)
-        checked_seconds("--step-timeout", self.step_timeout)
-        checked_seconds("--drain-timeout", self.drain_timeout, or_none=True)
-
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """How long a stream says nothing, in seconds. Clients of Node give up after 300 s without a byte, proxies after 60.
@@ -412,8 +471,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `ConfigError` at the first impossible value, else return self."""
         if not self.host.strip():
             raise ConfigError("--host: is empty: give an address, or 0.0.0.0 for every interface")
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"--port {self.port}: must be between 0 and 65535")
+        check_ranges(self)
+        check_ranges(self.limits)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
         for one in self.api_keys:
@@ -431,20 +490,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
             raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
-        checked_count("--state-quota", self.state_quota, 1, _MOST_BYTES)
-        checked_count("--max-loras", self.max_loras, 1)
         self._check_engines()
-        self.limits.check()
         return self
 
     def _check_engines(self) -> None:
-        if self.dp != "auto" and self.dp < 1:
-            raise ConfigError(f"--dp {self.dp}: must be at least 1, or auto")
-        if self.dp != "auto":
-            checked_count("--dp", self.dp, 1, _MOST_ENGINES)
-        for name in ("max_inflight", "max_inflight_per_engine"):
-            if (value := getattr(self, name)) is not None:
-                checked_count(f"--{name.replace('_', '-')}", value, 1)
         if self.dp == 1:
             return
         if self.engine.tp == "auto":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,6 +113,7 @@ NO_EFFECT = {
 }
 """mini-sglang's, and why they do nothing here."""
 
+ISAS = ("scalar", "avx2", "avxvnni", "avx512", "amx", "neon")
 OF_TESTS = ("MINISGL_GPU_REHEARSAL",)
 """Read by the tests only."""
 
@@ -142,6 +144,15 @@ def notices() -> list[str]:
             close = difflib.get_close_matches(name, ALL, 1)
             lines.append(f"{name}: unknown variable, ignored" + (f": did you mean {close[0]}?" if close else ""))
     return lines
+
+
+def check() -> None:
+    """Raise `EnvError` for the first variable that has a value without a meaning, whether it will be used or not."""
+    for read in (
+        *(no_extension, frontend, cpu_isa, shadow, disable_overlap_scheduling, cache_dir, transport_latency_stats),
+        *(echo_fail_steps, echo_states, faulty_control_plane, shell_settings),
+    ):
+        read()
 
 
 def set_of(names: Iterable[str]) -> list[str]:
@@ -217,7 +228,10 @@ def transport_latency_stats() -> bool:
 
 
 def faulty_control_plane() -> str:
-    return os.environ.get(FAULTY_CONTROL_PLANE, "")
+    value = os.environ.get(FAULTY_CONTROL_PLANE, "")
+    if value and not re.fullmatch(r"(schedule|commit):[0-9]+:(before|after)", value):
+        raise EnvError(f"{FAULTY_CONTROL_PLANE}: {value!r}: must be like commit:40:after")
+    return value
 
 
 def echo_fail_steps() -> set[int]:
@@ -267,8 +281,11 @@ def no_extension() -> bool:
 
 
 def cpu_isa() -> str | None:
-    """As it is written; the CPU engine says which there are."""
-    return os.environ.get(CPU_ISA) or None
+    """The name of an instruction set; the CPU engine says whether this machine has it."""
+    value = os.environ.get(CPU_ISA) or None
+    if value not in (None, *ISAS):
+        raise EnvError(f"{CPU_ISA}: {value!r}: must be one of {', '.join(ISAS)}")
+    return value
 
 
 def cuda_visible_devices() -> str | None:
@@ -300,9 +317,22 @@ def state_dir() -> Path:
 def cache_dir() -> Path:
     """Where imported models and converted tokenizers are kept; not created here."""
     if own := os.environ.get(CACHE):
-        return Path(own).expanduser()
+        folder = Path(own).expanduser()
+        if why := not_a_folder(folder):
+            raise EnvError(f"{CACHE}: {own!r}: {why}: must be a folder that can be written")
+        return folder
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "minisgl"
+
+
+def not_a_folder(path: Path) -> str:
+    """Return why `path` cannot be a folder to write into, whether it is there or not; empty if it can."""
+    there = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
 
 
 def hf_home() -> Path:

@@ -15,7 +15,7 @@ from minisgl import envs
 if TYPE_CHECKING:
     from minisgl import _rust
 
-__all__ = ["HOW_TO_BUILD", "NAME", "NEEDS", "WITHOUT", "ExtensionMissing", "_rust", "why_missing"]
+__all__ = ["HOW_TO_BUILD", "NAME", "NEEDS", "WITHOUT", "ExtensionMissing", "_rust", "debug_build", "why_missing"]
 NAME = "minisgl._rust"
 NEEDS = f"needs the extension {NAME}, which is missing"
 WITHOUT = "until then the torch engine, the Python scheduler and the Python front end serve"
@@ -35,6 +35,14 @@ def why_missing() -> str:
     except ImportError as error:
         return f"{error}: {HOW_TO_BUILD}"
     return ""
+
+
+def debug_build() -> str:
+    """Return the profile of an extension built without optimizations; empty for another one, or without one."""
+    if why_missing():
+        return ""
+    profile = str(sys.modules[NAME].build_info()["profile"])
+    return "" if profile == "release" else profile
 
 
 class _Lazy:

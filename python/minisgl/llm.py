@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig
+from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, as_set
 from minisgl.engine.api import Exports
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.generation_config import read_defaults
@@ -96,16 +96,22 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, describe_token: Callable[[int], str] | None = None, **settings: Any
     ) -> None:
+        envs.check()
         defaults: dict[str, Any] = {"overlap": not envs.disable_overlap_scheduling()}
+        names = {name: f"{name}=" for name in ENGINE_SETTINGS}
         if backend := envs.cpu_backend():
             defaults["cpu_backend"] = backend
+            names |= {} if "cpu_backend" in settings else {"cpu_backend": f"{envs.CPU_BACKEND}="}
         settings = spellings.settings(settings if model is None else {"model": model, **settings})
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
             raise TypeError("LLM: model: say which")
         # through msgspec, so that a wrong type is an error here and not deep inside
-        self.config = EngineConfig.of({**defaults, **settings})
+        try:
+            self.config = EngineConfig.of({**defaults, **settings})
+        except ConfigError as error:
+            raise ConfigError(as_set(str(error), names)) from error
         if self._shows("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
         say = _say if self._shows("info") else _say_nothing

@@ -67,7 +67,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def test_variants_take_turns_on_the_same_prompts(
     asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code = bench.main(["compare", *SMALL, "--variants", "a", "whole", "single", "--out", str(tmp_path)])
+    code = bench.main(["compare", "--json", *SMALL, "--variants", "a", "whole", "single", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])
     assert code == 0 and found["missing"] == {}
@@ -96,7 +96,7 @@ def test_variants_take_turns_on_the_same_prompts(
 
 
 def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["compare", *SMALL, "--variants", "a", "gone", "breaks"]) == 1
+    assert bench.main(["compare", "--json", *SMALL, "--variants", "a", "gone", "breaks"]) == 1
     printed = capsys.readouterr().out
     found = json.loads(printed.splitlines()[-1])
     assert found["missing"] == {"gone": "is not here", "breaks": "broke"} and list(found["variants"]) == ["a"]
@@ -104,7 +104,7 @@ def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, caps
 
 
 def test_a_recorded_run_is_written_again(asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert bench.main(["compare", *SMALL, "--variants", "a", "single", "--out", str(tmp_path)]) == 0
+    assert bench.main(["compare", "--json", *SMALL, "--variants", "a", "single", "--out", str(tmp_path)]) == 0
     report = (tmp_path / "README.md").read_text()
     for name in ("README.md", "throughput.svg"):
         (tmp_path / name).unlink()
@@ -136,7 +136,7 @@ def test_real_variants_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     with ServerProcess(Launch(flags=ECHO)) as given:
         flags = ("--variants", "minisgl", "transformers", "--url", f"mine={given.url}/v1", "--dtype", "float32")
         flags = (*flags, "--agreement-prompts", "1")
-        code = bench.main(["compare", *SMALL, "--repeats", "1", "--threads", "1", *flags, "--", *ECHO])
+        code = bench.main(["compare", "--json", *SMALL, "--repeats", "1", "--threads", "1", *flags, "--", *ECHO])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0 and list(found["variants"]) == ["minisgl", "transformers", "mine"] and found["missing"] == {}
     for name, one in found["variants"].items():
@@ -161,7 +161,7 @@ def test_a_variant_that_breaks_is_stopped_before_the_others_go_on(
         asked.append((f"{name} is stopped", (), 0))
 
     monkeypatch.setattr(compare, "start", told)
-    assert bench.main(["compare", *SMALL, "--arms", "a", "breaks"]) == 1
+    assert bench.main(["compare", "--json", *SMALL, "--arms", "a", "breaks"]) == 1
     names = [name for name, _, _ in asked]
     assert "a" in names[names.index("breaks is stopped") :] and names[-1] == "a is stopped"
 
@@ -169,15 +169,15 @@ def test_a_variant_that_breaks_is_stopped_before_the_others_go_on(
 def test_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The server that is started wants it, and its dtype is asked for."""
     monkeypatch.setenv("MINISGL_API_KEY", "secret")
-    assert bench.main(["compare", *SMALL, "--repeats", "1", "--variants", "minisgl", "--", *ECHO]) == 0
+    assert bench.main(["compare", "--json", *SMALL, "--repeats", "1", "--variants", "minisgl", "--", *ECHO]) == 0
     assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["variants"]) == ["minisgl"]
-    assert bench.main(["compare", *SMALL, "--variants", "minisgl", "--", *ECHO, "--api-key", "other"]) == 1
+    assert bench.main(["compare", "--json", *SMALL, "--variants", "minisgl", "--", *ECHO, "--api-key", "other"]) == 1
     assert "401" in json.loads(capsys.readouterr().out.splitlines()[-1])["missing"]["minisgl"]
 
 
 @pytest.mark.slow
 def test_every_variant_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["compare", *SMALL, "--concurrency", "1", "--repeats", "1", "--agreement-prompts", "1"])
+    bench.main(["compare", "--json", *SMALL, "--concurrency", "1", "--repeats", "1", "--agreement-prompts", "1"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"minisgl", "transformers", "transformers-stream"} <= set(found["variants"])
     assert set(found["variants"]) | set(found["missing"]) == set(compare.VARIANTS)

@@ -49,11 +49,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
 
 
 def test_order_alternates_and_every_run_has_its_own_server(pretended: type[Pretended]) -> None:
-    runs = compare((A, B), ("--engine", "echo"), 3, lambda server: {"output_tok_s": 1.0})
+    stopped, runs = compare((A, B), ("--engine", "echo"), 3, lambda server: {"output_tok_s": 1.0})
     assert "".join("A" if "python" in launch.flags else "B" for launch in pretended.started) == "ABBAAB"
     assert pretended.started[1].flags == ("--engine", "echo", "--cpu-backend", "rust_hotpath")
     assert dict(pretended.started[1].env) == {"X": "1"} and not pretended.started[0].env
-    assert {name: len(found) for name, found in runs.items()} == {"A": 3, "B": 3}
+    assert stopped is None and {name: len(found) for name, found in runs.items()} == {"A": 3, "B": 3}
     assert runs["A"][0]["start_s"] == 1.0 and runs["A"][0]["stop_s"] == 0.5
 
 
@@ -89,7 +89,7 @@ def test_two_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     flags = ["--a-name", "python", "--a-flags=--cpu-backend python"]
     flags += ["--b-env", "MINISGL_CPU_BACKEND=rust_hotpath"]
     load = ["--pairs", "2", "--load", "--concurrency 2 --num-requests 4 --input-len 8 8 --output-len 8 8"]
-    assert main([*flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
+    assert main(["--json", *flags, *load, "--out", str(tmp_path / "run"), "--", "--engine", "echo"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pairs"] == 2
     expected = {"output_tok_s", "ttft_p99_ms", "scheduler_us_per_step", "engine_cpu_us_per_token", "start_s", "stop_s"}
@@ -157,7 +157,10 @@ def test_two_loads_have_one_server(capsys: pytest.CaptureFixture[str], monkeypat
 
     monkeypatch.setattr(ab, "ServerProcess", Counted)
     load = shlex.join([*SMALL, "--extra-body", '{"receipt": true}'])
-    assert main(["--pairs", "2", "--load", load, "--b-load", "--output-len 24 24", "--", "--engine", "echo"]) == 0
+    assert (
+        main(["--json", "--pairs", "2", "--load", load, "--b-load", "--output-len 24 24", "--", "--engine", "echo"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [launch.flags for launch in started] == [("--engine", "echo")]
     assert found["b"] == "load --output-len 24 24"

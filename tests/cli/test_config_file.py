@@ -96,4 +96,4 @@ def test_a_mistake_is_told_with_its_place(refused: Callable[[str], str], text: s
 
 
 def test_a_value_out_of_range_is_told_as_for_flags(refused: Callable[[str], str]) -> None:
-    assert "port 70000: must be between 0 and 65535" in refused("port: 70000\n")
+    assert "yaml:1: port: 70000: must be at most 65535" in refused("port: 70000\n")

@@ -17,6 +17,7 @@ import pytest
 from minisgl import envs
 from minisgl.cli import doctor
 from minisgl.extension import HOW_TO_BUILD
+from minisgl.utils.installed import how_to_get
 
 PACKAGE = Path(doctor.__file__).parents[1]
 
@@ -44,7 +45,8 @@ def test_it_says_what_is_installed_and_what_works(capsys: pytest.CaptureFixture[
 
 def test_a_control_plane_that_is_not_in_the_build_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     from minisgl.scheduler.api import ControlPlaneConfig
-    from minisgl.scheduler.backend import BACKENDS, make_control_plane
+    from minisgl.scheduler.backend import make_control_plane
+    from minisgl.scheduler.policies import BACKENDS
 
     config = ControlPlaneConfig(
         num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64
@@ -91,7 +93,7 @@ def test_a_missing_package_is_a_finding(capsys: pytest.CaptureFixture[str], monk
     assert found["packages", "httpx"]["ok"] is False
     assert found["packages", "httpx"]["detail"] == "missing: pip install httpx"
     assert found["packages", "gguf"]["ok"] is None
-    assert found["packages", "gguf"]["detail"] == "not installed (optional): pip install 'minisgl[torch]'"
+    assert found["packages", "gguf"]["detail"] == f"not installed (optional): {how_to_get('torch')}"
 
 
 def test_a_missing_torch_is_no_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,7 @@ def test_a_missing_torch_is_no_fault(capsys: pytest.CaptureFixture[str], monkeyp
         ("engines", "cuda", "cuda"),
     ):
         assert found[section, name]["ok"] is None
-        assert found[section, name]["detail"] == f"torch is not installed: pip install 'minisgl[{extra}]'"
+        assert found[section, name]["detail"] == f"torch is not installed: {how_to_get(extra)}"
     assert found["engines", "cpu"]["ok"], found["engines", "cpu"]["detail"]
     assert found["engines", "echo"]["ok"]
 

@@ -68,9 +68,8 @@ def test_help_ends_well(capsys: pytest.CaptureFixture[str], arguments: list[str]
 
 
 def test_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["serve", "--por", "1"])
-    assert end.value.code == 2 and "--por" in capsys.readouterr().err
+    assert cli.main(["serve", "--por", "1"]) == 2
+    assert "--por: unknown flag: did you mean --port?" in capsys.readouterr().err
 
 
 def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,9 +129,8 @@ def test_the_model_is_a_word_or_a_flag(
 
 @pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "b", "a"]])
 def test_two_models_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["serve", *arguments])
-    assert end.value.code == 2 and "--model b: the model is given as a already" in capsys.readouterr().err
+    assert cli.main(["serve", *arguments]) == 2
+    assert "--model b: the model is given as a already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["python", "rust_hotpath", "rust_parts:radix"])

@@ -87,9 +87,9 @@ def test_a_config_file_may_name_the_models(tmp_path: Path, served: list[tuple[Se
         ("models:\n  - {model: a, memory: much}", "models.0: memory: much: must be a size such as 6GB"),
         ("models:\n  - {model: a, pin: true, ttl: 5}", "models.0: pin and ttl: what is pinned is never unloaded"),
         ("models:\n  - {model: a, flags: --port 5}", "models.0: flags: '--port 5': --port: belongs to all models"),
-        ("models:\n  - {model: a, flags: --kv-dtype q9}", "models.0: flags: argument --kv-dtype: invalid choice"),
-        ("models:\n  - {model: a, flags: --no-such}", "models.0: flags: unrecognized arguments: --no-such"),
-        ("models:\n  - {model: a, flags: --num-pages 0}", "models.0: num_pages: 0: must be at least 1"),
+        ("models:\n  - {model: a, flags: --kv-dtype q9}", "models.0: flags: --kv-dtype q9: must be one of f16"),
+        ("models:\n  - {model: a, flags: --no-such}", "models.0: flags: --no-such: unknown flag"),
+        ("models:\n  - {model: a, flags: --num-pages 0}", "models.0: flags: --num-pages 0: must be at least 1"),
         ("models:\n  - model: [", "FILE:2: not valid YAML"),
     ],
 )

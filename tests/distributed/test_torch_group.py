@@ -173,8 +173,8 @@ def test_an_apple_gpu_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_of(config("auto", 1)) == torch.device("cpu")
     with pytest.raises(ConfigError, match="--tp 2: not with --device mps"):
         device_of(config("mps", 2))
-    with pytest.raises(ConfigError, match="--device mps:1: choose auto, cpu, cuda, cuda:N or mps"):
-        device_of(config("mps:1", 1))
+    with pytest.raises(ConfigError, match="--device mps:1: must be auto, cpu, cuda, cuda:N or mps"):
+        config("mps:1", 1).check()
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="--device mps: torch finds no Apple GPU: use --device cpu"):
         device_of(config("mps", 1))

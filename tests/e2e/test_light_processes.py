@@ -93,3 +93,10 @@ def test_a_signal_before_there_is_an_event_loop(signum: int) -> None:
         until(lambda: bool(server.children()), "no engine process")
         assert server.stop(signum) == 0, server.lines
         assert not any("Traceback" in line for line in server.lines)
+
+
+@pytest.mark.parametrize(("signum", "said"), [(signal.SIGINT, "stopped: "), (signal.SIGTERM, "drained: ")])
+def test_a_server_says_what_a_signal_cut_off(signum: int, said: str) -> None:
+    with ServerProcess(("--engine", "echo")) as server:
+        assert server.stop(signum) == 0, server.lines
+        assert any(f"{said}0 " in line and "requests are cut off" in line for line in server.lines), server.lines

@@ -74,7 +74,7 @@ def test_health_metrics_and_the_first_line_say_what_serves(server: ServerProcess
     assert serves == {"frontend": "python", "engine": "torch", "cpu_backend": "python", "device": "cpu"}
     assert HOW_TO_BUILD in health["extension_missing"]
     assert "minisgl:extension_loaded 0.0" in http.get("/metrics").text
-    assert server.lines[0].startswith("the extension minisgl._rust is missing: ") and HOW_TO_BUILD in server.lines[0]
+    assert "warning: the extension minisgl._rust is missing: " in server.lines[0] and HOW_TO_BUILD in server.lines[0]
     assert "the torch engine, the Python scheduler and the Python front end serve" in server.lines[0]
 
 

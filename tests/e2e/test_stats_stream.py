@@ -79,7 +79,9 @@ def test_the_steps_of_a_known_request(server: ServerProcess) -> None:
     assert [step["finished"] for step in first if step["finished"]] == [[[number, "length"]]]
     assert all(step["retracted"] == [] and step["num_retracted"] == 0 for step in first)
     found = events(server.url, is_end, ask)
-    rows = [row for step in steps_of(found) for row in step["rows"]]
+    again = steps_of(found)
+    assert [step["step"] for step in again[: len(first)]] == [step["step"] for step in first], "the recent ones"
+    rows = [row for step in again[len(first) :] for row in step["rows"]]
     assert [row[1:] for row in rows] == [["prefill", 4, 16, 20], ["decode", 1, 0, 21], ["decode", 1, 0, 22]]
     engines = {data["engine"] for name, data in found if name == "steps"}
     assert len(engines) == 1 and engines <= {0, 1}, "the router sends it where its prefix is"

@@ -192,6 +192,6 @@ def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> N
         LLM(_model(tmp_path), load_format="dummy", tp=3)
     with pytest.raises(ConfigError, match=r"--tp 2: a simulated engine has no ranks"):
         LLM("smollm2", engine="sim", tp=2)
-    with pytest.raises(ConfigError, match="tp: 0: must be at least 1"):
+    with pytest.raises(ConfigError, match=r"^tp=0: must be at least 1"):
         LLM("smollm2", engine="echo", tp=0)
     assert not [child for child in psutil.Process().children() if child not in before]

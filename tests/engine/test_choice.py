@@ -20,6 +20,7 @@ from minisgl.engine.echo import EchoEngine
 from minisgl.llm import LLM
 from minisgl.runner import build
 from minisgl.runner.build import build_engine, choose_control_plane, control_plane_config
+from minisgl.utils.installed import how_to_get
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +158,7 @@ def test_commands_refuse_by_the_flag(capsys: pytest.CaptureFixture[str]) -> None
     assert "--tp 2: not with --engine cpu" in capsys.readouterr().err
     assert main(["generate", "--engine", "torch", "--kv-dtype", "float32", "hi"]) == 2
     assert "--kv-dtype f32: not with --engine torch" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="--quantization q8: not with --engine echo"):
+    with pytest.raises(ConfigError, match="quantization=q8: not with --engine echo"):
         LLM("none", engine="echo", quantization="q8_0")
 
 
@@ -173,7 +174,7 @@ class TestWithoutTorch:
         monkeypatch.setattr(choice, "looks_like_cuda", lambda: True)
         name, hint = choose_engine(EngineConfig())
         assert name == "cpu"
-        assert "torch is not installed: pip install 'minisgl[cuda]'" in hint
+        assert f"torch is not installed: {how_to_get('cuda')}" in hint
 
     @pytest.mark.parametrize(
         ("settings", "asked", "extra"),
@@ -190,12 +191,12 @@ class TestWithoutTorch:
             LLM("smollm2", log_level="error", **settings)
         text = str(raised.value)
         assert text.startswith(f"{asked}: ")
-        assert text.endswith(f"needs torch, which is not installed: pip install 'minisgl[{extra}]'")
+        assert text.endswith(f"needs torch, which is not installed: {how_to_get(extra)}")
 
     def test_a_model_that_only_torch_may_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert pretend(monkeypatch, refuse) == []
         with pytest.raises(
-            ConfigError, match=r"mamba is not supported; the torch engine.* pip install 'minisgl\[torch\]'"
+            ConfigError, match=r"mamba is not supported; the torch engine.* needs torch, .*: make install"
         ):
             build_engine(EngineConfig(), lambda *_: None)
 

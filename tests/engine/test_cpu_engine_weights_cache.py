@@ -145,7 +145,7 @@ def test_only_the_cpu_engine_has_it() -> None:
 
 @pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (2**63, "at most 9223372036854775807")])
 def test_sizes_that_there_are_not(size: int, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"weights_cache: {size}: must be {why}"):
+    with pytest.raises(ConfigError, match=f"--weights-cache {size}: must be {why}"):
         EngineConfig(engine="cpu", weights_cache=size).check()
 
 

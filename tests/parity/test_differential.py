@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minisgl.scheduler.api import Stats, part_failures
-from minisgl.scheduler.parts import PART_NAMES
+from minisgl.scheduler.policies import PART_NAMES
 from tests.helpers.parity import Divergence, run
 
 STEPS = 250  # of one run

@@ -217,7 +217,8 @@ def test_a_server_that_is_killed_cuts_its_streams_with_an_error_and_is_started_a
 
 def kill(server: ServerProcess, name: str) -> None:
     """The HTTP process of the model's server, which was loaded last of its name."""
-    ports = [found[1] for line in server.lines if (found := re.match(rf"{name}: ready: http://127.0.0.1:(\d+)", line))]
+    ready = re.compile(rf"\b{name}: ready: http://127.0.0.1:(\d+)")
+    ports = [found[1] for line in server.lines if (found := ready.search(line))]
     for child in psutil.Process(server.process.pid).children():
         if any(str(one.laddr.port) == ports[-1] for one in child.net_connections() if one.status == "LISTEN"):
             os.kill(child.pid, signal.SIGKILL)

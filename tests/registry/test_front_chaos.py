@@ -36,7 +36,7 @@ class Behind:
 
 
 def behind(server: ServerProcess, name: str) -> Behind:
-    found = [match[1] for line in server.lines if (match := re.match(rf"{name}: ready: (\S+)", line))]
+    found = [match[1] for line in server.lines if (match := re.search(rf"\b{name}: ready: (\S+)", line))]
     url = httpx.URL(found[-1])
     for child in psutil.Process(server.process.pid).children():
         if any(one.laddr.port == url.port and one.status == "LISTEN" for one in child.net_connections()):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.parts import PART_NAMES
+from minisgl.scheduler.policies import PART_NAMES
 from minisgl.scheduler.reference import PYTHON, Parts, ReferenceControlPlane
 from minisgl.scheduler.rust_parts import Guarded, make_parts
 from tests.runner import test_request_tracker as failover

@@ -42,7 +42,7 @@ class FakeChild:
         self._end: asyncio.Future[int] | None = None
         self.started_over = ""
         self.ended_within: float | None = None
-        self.last_words = ""
+        self.last_words = None
 
     @property
     def has_ended(self) -> bool:
@@ -439,7 +439,7 @@ def test_auto_without_devices_is_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"dp": 0}, "--dp 0: must be at least 1, or auto"),
+        ({"dp": 0}, "--dp 0: must be at least 1"),
         ({"max_inflight": 0}, "--max-inflight 0: must be at least 1"),
         ({"max_inflight_per_engine": -1}, "--max-inflight-per-engine -1: must be at least 1"),
         ({"dp": 2, "engine": EngineConfig(device="cuda:1")}, "--device cuda:1: not with --dp 2"),

@@ -55,6 +55,7 @@ def add(req_id: int, length: int, max_tokens: int, first: int = 0) -> AddRequest
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(watching.Watching.__init__, "__defaults__", (lambda: now[0],))
+    monkeypatch.setattr(watching.Recent.__init__, "__defaults__", (lambda: -1.0,))  # it keeps nothing
     return now
 
 
@@ -116,13 +117,14 @@ def test_a_watcher_that_is_gone_ends_it(control_plane: Make, clock: list[float])
     run.rest()
     assert run.watched
     clock[0] += WATCH_S + 0.1
-    before = len(run.watched)
+    before, told = len(run.watched), len(run.steps)
     run.loop.step([add(2, 10, 5)])
     run.rest()
     assert len(run.watched) == before and run.loop._watching is None
     run.loop.step([Watch(True, False), add(3, 10, 5)])
     run.rest()
-    assert {row[0] for one in run.watched[before:] for step in one.steps for row in step.rows} == {3}
+    assert [step.step for step in run.steps[told : 2 * told]] == [step.step for step in run.steps[:told]]  # the recent
+    assert {row[0] for step in run.steps[2 * told :] for row in step.rows} == {3}
 
 
 def test_frames_are_few_and_bounded_and_say_what_is_missing(control_plane: Make, clock: list[float]) -> None:
@@ -160,3 +162,36 @@ def test_more_rows_than_are_told_are_counted(
     run.loop.step([Watch(True, False), *(add(i, 4, 3, 10 * i) for i in range(4))])
     run.rest()
     assert {(len(step.rows), step.num_rows_left_out) for step in run.steps} == {(2, 2)}
+
+
+def test_who_comes_later_is_told_the_last_steps(
+    control_plane: Make, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that follow each other too fast only some are kept, and none is told twice."""
+    kept_at = [0.0]
+
+    def later() -> float:
+        kept_at[0] += watching.KEEP_EVERY_S / 2 + 1e-6
+        return kept_at[0]
+
+    monkeypatch.setattr(watching.Recent.__init__, "__defaults__", (later,))
+    run = Run(control_plane)
+    run.loop.step([add(5, 10, 9)])
+    run.rest()
+    assert run.watched == []
+    run.loop.step([Watch(True, False), add(6, 3, 2, first=50)])
+    run.rest()
+    rows = [[(row[0], row[4]) for row in step.rows] for step in run.steps]
+    assert rows == [[(5, 8)], [(5, 11)], [(5, 13)], [(5, 15)], [(5, 17)], [(6, 3)], [(6, 4)]]
+    assert [one.at for one in run.watched][:1] == [0]
+
+
+def test_what_is_kept_while_nobody_looks_is_bounded(control_plane: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "KEEP_EVERY_S", 0.0)
+    run = Run(control_plane)
+    run.loop.step([add(5, 10, watching.MAX_STEPS + 20)])
+    run.rest()
+    run.loop.step([Watch(True, False)])
+    run.rest()
+    assert len(run.steps) == watching.MAX_STEPS
+    assert run.steps[-1].finished and run.steps[-1].rows[0][0] == 5

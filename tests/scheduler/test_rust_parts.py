@@ -10,7 +10,8 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig, PartFailed
 from minisgl.scheduler.backend import choose, make_control_plane
-from minisgl.scheduler.parts import PART_NAMES, Parts
+from minisgl.scheduler.parts import Parts
+from minisgl.scheduler.policies import PART_NAMES
 from minisgl.scheduler.reference import PYTHON, ReferenceControlPlane
 from minisgl.scheduler.rust_parts import Guarded, make_parts, parse_parts
 from minisgl.step import Events
@@ -22,7 +23,7 @@ CONFIG = ControlPlaneConfig(16, 4, 4, 16, 64)
 def test_names_choose_parts() -> None:
     assert parse_parts("rust_parts") == PART_NAMES
     assert parse_parts("rust_parts:metadata,radix") == ("radix", "metadata")
-    with pytest.raises(ValueError, match=r"rust_parts:tree: unknown part 'tree'; valid: radix, admission, metadata"):
+    with pytest.raises(ValueError, match=r"unknown part 'tree'; valid: radix, admission, metadata"):
         choose("rust_parts:tree", CONFIG)
     assert choose("rust_parts:radix", CONFIG).name == "rust_parts:radix"
 

@@ -322,7 +322,7 @@ def test_access_lines(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("wanted", [False, True])
 def test_probes_get_access_lines_only_if_asked_for(caplog: pytest.LogCaptureFixture, wanted: bool) -> None:
     config = msgspec.structs.replace(CONFIG, access_log_probes=wanted)
-    probes = ["/livez", "/readyz", "/health", "/metrics", "/livez/"]
+    probes = ["/livez", "/readyz", "/health", "/metrics", "/livez/", "/web/js/main.js"]
     with caplog.at_level(logging.INFO, "minisgl.access"), frontend(config=config) as server, server.http() as http:
         for path in (*probes, "/v1/models"):
             assert http.get(path).status_code == 200

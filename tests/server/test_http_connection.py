@@ -9,7 +9,7 @@ import socket
 import msgspec
 import pytest
 
-from minisgl.config import ConfigError, Limits
+from minisgl.config import ConfigError, Limits, check_ranges
 from minisgl.message import AbortRequest
 from minisgl.server.http import Crowd
 from minisgl.step import FinishReason
@@ -70,7 +70,7 @@ def test_idle_connections_stay_for_a_while(server: Frontend) -> None:
 
 def test_no_keep_alive_is_none_at_all() -> None:
     with pytest.raises(ConfigError, match="--keep-alive-timeout 0: must be at least 1"):
-        Limits(keep_alive_timeout=0).check()
+        check_ranges(Limits(keep_alive_timeout=0))
 
 
 # ------------------------------------------------------------------------------------------------------------ HTTP/1.0

@@ -95,8 +95,14 @@ def test_all_who_look_share_what_the_engine_tells(server: Frontend) -> None:
     with server.http() as one, server.http() as other:
         with reading(one, "?steps=1") as first, reading(other) as second:
             next_of(first, "stats"), next_of(second, "stats")
-            server.engine.send(Watched(0, [STEP]))
-            assert next_of(first, "steps")["steps"][0]["step"] == 7
+            later = msgspec.structs.replace(STEP, step=8, at_ms=STEP.at_ms + 1)
+            server.engine.send(Watched(0, [later]))
+            while next_of(first, "steps")["steps"][-1]["step"] != 8:
+                pass
+            with server.http() as third, reading(third, "?steps=1") as found:  # the recent ones, and none twice
+                assert [step["step"] for step in next_of(found, "steps")["steps"]][-1:] == [8]
+                server.engine.send(Watched(0, [later, msgspec.structs.replace(later, step=9, at_ms=later.at_ms + 1)]))
+                assert [step["step"] for step in next_of(found, "steps")["steps"]] == [9]
             assert next(second)[0] == "stats", "it did not ask for steps"
         server.wait_until(lambda: server.client.on_watched is None)
         before = len(watches(server))
@@ -182,6 +188,17 @@ def test_frames_that_did_not_come_are_counted() -> None:
     ]
     watcher.watched(1, Watched(0, views(0, 1)))  # an engine that began again
     assert [data["left_out"] for _, data in told(watcher)] == [0]
+
+
+def test_recent_steps_are_told_once() -> None:
+    """By their numbers: a turn's beginning is reckoned back from its end, and may lie before that of another one."""
+    watcher = Watcher(steps=True, tree=False)
+    watcher.begin(0, views(3, 4))
+    early = msgspec.structs.replace(STEP, step=7, at_ms=STEP.at_ms - 5)
+    again = msgspec.structs.replace(STEP, step=0, at_ms=STEP.at_ms + 2 * live.AGAIN_MS)
+    watcher.watched(0, Watched(0, [*views(1, 6), early, again]))
+    ((_, data),) = told(watcher)
+    assert [one["step"] for one in data["steps"]] == [3, 4, 5, 6, 7, 0] and data["left_out"] == 0
 
 
 def test_texts_are_shown_only_where_they_may_be() -> None:

@@ -8,22 +8,28 @@ from typing import Any
 
 import pytest
 
-from minisgl.config import EngineConfig, ServerConfig
+from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.frontend.engine_client import EngineGone
+from minisgl.runner.launch import LastWords
 from minisgl.supervisor import serving
 
 WHY = "engine 0: --model none: no such folder"
 
 
 @pytest.mark.parametrize("first", ["the process", "its connection"])
-@pytest.mark.parametrize(("words", "said"), [(WHY, WHY), ("", "engine")])
-async def test_the_reason_of_an_engine_that_could_not_start(first: str, words: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "said", "kind"),
+    [(LastWords(WHY), WHY, EngineGone), (LastWords(WHY, True), WHY, ConfigError), (None, "engine", EngineGone)],
+)
+async def test_the_reason_of_an_engine_that_could_not_start(
+    first: str, words: LastWords | None, said: str, kind: type[Exception]
+) -> None:
     client: Any = SimpleNamespace(ready=asyncio.get_running_loop().create_future())
     client.fail = lambda text: client.ready.set_exception(EngineGone(text))
     if first == "its connection":
         client.fail("engine 0: the connection ended")
     process: Any = SimpleNamespace(last_words=words, wait=lambda: asyncio.sleep(0 if first == "the process" else 60))
-    with pytest.raises(EngineGone, match=said):
+    with pytest.raises(kind, match=said):
         await serving._until_ready(client, process, asyncio.Event())
 
 

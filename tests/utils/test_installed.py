@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import ConfigError
+from minisgl.utils import installed
 from minisgl.utils.installed import EXTRA_OF, TORCH_ENGINE, missing, need, own_version
 from tests.test_layering import imports_of, module_name, sources
 
@@ -73,11 +74,14 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.Mon
     assert missing("json", *TORCH_ENGINE) == list(TORCH_ENGINE)
     with pytest.raises(ConfigError) as raised:
         need("--engine torch", "json", *TORCH_ENGINE)
-    assert str(raised.value) == (
-        "--engine torch needs torch and safetensors, which are not installed: pip install 'minisgl[torch]'"
-    )
-    with pytest.raises(ConfigError, match=r"--device cuda needs torch, which is not .*'minisgl\[cuda\]'"):
+    assert str(raised.value) == ("--engine torch needs torch and safetensors, which are not installed: make install")
+    with pytest.raises(ConfigError, match=r"--device cuda needs torch, which is not .*pip install '\.\[cuda\]'"):
         need("--device cuda", "torch", extra="cuda")
+
+
+def test_what_was_installed_without_a_checkout_comes_from_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "CHECKOUT", Path("/nowhere"))
+    assert installed.how_to_get("torch") == "pip install 'minisgl[torch]'"
 
 
 def test_the_lock_is_of_these_dependencies() -> None:

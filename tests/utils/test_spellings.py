@@ -145,12 +145,12 @@ def test_both_spellings_in_a_file_are_an_error(
     assert "set already by" in capsys.readouterr().err
 
 
-def test_the_whole_help_has_commands_and_the_flags_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_help_has_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--help"])
     shown = capsys.readouterr().out
     assert end.value.code == 0
-    assert all(word in shown for word in ("serve", "chat", "generate", "doctor", "--port", "--max-running-requests"))
+    assert all(word in shown for word in ("serve", "chat", "generate", "doctor", "serve --config"))
     assert not any(alias.typed in shown.replace("--max-tokens", "") for alias in aliases.ALIASES)
 
 
@@ -186,25 +186,22 @@ def test_what_does_nothing_says_so(
     ("flags", "said"),
     [
         (["--num-tokenizer", "2"], "--num-tokenizer 2: 0 or 1"),
-        (["--tokenizer-count", "-1"], "--num-tokenizer -1: 0 or 1"),
+        (["--tokenizer-count", "-1"], "--tokenizer-count -1: 0 or 1"),
         (["--attention-backend", "trtllm"], "trtllm is not supported"),
         (["--attn", "trtllm,fi"], "trtllm is not supported"),
         (["--attn", "fa,fi,fa"], "as PREFILL,DECODE"),
         (["--attn", "auto,fi"], "as PREFILL,DECODE"),
         (["--attn", "fast"], "'fast' is none of auto, torch_sdpa, flashinfer"),
         (["--attn", "fa,"], "'' is none of auto"),
-        (["--moe-backend", "triton"], "invalid choice: 'triton'"),
-        (["--dtype", "fp8"], "invalid choice: 'fp8'"),
+        (["--moe-backend", "triton"], "--moe-backend triton: must be one of auto, fused"),
+        (["--dtype", "fp8"], "--dtype fp8: must be one of auto, float32"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
-    try:
-        code: object = cli.main(["serve", *flags])
-    except SystemExit as end:
-        code = end.code
-    assert code == 2 and said in capsys.readouterr().err
+    assert cli.main(["serve", *flags]) == 2
+    assert said in capsys.readouterr().err
 
 
 # --- Python ---

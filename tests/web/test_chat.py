@@ -67,7 +67,7 @@ def test_one_message_that_cannot_be_shown_keeps_no_other_away(chat: Tab) -> None
 
 def test_stop_keeps_what_came_and_frees_the_engine(chat: Tab, server: Frontend) -> None:
     chat.ask("hang:half an answer")
-    chat.page.wait_for_selector(".tail:text-is('half an answer')")
+    chat.page.wait_for_selector(".tail:has-text('half an answer')")
     chat.page.press("#prompt", "Escape")
     chat.answered()
     assert texts(chat) == ["half an answer"]
@@ -77,7 +77,7 @@ def test_stop_keeps_what_came_and_frees_the_engine(chat: Tab, server: Frontend) 
 
 def test_a_page_left_during_an_answer_keeps_what_came(chat: Tab, server: Frontend) -> None:
     chat.ask("hang:as far as this")
-    chat.page.wait_for_selector(".tail:text-is('as far as this')")
+    chat.page.wait_for_selector(".tail:has-text('as far as this')")
     chat.page.reload()
     chat.page.wait_for_selector(".conversations .open")
     assert texts(chat) == ["as far as this"]

@@ -31,6 +31,7 @@ def run(page: Tab, module: str, code: str, *given: Any) -> Any:
 def step(number: int, rows: list[list[Any]], **more: Any) -> dict[str, Any]:
     return {
         "step": number,
+        "at_ms": 1000.0 * number,
         "rows": rows,
         "finished": [],
         "retracted": [],
@@ -59,6 +60,9 @@ def test_events_are_the_same_wherever_they_are_cut(page: Tab) -> None:
         ("~~~\n```\n\n~~~\nx", "~~~\n```\n\n~~~\n"),
         ("a\n\n````\n```\n\n", "a\n\n"),
         ("```not `code`\n\nb", "```not `code`\n\n"),
+        ("1. a\n\n2. b\n\n   more\n\n", ""),
+        ("1. a\n\n2. b\n\nText\n", "1. a\n\n2. b\n\n"),
+        ("- a\n\n```\nx\n```\n", "- a\n\n```\nx\n```\n"),
     ],
 )
 def test_blocks_end_where_markdown_ends_them(page: Tab, text: str, whole: str) -> None:
@@ -126,7 +130,62 @@ def test_each_request_keeps_its_lane_until_it_ends(page: Tab) -> None:
         return l.columns.at(-1).cells[0].lane; })(new m.Lanes())"""
     assert run(page, "lanes", again, steps[:2], [step(90, [[8, "decode", 1, 0, 5]])]) == 0  # 6 ended unseen
     restarted = "(l => { l.take(given[0]); l.take(given[1]); return l.columns.length; })(new m.Lanes())"
-    assert run(page, "lanes", restarted, steps, steps[:1]) == 1
+    assert run(page, "lanes", restarted, steps, [step(1, [], at_ms=9e9)]) == 1
+    assert run(page, "lanes", restarted, steps, steps[1:]) == len(steps), "they were told again"
+
+
+def test_a_retraction_is_shown_though_its_step_is_told_later(page: Tab) -> None:
+    steps = [
+        step(1, [[5, "decode", 1, 0, 9], [6, "decode", 1, 0, 9]]),
+        step(4, [[5, "decode", 1, 0, 10]], retracted=[6], num_retracted=1, at_ms=999.0),
+    ]
+    code = """(l => { l.take(given[0]);
+        return l.columns.at(-1).cells.map(c => [c.request, c.lane, c.mark]); })(new m.Lanes())"""
+    assert run(page, "lanes", code, steps) == [[5, 0, ""], [6, 1, "retracted"]]
+
+
+def test_no_request_is_red(page: Tab) -> None:
+    hues = run(page, "lanes", "given[0].map(m.hue)", [*range(400), 2**40 + 5, -3])
+    assert all(30 <= one <= 330 for one in hues) and len(set(hues[:40])) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("1. **English-Branded", "English-Branded"),
+        ("see `code", "code"),
+        ("a **b** and **", "a b and"),
+        ("```\n**x", "**x"),
+        ("one\n\n2. **Adding", "Adding"),
+    ],
+)
+def test_a_block_that_is_being_written_is_markdown(page: Tab, text: str, shown: str) -> None:
+    code = "(g => { g.show(given[0]); return [g.element.innerText ?? '', g.element.textContent]; })(new m.Growing())"
+    found = run(page, "markdown", code, text)[1]
+    assert shown in found and ("**" not in found or "```" in text) and ("`" not in found)
+
+
+def test_the_tree_is_an_icicle(page: Tab) -> None:
+    """As wide as the tokens, at the place in the text; as high as what goes on from it."""
+    nodes = [
+        {"id": 1, "parent": 0, "tokens": 64, "depth": 64},
+        {"id": 2, "parent": 1, "tokens": 32, "depth": 96},
+        {"id": 3, "parent": 1, "tokens": 16, "depth": 80},
+        {"id": 4, "parent": 3, "tokens": 8, "depth": 88},
+        {"id": 5, "parent": 0, "tokens": 4, "depth": 4},
+    ]
+    code = "m.laidOut(given[0]).map(one => [one.node.id, one.from, one.to, one.row, one.rows])"
+    assert run(page, "tree", code, nodes) == [
+        [1, 0, 64, 0, 2],
+        [2, 64, 96, 0, 1],
+        [3, 64, 80, 1, 1],
+        [4, 80, 88, 1, 1],
+        [5, 0, 4, 2, 1],
+    ]
+    node = {**nodes[0], "locks": 0, "age": 14, "children": 2, "pinned": False, "saved": False}
+    assert run(page, "tree", "m.inWords(given[0])", node) == (
+        "64 tokens, from 0 to 64 of a text; idle: unused while 14 other prefixes were released; 2 branches"
+    )
 
 
 def test_the_tree_puts_children_below_their_parents(page: Tab) -> None:

@@ -88,13 +88,13 @@ def test_a_connection_that_drops_is_said(chromium: Any) -> None:
     with frontend(front_end="python") as running, tab(chromium, running.url) as one:
         one.open()
         one.ask("hang:as far as this")
-        one.page.wait_for_selector(".tail:text-is('as far as this')")
+        one.page.wait_for_selector(".tail:has-text('as far as this')")
         running.on_loop(lambda: [found.transport.abort() for found in list(running.connections)])
         one.answered()
         assert "connection was lost" in one.page.inner_text(".answer .error")
         assert one.page.inner_text(".markdown").strip() == "as far as this"
         one.page.click(".again")
-        one.page.wait_for_selector(".tail:text-is('as far as this')")
+        one.page.wait_for_selector(".tail:has-text('as far as this')")
         one.page.press("#prompt", "Escape")
         one.answered()
         one.check(*LOST)
@@ -121,7 +121,7 @@ def test_a_long_answer_is_shown_whole_and_the_page_answers_meanwhile(chromium: A
     with tab(chromium, server.url) as one:
         page = one.open()
         one.ask(f"hang:{text}The end.")
-        page.wait_for_selector(".tail:text-is('The end.')")
+        page.wait_for_selector(".tail:has-text('The end.')")
         page.press("#prompt", "Escape")
         one.answered()
         assert page.eval_on_selector_all(".markdown p strong", "all => all.length") == 500

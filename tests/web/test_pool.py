@@ -78,7 +78,7 @@ def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: 
 def test_the_steps_and_the_tree_are_those_of_the_engine_that_is_chosen(seen: Tab, server: ServerProcess) -> None:
     page = seen.open("scheduler")
     page.wait_for_selector("select[aria-label='Engine']:visible")
-    tree, said = ".tree tbody tr", ".said"
+    tree, said = ".tree .node", ".said"
     ask(server, "the first ")
     page.wait_for_selector(f"{said}:has-text('Step')")
     page.wait_for_selector(tree)

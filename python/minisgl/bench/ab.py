@@ -20,9 +20,10 @@ from typing import Any
 from minisgl.bench.load import Server, of_itself
 from minisgl.bench.offline_run import OfflineJob, run_job
 from minisgl.bench.point import measure_point, point_from
-from minisgl.bench.report import Report, print_result, public_command, table
+from minisgl.bench.report import JSON_HELP, Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
 from minisgl.bench.stats import PairedDifference, paired_difference, turns
+from minisgl.bench.stopping import Stopped
 from minisgl.config import ConfigError, EngineConfig
 
 VARIABLE, FRONTEND = "MINISGL_CPU_BACKEND", "MINISGL_FRONTEND"
@@ -42,8 +43,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help=f"two schedulers by {VARIABLE}: a simulated engine, then the embedded model over HTTP",
         description=f"A/B of the scheduler by {VARIABLE}: pairs of runs in alternating order, a table of medians and a "
         "verdict with its interval; first with a simulated engine whose steps take no time, then with the embedded "
-        "model over HTTP. The ratio of a verdict is the mean of the pairs' ratios, not that of the medians. The last "
-        "line of stdout is JSON, its ratios less 1. Takes one to two minutes.",
+        "model over HTTP. The ratio of a verdict is the mean of the pairs' ratios, not that of the medians. "
+        "Takes one to two minutes.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
@@ -57,6 +58,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--frontends", nargs="+", choices=("rust", "python"), default=[],
         help="over HTTP each scheduler with each of these front ends (default: the server's own)",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; its ratios are less 1")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return parser
 
@@ -79,20 +81,29 @@ def run(args: argparse.Namespace) -> int:
         for front_end in args.frontends or [""]
     }
     parts = []
-    measures: tuple[Callable[[], Part], ...] = (
-        lambda: _simulated(Turns("simulated engine, step loop", names, args.pairs)),
-        lambda: _served(Turns("smollm2 over HTTP", list(servers), args.pairs), args.duration, servers),
-    )
-    for measure in measures:
-        part = measure()
+    measures: dict[str, Callable[[str], dict[str, list[Figures]]]] = {
+        "simulated engine, step loop": lambda title: _simulated(Turns(title, names, args.pairs)),
+        "smollm2 over HTTP": lambda title: _served(Turns(title, list(servers), args.pairs), args.duration, servers),
+    }
+    code = 0
+    for title, measure in measures.items():
+        try:
+            part = Part(title, measure(title))
+        except StoppedWith as stopped:
+            code = stopped.code
+            pairs = min(map(len, stopped.runs.values()))
+            part = Part(f"{title}, stopped after {pairs} of {args.pairs} pairs", stopped.runs)
         parts.append(part)
         texts = part.table(), "\n".join(part.verdicts())
         print(f"{part.title}\n\n{texts[0]}\n\n{texts[1]}\n", flush=True)
         if report is not None:
             report.section(part.title, *texts)
             report.write({"runs": {one.title: one.runs for one in parts}})
-    print_result({"bench": "ab", "parts": [part.as_dict() for part in parts]})
-    return 0
+        if code:
+            break
+    if args.json:
+        print_result({"bench": "ab", "parts": [part.as_dict() for part in parts]})
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +117,25 @@ class Turns:
     def measure(self, one: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
         """Return the figures of `one(name, pair)` by scheduler; a line of progress for each."""
         found: dict[str, list[Figures]] = {name: [] for name in self.names}
-        for pair, name in turns(self.names, self.pairs):
-            figures = one(name, pair)
-            found[name].append(figures)
-            said = f"pair {pair + 1} of {self.pairs}: {name}: {figures['output_tok_s']:,.0f} tok/s"
-            print(f"bench ab: {self.title}: {said}", file=sys.stderr, flush=True)
+        try:
+            for pair, name in turns(self.names, self.pairs):
+                figures = one(name, pair)
+                found[name].append(figures)
+                said = f"pair {pair + 1} of {self.pairs}: {name}: {figures['output_tok_s']:,.0f} tok/s"
+                print(f"bench ab: {self.title}: {said}", file=sys.stderr, flush=True)
+        except Stopped as stopped:
+            if not (whole := min(map(len, found.values()))):
+                raise
+            raise StoppedWith(stopped, {name: runs[:whole] for name, runs in found.items()}) from stopped
         return found
+
+
+class StoppedWith(Stopped):
+    """The same, with the figures of the pairs that are whole."""
+
+    def __init__(self, stopped: Stopped, runs: Mapping[str, Sequence[Figures]]) -> None:
+        super().__init__(stopped.code - 128)
+        self.runs = runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +182,7 @@ def verdict(name: str, found: PairedDifference) -> str:
     return f"{name}: {times:.2f} times the tok/s ({interval})"
 
 
-def _simulated(ask: Turns) -> Part:
+def _simulated(ask: Turns) -> dict[str, list[Figures]]:
     """Measure the step loop in this process, with 256 sequences that are there at the start."""
 
     def one(name: str, pair: int) -> Figures:
@@ -170,10 +194,10 @@ def _simulated(ask: Turns) -> Part:
         steps = {f"step_{which}_us": found["step_us"]["schedule"][which] for which in PERCENTILES}
         return {"output_tok_s": found["output_tok_s"], **steps}
 
-    return Part(ask.title, ask.measure(one))
+    return ask.measure(one)
 
 
-def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[str, str]]) -> Part:
+def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[str, str]]) -> dict[str, list[Figures]]:
     """Measure a server in each of `environments`. A first round warms up; a step's percentiles are those of all
     rounds."""
     with contextlib.ExitStack() as stack:
@@ -197,4 +221,4 @@ def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[st
             said = of_itself(Server(server.url, server.model))
             steps = {} if said is None else {f"step_{key}_us": said["schedule_us"][key] for key in PERCENTILES}
             found[name] = [{**figures, **steps} for figures in found[name]]
-    return Part(ask.title, found)
+    return found

@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from minisgl.bench.compare_report import TITLE, Compare, Running, result_of, sho
 from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, start
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.render import words
-from minisgl.bench.report import Report, plain, print_result, public_command, read_raw
+from minisgl.bench.report import JSON_HELP, Report, plain, print_result, public_command, read_raw
 from minisgl.bench.stats import there_and_back
+from minisgl.bench.stopping import Stopped
 from minisgl.config import ConfigError
 
 HELP = "minisgl beside transformers, llama.cpp, vLLM, SGLang or any server, in one table"
@@ -84,6 +85,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--agreement-prompts", type=int, default=8, metavar="N", help="texts that are compared; 0: none (default: 8)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json, a report and its plots")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("--again", action="store_true", help="write the report of DIR/raw.json again; measure nothing")
     return parser
 
@@ -93,12 +95,21 @@ def run(args: argparse.Namespace) -> int:
         return _again(args.out)
     settings = settings_of(args)
     report = None if args.out is None else Report(args.out, TITLE, command=public_command(args.arguments))
-    found, missing = measure(settings)
+    stopped, found, missing = measure(settings)
+    if stopped is not None:
+        settings = whole_rounds(settings, found)
+        what = f"after {settings.repeats} of {args.repeats} rounds" if settings.repeats else "before a round was whole"
+        print(f"bench compare: stopped {what}", file=sys.stderr, flush=True)
+        if not settings.repeats:
+            return stopped.code
     result = plain(result_of(settings, found, missing))
-    print("\n\n".join(shown(result)))
+    print("\n\n".join(shown(result)), flush=True)
     if report is not None:
         write(report, result)
-    print_result(result)
+    if args.json:
+        print_result(result)
+    if stopped is not None:
+        return stopped.code
     asked = args.variants or (["minisgl"] if found else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
 
@@ -110,7 +121,7 @@ def _again(folder: Path | None) -> int:
     report = Report(folder, raw["title"], command=raw["command"])
     report.environment = raw["environment"]
     write(report, raw["result"])
-    print_result(raw["result"])
+    print("\n\n".join(shown(raw["result"])))
     return 0
 
 
@@ -158,37 +169,63 @@ def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def measure(settings: Compare) -> tuple[dict[str, Running], dict[str, str]]:
-    """What was measured by variant, and why the others were not."""
+def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict[str, str]]:
+    """Return what stopped it (None: nothing), what was measured by variant, and why the others were not."""
     missing: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        running = _started(settings, stack, missing)
-
-        def each(order: Sequence[str], label: str, ask: Any) -> None:
-            for name in order:
-                bar.set_description(f"{label}: {name}")
-                if bar.disable:
-                    print(f"bench compare: {label}: {name}", file=sys.stderr, flush=True)
-                try:
-                    ask(running[name])
-                except Missing as error:
-                    missing[name] = str(error)
-                    running.pop(name).own.close()  # what hangs would compute beside the others
-                bar.update()
-
-        with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
-            for repeat in range(-1, settings.repeats):
-                order = there_and_back(list(running), repeat + 1)
-                label = f"round {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warm-up"
-                each(order, label, lambda one, repeat=repeat: _round(settings, one, repeat))
-            each(list(running), "answers", lambda one: _answers(settings, one))
-        return running, missing
+    running: dict[str, Running] = {}
+    try:
+        with contextlib.ExitStack() as stack:
+            _measure(settings, stack, running, missing)
+    except Stopped as stopped:
+        return stopped, running, missing
+    return None, running, missing
 
 
-def _started(settings: Compare, stack: contextlib.ExitStack, missing: dict[str, str]) -> dict[str, Running]:
-    setup, running = settings.setup, dict[str, Running]()
+def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
+    """Keep of each variant the rounds that all have, and answers only if all have all of them; return the settings with
+    the number of those rounds."""
+    repeats = min((len(one.prefill_tok_s) for one in running.values()), default=0)
+    answered = all(len(one.answers) == settings.agreement_prompts for one in running.values())
+    for one in running.values():
+        one.keep(repeats)
+        if not answered:
+            one.answers.clear()
+    return replace(settings, repeats=repeats)
+
+
+def _measure(
+    settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
+) -> None:
+    """Fill `running` and `missing`; what is started ends with `stack`. Raises `Stopped`."""
+    _start(settings, stack, running, missing)
+
+    def each(order: Sequence[str], label: str, ask: Any) -> None:
+        for name in order:
+            bar.set_description(f"{label}: {name}")
+            if bar.disable:
+                print(f"bench compare: {label}: {name}", file=sys.stderr, flush=True)
+            try:
+                ask(running[name])
+            except Missing as error:
+                missing[name] = str(error)
+                running.pop(name).own.close()  # what hangs would compute beside the others
+            bar.update()
+
+    with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
+        for repeat in range(-1, settings.repeats):
+            order = there_and_back(list(running), repeat + 1)
+            label = f"round {repeat + 1} of {settings.repeats}" if repeat >= 0 else "warm-up"
+            each(order, label, lambda one, repeat=repeat: _round(settings, one, repeat))
+        each(list(running), "answers", lambda one: _answers(settings, one))
+
+
+def _start(
+    settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
+) -> None:
+    setup = settings.setup
     for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
         began, own = time.monotonic(), stack.enter_context(contextlib.ExitStack())
+        print(f"bench compare: starting {name}", file=sys.stderr, flush=True)
         try:
             variant = own.enter_context(start(name, setup))
             start_s = time.monotonic() - began
@@ -199,7 +236,6 @@ def _started(settings: Compare, stack: contextlib.ExitStack, missing: dict[str, 
             own.close()
             continue
         running[name] = Running(variant, own, start_s)
-    return running
 
 
 def _round(settings: Compare, one: Running, repeat: int) -> None:

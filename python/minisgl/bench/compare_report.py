@@ -71,6 +71,13 @@ class Running:
         if used.rss_bytes is not None:
             self.rss_bytes = max(used.rss_bytes, self.rss_bytes or 0)
 
+    def keep(self, repeats: int) -> None:
+        """Drop what was measured after so many rounds."""
+        self.rounds = {
+            name: {count: values[:repeats] for count, values in of_one.items()} for name, of_one in self.rounds.items()
+        }
+        del self.prefill_tok_s[repeats:]
+
     def take_prefill(self, times: Times) -> None:
         """Take the times of one prompt and one token: to its text, or to the end where that is all there is."""
         self.prefill_tok_s.append(times.num_in / (times.first_s[0] if times.first_s else times.total_s))

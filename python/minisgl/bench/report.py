@@ -111,8 +111,13 @@ def _replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
+JSON_HELP = "end with one line of compact JSON, for programs (default: with the table)"
+
+
 def print_result(result: Mapping[str, Any]) -> None:
-    """The last line of stdout: compact JSON, for programs that ran the command."""
+    """Print the last line of stdout: compact JSON, for programs that ran the command. A terminal gets none."""
+    if sys.stdout.isatty():
+        return
     sys.stdout.flush()
     print(json.dumps(plain(result), separators=(",", ":"), allow_nan=False), flush=True)
 

@@ -46,7 +46,8 @@ class Interval:
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
     """`b` against `a` over pairs. `ratio` is the geometric mean of b / a minus 1, with the interval of the mean of its
-    logarithms; None unless all samples are above 0."""
+    logarithms; None unless all samples are above 0. `mean_a`, `mean_b`: geometric means where there is a ratio, else
+    arithmetic ones, so that their quotient or their difference is the one that is shown."""
 
     num_pairs: int
     median_a: float
@@ -54,6 +55,8 @@ class PairedDifference:
     difference: Interval
     ratio: Interval | None
     confidence: float
+    mean_a: float
+    mean_b: float
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,7 +111,9 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
         logs = mean_interval([math.log(y / x) for x, y in zip(a, b, strict=True)], confidence)
         ratio = Interval(*(_expm1(value) for value in (logs.estimate, logs.low, logs.high)))
     difference = mean_interval([y - x for x, y in zip(a, b, strict=True)], confidence)
-    return PairedDifference(len(a), statistics.median(a), statistics.median(b), difference, ratio, confidence)
+    mean = statistics.fmean if ratio is None else statistics.geometric_mean
+    medians = statistics.median(a), statistics.median(b)
+    return PairedDifference(len(a), *medians, difference, ratio, confidence, mean(a), mean(b))
 
 
 def there_and_back(names: Sequence[T], number: int) -> Sequence[T]:

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from minisgl import envs
 from minisgl.cli import batch, cache, chat, generate, models, replay, serve, verify
-from minisgl.config import ConfigError
+from minisgl.cli.flags import sources
+from minisgl.cli.parser import Parser, UsageError
+from minisgl.config import ConfigError, as_set
 from minisgl.extension import ExtensionMissing
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -27,10 +29,7 @@ EXAMPLES = """examples:
   minisgl serve unsloth/Qwen3-4B-GGUF:Q4_K_M one GGUF file of a repository; qwen3:4b is short for such a name
   minisgl serve --config server.yaml         flags from a file
   minisgl chat                               talk to a model in this terminal
-  minisgl COMMAND --help                     every flag of a command
-
-without a command the flags are those of serve:
-
+  minisgl COMMAND --help                     the flags of a command; without a command they are those of serve
 """
 OF_ITS_OWN = ("-h", "--help", "-V", "--version")
 """What is no flag of a command."""
@@ -38,18 +37,17 @@ OF_ITS_OWN = ("-h", "--help", "-V", "--version")
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Flags, over the values of `--config`, over the defaults. Raises `ConfigError`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="minisgl",
         description=DESCRIPTION,
-        allow_abbrev=False,
+        epilog=EXAMPLES,
+        usage="minisgl COMMAND [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = f"minisgl {own_version()}" if any(one in arguments for one in ("-V", "--version")) else ""
     parser.add_argument("-V", "--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="minisgl")
     server = serve.add_parser(commands)
-    if arguments[:1] and arguments[0] in ("-h", "--help"):
-        parser.epilog = EXAMPLES + server.format_help()
     chat.add_parser(commands)
     generate.add_parser(commands)
     batch.add_parser(commands)
@@ -59,16 +57,28 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     replay.add_parser(commands)
     commands.add_parser("bench", help="measure: offline throughput and more", add_help=False)
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
+    args: argparse.Namespace
     args, rest = parser.parse_known_args(arguments)
     if rest and args.command not in ("chat", "batch"):  # which hand them on to their servers
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.refuse(rest)
+    in_file: dict[str, str] = {}
     if (path := getattr(args, "config", None)) is not None:
         from minisgl.cli import config_file
 
-        config_file.apply(path, server)
+        in_file = config_file.apply(path, server)
         args = parser.parse_args(arguments)
-    args.flags, args.rest = arguments[1:], rest
+    args.flags, args.rest, args.sources = arguments[1:], rest, sources(parser.typed(), in_file)
     return args
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command; an error about a setting names it as it was set. Raises `ConfigError`."""
+    try:
+        return int(args.run(args))
+    except UsageError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(as_set(str(error), args.sources)) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["serve"]:
             envs.keep_little()  # a flag's check loads the extension
         args = _parse(arguments)
-        return int(args.run(args))
+        return _run(args)
+    except UsageError as error:
+        print(f"{error.prog}: {error}", file=sys.stderr)
+        return 2
     except (ConfigError, envs.EnvError, ParamError, ExtensionMissing) as error:
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2

@@ -80,11 +80,11 @@ class Job:
         display = Display(_say, sys.stderr if sys.stderr.isatty() else None)
         while batch["status"] in _OPEN:
             counts = batch["request_counts"]
-            display("lines", counts["completed"] + counts["failed"], counts["total"])
+            display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])
             await asyncio.sleep(LOOK_S)
             batch = _checked(await http.get(f"/v1/batches/{batch['id']}"))
         counts = batch["request_counts"]
-        display("lines", counts["completed"] + counts["failed"], counts["total"])
+        display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])
         if batch["status"] != "completed":
             reasons = [one["message"] for one in (batch["errors"] or {"data": []})["data"]]
             raise Failed(f"it is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")

@@ -3,7 +3,8 @@
 Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; one
 whose flags are an engine's lies in cli/, the others in bench/. Only the module that is asked for is imported.
 
-Every benchmark ends with one line of compact JSON on stdout and an exit code.
+Every benchmark ends with an exit code and, unless its standard output is a terminal, one line of compact JSON there;
+`ab` and `compare` have that line with `--json` only. Ctrl-C and SIGTERM end what it started, too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from minisgl import envs
+from minisgl.bench.stopping import Stopped, stoppable
 from minisgl.cli import aliases
-from minisgl.cli.flags import notices, say
-from minisgl.config import ConfigError
+from minisgl.cli.flags import notices, say, sources
+from minisgl.cli.parser import Parser
+from minisgl.config import ConfigError, as_set
 
 COMMANDS = {
     "ab": "minisgl.bench.ab",
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that `arguments` begin with; returns its exit code. Raises `ConfigError`."""
     if arguments and arguments[0] in FORMER:
         arguments = [FORMER[arguments[0]], *arguments[1:]]
-    parser = argparse.ArgumentParser(prog="minisgl bench", description="Measure minisgl.", allow_abbrev=False)
+    parser = Parser(prog="minisgl bench", description="Measure minisgl.")
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     asked = [name for name in COMMANDS if arguments[:1] == [name]]
     for name in asked or COMMANDS:
@@ -44,8 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments, argparse.Namespace(arguments=list(arguments)))
     if (out := getattr(args, "out", None)) is not None:
         _check_out(out, is_file=args.bench == "scheduler")
+    envs.check()
     say(notices(args), f"bench {args.bench}")
-    return int(args.run(args))
+    try:
+        with stoppable():
+            return int(args.run(args))
+    except Stopped as stopped:
+        return stopped.code
+    except ConfigError as error:
+        raise ConfigError(as_set(str(error), sources(parser.typed(), {}))) from error
 
 
 def _check_out(out: Path, *, is_file: bool) -> None:

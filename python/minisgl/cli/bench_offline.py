@@ -9,7 +9,7 @@ from minisgl.bench.asked import asked
 from minisgl.bench.offline import SIZES, Offline, run_offline
 from minisgl.bench.report import public_command
 from minisgl.cli.flags import ENGINE, Commands, add_settings, command, engine_config
-from minisgl.scheduler.backend import BACKENDS
+from minisgl.scheduler.policies import BACKENDS
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ Invariants: without `--base-url` every flag that is not the chat's is one of `mi
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING
 from minisgl import envs
 from minisgl.cli import aliases
 from minisgl.cli.flags import Commands, command, notices, say
+from minisgl.cli.parser import Parser
 from minisgl.config import ConfigError
+from minisgl.sampling_params import ParamError, SamplingParams
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,7 +79,7 @@ def _run(conversation: Coroutine[None, None, int]) -> int:
 
 def run_shell(flags: Sequence[str], api_key: str | None) -> int:
     """`minisgl serve` with these flags, and a chat with it."""
-    answers = argparse.ArgumentParser()
+    answers = Parser()
     add_answer_arguments(answers)
     return _run(_with_own_server(flags, api_key, answers.parse_args([])))
 
@@ -98,11 +99,16 @@ def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
     """The fields of each request: what flags say, then variables; the rest is the server's. Raises `ConfigError`,
     `EnvError`."""
     given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
-    for name, value in given.items():
-        if not math.isfinite(value):  # which JSON cannot say
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be a number")
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
-    return {**envs.shell_settings(), **given, **seed}
+    found = {**envs.shell_settings(), **given, **seed}
+    try:
+        SamplingParams(**found).check()
+    except ParamError as error:
+        flag = "--sampling-seed" if error.field == "seed" else f"--{error.field.replace('_', '-')}"
+        variable = f"MINISGL_SHELL_{error.field.upper()}="
+        name = f"{flag} " if error.field not in SETTINGS or error.field in given else variable
+        raise ConfigError(f"{name}{found[error.field]}: {error.reason}") from error
+    return found
 
 
 async def _converse(

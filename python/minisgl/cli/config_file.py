@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from minisgl.cli.parser import Number, did_you_mean, must_be, one_of
 from minisgl.config import ConfigError
 
 NOT_IN_A_FILE = frozenset({"help", "config"})
 SECRETS = ("key", "token", "password")
 
 
-def apply(path: str, parser: argparse.ArgumentParser) -> None:
-    """Make the values of the file the defaults of `parser`, so that flags win over them. Raises `ConfigError`."""
-    parser.set_defaults(**values(path, parser))
+def apply(path: str, parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Make the values of the file the defaults of `parser`, so that flags win over them. Return where each is set, by
+    the destination of its flag, such as `server.yaml:3: tp: `. Raises `ConfigError`."""
+    found, places = values(path, parser)
+    parser.set_defaults(**found)
+    return places
 
 
-def values(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The file's values by the destination of their flags."""
+def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the file's values by the destination of their flags, and where each is set."""
     actions = dict(_actions(parser))
     found: dict[str, Any] = {}
     first_lines: dict[str, tuple[str, int]] = {}
@@ -36,8 +39,7 @@ def values(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         name = key.replace("_", "-") if isinstance(key, str) else ""
         action = actions.get(name)
         if action is None:
-            close = difflib.get_close_matches(name, actions, 1)
-            hint = f": did you mean {close[0]}?" if close else ": the keys are the flags of `minisgl serve --help`"
+            hint = did_you_mean(name, actions, "the keys are the flags of `minisgl serve --help`")
             raise ConfigError(f"{where}: {key}: unknown key{hint}")
         try:
             converted = _converted(action, value)
@@ -51,7 +53,7 @@ def values(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
             raise ConfigError(f"{where}: {key}: set already by {other} in line {at}: remove one of them")
         first_lines[action.dest] = (str(key), line)
         found[action.dest] = converted
-    return found
+    return found, {dest: f"{path}:{line}: {key}: " for dest, (key, line) in first_lines.items()}
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
@@ -126,24 +128,28 @@ def _converted(action: argparse.Action, value: Any) -> Any:
 
 
 def _one(action: argparse.Action, value: Any) -> Any:
-    kind = action.type
-    if kind is int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError("must be a whole number")
-    elif kind is float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise ValueError("must be a number")
-        value = float(value)
+    kind = action.type.kind if isinstance(action.type, Number) else action.type
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+            raise ValueError(must_be(kind))
+        value = _typed(action, value)
     elif isinstance(value, (bool, list, dict)) or (kind is None and not isinstance(value, str)):
         raise ValueError('must be text: write it in quotes ("...")')
-    elif callable(kind):
-        try:
-            value = kind(str(value))
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(str(error)) from error
+    else:
+        value = _typed(action, value)
     if action.choices is not None and value not in action.choices:
-        raise ValueError(f"must be one of {', '.join(map(str, action.choices))}")
+        raise ValueError(one_of(action.choices))
     return value
+
+
+def _typed(action: argparse.Action, value: Any) -> Any:
+    """Return what the flag's type makes of `value`. Raises `ValueError`."""
+    if not callable(action.type):
+        return value
+    try:
+        return action.type(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error).removeprefix(f"{value}: ")) from error
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,6 @@ Invariants: it never fails because something is missing: that is what it is for.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from minisgl import envs
+from minisgl.cli.parser import Parser
 from minisgl.config import EngineConfig
 from minisgl.extension import NAME, NEEDS, WITHOUT, ExtensionMissing, _rust, why_missing
 from minisgl.utils import older_variables
@@ -238,7 +238,7 @@ def _environment() -> list[Finding]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="one JSON array")
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]

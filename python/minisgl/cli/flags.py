@@ -20,6 +20,7 @@ import msgspec
 
 from minisgl import envs
 from minisgl.cli import aliases
+from minisgl.cli.parser import Number, Parser, one_of
 from minisgl.config import (
     ENGINE_SETTINGS,
     AdaptiveMaxTokens,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # what `add_subparsers` returns; a string, because the class takes no parameters while running
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
 
@@ -65,9 +66,9 @@ class Setting:
     def dest(self) -> str:
         return str(self.how.get("dest") or self.flags[0].removeprefix("--").replace("-", "_"))
 
-    def add_to(self, group: argparse._ActionsContainer, shown: bool, **default: Any) -> None:
-        how = {**default, **_of_field(_FIELDS.get(self.dest)), **self.how}
-        group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
+    def add_to(self, group: argparse._ActionsContainer, shown: bool, **default: Any) -> argparse.Action:
+        how = {**default, **_of_field(self.dest), **self.how}
+        return group.add_argument(*self.flags, help=self.help if shown else argparse.SUPPRESS, **how)
 
 
 def setting(*flags: str, help: str, **how: Any) -> Setting:
@@ -93,15 +94,16 @@ _DEFAULTS = _defaults(*_STRUCTS)
 _FIELDS = {name: kind for struct in _STRUCTS for name, kind in get_type_hints(struct).items()}
 
 
-def _of_field(kind: Any) -> dict[str, Any]:
+def _of_field(name: str) -> dict[str, Any]:
     """What argparse is told by the type of a field: that it is a switch, a number, or one of some words."""
+    kind: Any = _FIELDS.get(name)
     if get_origin(kind) in (Union, UnionType):
         *others, kind = (one for one in get_args(kind) if one is not NoneType)
         if others:
             return {}
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
-    return {"action": "store_true"} if kind is bool else {"type": kind} if kind in (int, float) else {}
+    return {"action": "store_true"} if kind is bool else {"type": Number(kind, name)} if kind in (int, float) else {}
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
@@ -132,7 +134,7 @@ def _one_of(text: str, names: list[str]) -> str:
     if text not in names:
         if why := why_missing():
             raise argparse.ArgumentTypeError(f"{text}: {NEEDS}: {why}")
-        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(names)}")
+        raise argparse.ArgumentTypeError(one_of(names))
     return text
 
 
@@ -184,8 +186,8 @@ MODEL = (
     ),
     setting(
         "--model-impl",
-        help="whose layers compute the model; native: minisgl's, which know few architectures; transformers: those of "
-        "the package transformers, on the torch engine; auto: native ones where they are known",
+        help="whose layers compute the model; native: minisgl's own, for the architectures of docs/features.md; "
+        "transformers: those of the package transformers, on the torch engine; auto: native ones where they are known",
     ),
     hidden(
         "--sim-profile",
@@ -212,7 +214,11 @@ MODEL = (
         type=spellings.dtype,
         help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     ),
-    setting("--device", help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; unseen)"),
+    setting(
+        "--device",
+        type=checked(spellings.device),
+        help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; untested)",
+    ),
     hidden("--seed", "--random-seed", help="of dummy weights"),
     setting(
         "--max-seq-len",
@@ -396,6 +402,7 @@ STEPS = (
 AB = (
     setting(
         "--cpu-backend",
+        type=checked(spellings.cpu_backend),
         metavar="NAME",
         default=None,
         help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
@@ -415,14 +422,12 @@ AB = (
     ),
     setting(
         "--shadow-every-n",
-        type=checked(spellings.positive),
         metavar="N",
         default=None,
         help="compare one step of N (default: MINISGL_CPU_BACKEND_SHADOW_EVERY_N, else 1)",
     ),
     setting(
         "--shadow-max-diffs",
-        type=checked(spellings.positive),
         metavar="N",
         default=None,
         help="end the comparison after N differences (default: MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS, else 100)",
@@ -552,7 +557,7 @@ MODELS = (
     ),
     hidden(
         "--load-timeout",
-        type=float,
+        type=Number(float, "load_timeout"),
         default=300.0,
         metavar="S",
         help="seconds that a request waits for its model to be loaded, then 503",
@@ -600,7 +605,7 @@ LOGS = (
     LOG_LEVEL,
     setting("--log-format", help="json: an object a line"),
     setting("--access-log", action=argparse.BooleanOptionalAction, help="a line for each request"),
-    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz and /metrics, too"),
+    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz, /metrics and file of the page, too"),
     hidden("--metrics-aliases", help="vllm: /metrics also has the names that dashboards for vLLM ask for"),
     setting("--log-prompts", help="prompts and answers in the access lines"),
     hidden(
@@ -613,11 +618,9 @@ SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "l
 """The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
 
 
-def command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any
-) -> argparse.ArgumentParser:
+def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any) -> Parser:
     """The parser of a command; its help shows defaults, and no flag has a short form."""
-    parser = commands.add_parser(name, formatter_class=Formatter, allow_abbrev=False, **how)
+    parser = commands.add_parser(name, formatter_class=Formatter, **how)
     parser.set_defaults(run=run)
     return parser
 
@@ -642,6 +645,25 @@ def notices(args: argparse.Namespace) -> list[str]:
     return [*aliases.said(args), *envs.notices()]
 
 
+VARIABLES = {
+    "cpu_backend": envs.CPU_BACKEND,
+    "frontend": envs.FRONTEND,
+    "api_key": envs.API_KEY,
+    "shadow": envs.SHADOW,
+    "shadow_report": envs.SHADOW_REPORT,
+    "shadow_every_n": envs.SHADOW_EVERY_N,
+    "shadow_max_diffs": envs.SHADOW_MAX_DIFFS,
+    "faulty_control_plane": envs.FAULTY_CONTROL_PLANE,
+}
+"""The variable of each flag that has one."""
+
+
+def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:
+    """Return how each flag was set, for `config.as_set`: as it was typed, by a line of a file, else by a variable."""
+    variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_of([name])}
+    return {**variables, **in_file, **{dest: f"{flag} " for dest, flag in typed.items()}}
+
+
 def say(lines: Iterable[str], command: str) -> None:
     for line in lines:
         print(f"minisgl {command}: {line}", file=sys.stderr, flush=True)
@@ -649,6 +671,7 @@ def say(lines: Iterable[str], command: str) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
+    envs.check()
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
     fields["lora"] = tuple(getattr(args, "lora", None) or ())

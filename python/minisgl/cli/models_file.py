@@ -12,8 +12,6 @@ models, those of an entry win over them.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ import msgspec
 import yaml
 
 from minisgl.cli.config_file import line_of, opened
+from minisgl.cli.parser import Parser, UsageError
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.utils import spellings
 
@@ -69,7 +68,7 @@ def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
     """`resolve` makes a configuration of flags. Raises `ConfigError`."""
     from minisgl.registry.entries import models_in
 
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own = Parser(add_help=False)
     for name in OWN_FLAGS[:-2]:
         own.add_argument(f"--{name}")
     common = own.parse_known_args(args.flags)[1]
@@ -177,13 +176,10 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
         raise ConfigError(f"{where}: pin and ttl: what is pinned is never unloaded: give one of them")
     adapters = [f"{name}={path}" for name, path in given.get("adapters", {}).items()]
     lora = ["--lora", *adapters] if adapters else []
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            config = resolve([*common, "--model", given["model"], *given.get("flags", ()), *lora])
-    except SystemExit as error:
-        reason = said.getvalue().rpartition("error: ")[2].strip()
-        raise ConfigError(f"{where}: flags: {reason}") from error
+        config = resolve([*common, "--model", given["model"], *given.get("flags", ()), *lora])
+    except UsageError as error:
+        raise ConfigError(f"{where}: flags: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     name = given.get("name") or config.model_name

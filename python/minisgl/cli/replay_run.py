@@ -15,7 +15,8 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.extension import ExtensionMissing
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
-from minisgl.scheduler.backend import BACKENDS, make_control_plane
+from minisgl.scheduler.backend import make_control_plane
+from minisgl.scheduler.policies import BACKENDS
 from minisgl.scheduler.shadow import ShadowControlPlane, difference_lines, summarize_report
 from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 
@@ -61,10 +62,13 @@ def _compare(trace: Trace, names: list[str], repeat: int) -> int:
     elif len(names) > 1 and not errors:
         what = "every plan, array and count, and the tree at the end, bit for bit"
         print(f"equal: {found[names[0]].num_steps} steps, {len(trace.calls)} calls, {what}")
+    elif len(names) == 1:
+        print(f"{names[0]} ran alone: nothing was compared")
     report = {
         "calls": len(trace.calls),
         "us_per_step": {name: _mean_us(one) for name, one in found.items()},
         "first_difference": None if first is None else first.index,
+        "compared": len(names) > 1,
         "what": None if first is None else first.line["what"],
         "request": None if first is None else first.line["request"],
         "errors": errors,
@@ -110,4 +114,4 @@ def _times(one: Replay) -> str:
     if not one.schedule_ns or not one.commit_ns:
         return f"{_mean_us(one)} us a step"
     schedule, commit = median(one.schedule_ns) / 1000, median(one.commit_ns) / 1000
-    return f"{_mean_us(one)} us a step (median: schedule {schedule:.2f}, commit {commit:.2f})"
+    return f"{_mean_us(one)} us a step on average (medians: schedule {schedule:.2f}, commit {commit:.2f})"

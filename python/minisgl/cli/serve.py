@@ -11,14 +11,13 @@ from minisgl import envs
 from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
+from minisgl.cli.parser import Parser
 from minisgl.config import Limits, ServerConfig, Silence, checked_seconds
 from minisgl.utils import older_variables
 
 
-def add_parser(commands: Commands) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        "serve", help="run the OpenAI-compatible server", formatter_class=Formatter, allow_abbrev=False
-    )
+def add_parser(commands: Commands) -> Parser:
+    parser = commands.add_parser("serve", help="run the OpenAI-compatible server", formatter_class=Formatter)
     parser.set_defaults(run=partial(run, parser))
     add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags by name; flags given here win over it")
@@ -28,7 +27,8 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     add_settings(parser, ENGINE)
     add_settings(parser, SERVER)
-    return aliases.add_to(parser)
+    aliases.add_to(parser)
+    return parser
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
@@ -43,13 +43,12 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     fields["api_keys"] = api_key_file.read(args.api_key_file) if args.api_key_file is not None else ()
     own = tuple((number, api_key_file.digest(one)) for number, one in enumerate(fields["api_keys"], 1) if one.own_cache)
     fields["engine"] = msgspec.structs.replace(fields["engine"], own_cache_keys=own)
-    checked_seconds("--load-timeout", args.load_timeout)
     fields["cors_origins"] = tuple(args.cors_origins or ())
     fields["allowed_hosts"] = tuple(args.allowed_hosts or ())
     return ServerConfig(**fields).check()
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def run(parser: Parser, args: argparse.Namespace) -> int:
     config = server_config(args)
     if args.shell and not args.managed:
         return chat.run_shell(args.flags, config.any_key)

@@ -219,6 +219,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
 }
 """By whether it gives scores, and whether tokens attend to those behind them, too."""
 LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
+SLOW_LOAD_S = 5.0
 FLUSH_S = 2.0  # for what is on its way to a disk, at the end
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
 T = TypeVar("T")
@@ -249,14 +250,15 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         for dtype in (config.kv_dtype, "q8")
     )
     state = _refused(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
+    config.check_states(bool(state))
+    if model.both_ways and config.cache_dir is not None:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     taken = _weight_bytes(config, gguf or folder)
     smaller = in_q8 if in_q8 < page else None
     num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
     checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
     settings["num_checkpoints"] = checkpoints or 0
     settings["num_pages"], settings["max_seq_len"] = num_pages, min(context_len, num_pages * config.page_size + 1)
-    if model.both_ways and config.cache_dir is not None:
-        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
     if not dummy:
         settings["weights"] = str(_refused(partial(_weights, config, model, gguf or folder, say)))
         if config.weights_cache is not None:
@@ -269,6 +271,10 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
     took = time.monotonic() - began
     how = ", from the weights cache" if about["mapped"] else ""
     say(f"loaded {found.name}: {model.architecture}, {kinds}{how}, {took:.1f} s")
+    num_bytes = sum(size for _, size in about["kinds"])
+    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= LEAST_KEPT:
+        size = -(-num_bytes // 2**30) + 1
+        say(f"--weights-cache {size}GiB would keep the weights as they are now: the next start takes about a second")
     say(f"KV pool: {num_pages} pages of {config.page_size} tokens, {num_pages * page / 2**20:.0f} MiB at most")
     if checkpoints is not None:
         say(f"states: {state / 2**20:.2f} MiB a sequence, {checkpoints} kept at most for later ones")

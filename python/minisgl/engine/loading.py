@@ -107,6 +107,8 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
         model = build_model(
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
         )
+        config.check_states(False)
+        _check_backend(config, model, DTYPES[dtype_name], device)
         _fill(model, folder, config, model_config.packing, say)
         model.pack()
     return LoadedModel(
@@ -118,6 +120,15 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
         dtype=dtype_name,
         why=why,
     )
+
+
+def _check_backend(config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise `ConfigError`, before the weights are read, for a backend that cannot serve the model here."""
+    if config.attention_backend != "auto":
+        try:
+            choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
+        except BackendError as error:
+            raise ConfigError(str(error)) from error
 
 
 def _check_weights(
@@ -247,8 +258,6 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
     devices idle. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
-    if kind not in ("auto", "cpu", "cuda", INLINE) and config.device != "mps":
-        raise ConfigError(f"--device {config.device}: choose auto, cpu, cuda, cuda:N or mps")
     if kind == "mps":
         return _check_mps(config.num_ranks)
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0

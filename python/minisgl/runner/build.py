@@ -21,7 +21,8 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import RUST_PARTS, Chosen, choose
+from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.policies import RUST_PARTS
 from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
 from minisgl.scheduler.trace import RecordingControlPlane
@@ -225,17 +226,10 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
     """Raises `ConfigError` for what a model with states cannot have."""
+    config.check_states(info.num_checkpoints is not None)
     interval = 0
-    asked = {"--checkpoint-interval": config.checkpoint_interval, "--state-memory": config.state_memory}
-    for flag, value in asked.items():
-        if info.num_checkpoints is None and value is not None:
-            raise ConfigError(f"{flag} {value}: the model's layers keep no states")
     if info.num_checkpoints is not None:
         interval = -(-(config.checkpoint_interval or CHECKPOINT_INTERVAL) // info.page_size) * info.page_size
-        if config.max_draft_len:
-            raise ConfigError(
-                f"--speculative {config.speculative}: not with a model that has states: they know no way back"
-            )
     cache = config.cache if info.shares_prefixes else "naive"
     plain = ControlPlaneConfig(
         num_pages=info.num_pages,
@@ -267,7 +261,7 @@ def choose_control_plane(
     """The scheduler that `config` asks for; a shadow's lines go to `say`, what each step does to `narrate` if the
     log level is debug, with each token as `describe` names it. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
-        raise ConfigError(f"max_seq_len: {config.max_seq_len}: the model's context is {info.context_len}")
+        raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {info.context_len}")
     settings = control_plane_config(config, info)
     try:
         chosen = choose(config.cpu_backend, settings)

@@ -35,6 +35,13 @@ def last_words_file(socket: Path) -> Path:
     return socket.with_name(f"{socket.name}.failed")
 
 
+class LastWords(msgspec.Struct, frozen=True):
+    """Why an engine process ended; `is_setting`: because of a setting that cannot be."""
+
+    text: str
+    is_setting: bool = False
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     address: str  # ipc://PATH, where this process listens
@@ -143,12 +150,12 @@ class EngineProcess:
         return str(self._folder / self._name)
 
     @property
-    def last_words(self) -> str:
-        """Why it ended, if it could say so. It is there before the connection or the process ends."""
+    def last_words(self) -> LastWords | None:
+        """Why it ended; None if it could not say so. It is there before the connection or the process ends."""
         try:
-            return last_words_file(Path(self.socket)).read_text(encoding="utf-8")
-        except OSError:
-            return ""
+            return msgspec.json.decode(last_words_file(Path(self.socket)).read_bytes(), type=LastWords)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     @property
     def has_ended(self) -> bool:

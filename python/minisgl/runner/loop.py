@@ -28,7 +28,7 @@ from minisgl.runner.request_tracker import (
     take_tokens,
 )
 from minisgl.runner.step_time import StepTime
-from minisgl.runner.watching import Watching
+from minisgl.runner.watching import Recent, Watching
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError, backend_of, metadata_time_ns, part_failures
 from minisgl.step import (
     Arrival,
@@ -153,6 +153,7 @@ class StepLoop:
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
         self._watching: Watching | None = None  # while somebody looks
+        self._recent = Recent(self.timers, self._owners)
 
     @property
     def control_plane(self) -> ControlPlane:
@@ -237,7 +238,7 @@ class StepLoop:
         self._intake.take(messages, events, self._control_plane)
         if (watch := self._intake.watch) is not None:
             self._intake.watch = None
-            self._watching = self._watching or Watching(self._send, self.timers, self._owners)
+            self._watching = self._watching or Watching(self._send, self.timers, self._owners, self._recent.steps)
             self._watching.renew(steps=watch.steps, tree=watch.tree)
         if failed:
             self.prefixes.lost()  # for the next step: until this one the old pins are there
@@ -352,7 +353,9 @@ class StepLoop:
         self._report(output, result)
         timers.lap(timers.send, number)
         self._new_budget = self._timing.computed(step) or self._new_budget
-        if self._watching is not None and not self._watching.committed(step.plan, output, self._control_plane):
+        if self._watching is None:
+            self._recent.committed(step.plan, output, self._control_plane)
+        elif not self._watching.committed(step.plan, output, self._control_plane):
             self._watching = None
         return True
 

@@ -47,7 +47,7 @@ from minisgl.runner.build import (
 )
 from minisgl.runner.front_ends import FrontEnds, ParentGone
 from minisgl.runner.intake import Beside, LoopSettings
-from minisgl.runner.launch import ProcessConfig, end_with, last_words_file
+from minisgl.runner.launch import LastWords, ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats, backend_of, part_failures
 from minisgl.scheduler.backend import Chosen
@@ -176,7 +176,7 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
             backend, why = backend_of(loop.control_plane), failover_reason(loop)
-            link.send([LoadProgress(f"scheduler: {backend} serves from now on: {why}")])
+            link.send([LoadProgress(f"warning: scheduler: {backend} serves from now on: {why}")])
         if delay is not None and loop.timers.last_rows:
             link.rest(_milliseconds(delay) / 1000)
         now = time.monotonic()
@@ -267,9 +267,11 @@ def _store_counts(engine: Engine) -> dict[str, int]:
     }
 
 
-def _last_words(config: ProcessConfig, link: Link, reason: str) -> None:
+def _last_words(config: ProcessConfig, link: Link, reason: str, *, is_setting: bool = False) -> None:
+    reason = reason.encode(errors="replace").decode()
     with contextlib.suppress(OSError):
-        last_words_file(config.socket_path).write_text(reason, encoding="utf-8", errors="replace")
+        words = msgspec.json.encode(LastWords(reason, is_setting))
+        last_words_file(config.socket_path).write_bytes(words)
     link.last_words(reason, LINGER_MS, LAST_WORDS_MS)
 
 
@@ -305,7 +307,8 @@ def main() -> int:
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
-        _last_words(config, link, str(error) if expected else f"{type(error).__name__}: {error}")
+        reason = str(error) if expected else f"{type(error).__name__}: {error}"
+        _last_words(config, link, reason, is_setting=expected)
         return 1
     finally:
         link.close()

@@ -31,7 +31,7 @@ from minisgl.engine.choice import may_use_cuda
 from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.message.heartbeat import TIMES
 from minisgl.runner.front_ends import RULES
-from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess
+from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess, LastWords
 
 if TYPE_CHECKING:  # the extension may be missing
     from minisgl._rust import EnginePool
@@ -242,10 +242,12 @@ class EngineProcesses:
         return len(self._children)
 
     @property
-    def last_words(self) -> str:
-        """Why the first of them ended that could say so."""
-        said = ((engine, child.last_words) for engine, child in enumerate(self._children))
-        return next((f"engine {engine}: {words}" for engine, words in said if words), "")
+    def last_words(self) -> LastWords | None:
+        """Why the first of them ended that could say so. They are alike: a wrong setting is that of all."""
+        for engine, child in enumerate(self._children):
+            if (words := child.last_words) is not None:
+                return words if words.is_setting else LastWords(f"engine {engine}: {words.text}")
+        return None
 
     def start(self) -> None:
         for child in self._children:

@@ -1,6 +1,7 @@
 """What steps do, told to front ends while somebody looks.
 
-Invariants: while nobody looks there is no object of this, nothing is built or sent; what is kept is bounded.
+Invariants: while nobody looks nothing is sent, and at most one step in `KEEP_EVERY_S` is kept, which costs less than a
+hundredth of that time; what is kept is bounded.
 """
 
 from __future__ import annotations
@@ -18,31 +19,113 @@ SEND_S = 0.1
 MAX_STEPS = 64  # of a message
 MAX_ROWS = 256  # of a step
 MAX_NODES = 200
+KEEP_EVERY_S = 0.005
+
+
+class Recent:
+    """The last steps, for whoever looks next. While nobody looks, steps that follow each other faster than
+    `KEEP_EVERY_S` are left out. `owners`: the request that each slot was last assigned to, which the loop changes."""
+
+    def __init__(
+        self, timers: StepTimers, owners: Mapping[int, int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps: deque[StepView] = deque(maxlen=MAX_STEPS)
+        self._timers = timers
+        self._owners = owners
+        self._clock = clock
+        self._next_at = 0.0
+        self._spent, self._step = totals(timers), -1
+
+    def committed(self, plan: StepPlan, output: StepOutput, control_plane: ControlPlane) -> None:
+        """Keep a step that was committed while nobody looks."""
+        now = self._clock()
+        if now < self._next_at or not plan.num_rows:
+            return
+        self._next_at = now + KEEP_EVERY_S
+        spent, before, number = totals(self._timers), self._spent, max(1, plan.step - self._step)
+        self._spent, self._step = spent, plan.step
+        phases = [(after - start) / number / 1e6 for after, start in zip(spent, before, strict=True)]
+        stats, entry = control_plane.stats(), control_plane.buffers.ring[plan.ring_index]
+        admitted = [(int(entry.assigned_ids[i]), int(entry.assigned[i][1])) for i in range(plan.num_assigned)]
+        reasons = zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True)
+        finished = [(req_id, reason) for req_id, reason in reasons if reason]
+        self.steps.append(
+            step_view(
+                plan,
+                phases,
+                rows_of(plan, entry, self._owners, {}),
+                (admitted, finished, []),
+                (stats.num_waiting, stats.num_free_pages),
+            )
+        )
+
+
+def totals(timers: StepTimers) -> tuple[int, int, int, int]:
+    """Nanoseconds of all steps: schedule, forward, commit, send."""
+    forward = timers.launch.total_ns + timers.wait.total_ns
+    return timers.schedule.total_ns, forward, timers.commit.total_ns, timers.send.total_ns
+
+
+def rows_of(
+    plan: StepPlan, entry: RingEntry, owners: Mapping[int, int], cached_by_slot: Mapping[int, int]
+) -> list[tuple[int, bool, int, int, int]]:
+    """Return the rows of a step as `StepView` has them, at most `MAX_ROWS`."""
+    num_rows, num_decode = min(plan.num_rows, MAX_ROWS), plan.num_decode_rows
+    columns = (entry.req_slots, entry.extend_lens, entry.seq_lens)
+    slots, new, lengths = (column[:num_rows].tolist() for column in columns)
+    cached = [0 if row < num_decode else cached_by_slot.get(slot, 0) for row, slot in enumerate(slots)]
+    return [(owners[slots[row]], row < num_decode, new[row], cached[row], lengths[row]) for row in range(num_rows)]
+
+
+def step_view(
+    plan: StepPlan,
+    phases_ms: Sequence[float],
+    rows: list[tuple[int, bool, int, int, int]],
+    changes: tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]],
+    waiting_and_free: tuple[int, int],
+) -> StepView:
+    """`changes`: who was admitted, who finished, who was retracted."""
+    schedule, forward, commit, send = (round(one, 4) for one in phases_ms)
+    return StepView(
+        plan.step,
+        round(time.time() * 1e3 - sum(phases_ms), 2),
+        (schedule, forward, commit, send),
+        rows,
+        changes[0],
+        changes[1],
+        plan.num_retracted,
+        changes[2],
+        *waiting_and_free,
+        max(0, plan.num_rows - MAX_ROWS),
+    )
 
 
 class Watching:
-    """From the first `Watch` until the last is over. `owners`: the request that each slot was last assigned to."""
+    """From the first `Watch` until the last is over. `owners`: the request that each slot was last assigned to;
+    `recent`: what is told first, and has the last steps when this is over."""
 
     def __init__(
         self,
         send: Callable[[Sequence[FromEngine]], None],
         timers: StepTimers,
         owners: Mapping[int, int],
+        recent: deque[StepView],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
+        self._recent = recent
         self._timers = timers
         self._clock = clock
         self._slots = dict(owners)
         self._holders = {req_id: slot for slot, req_id in owners.items()}  # that have not ended, and maybe some others
         self._num_retracted = 0  # that are not told yet
         self._cached: dict[int, int] = {}  # by slot, of those assigned since it began
-        self._steps: deque[StepView] = deque(maxlen=MAX_STEPS)
-        self._num_told = 0
+        self._steps = deque(recent, MAX_STEPS)
+        self._num_told = len(recent)
         self._sent_at = 0.0
         self._steps_until = 0.0
         self._wants_tree = False
-        self._spent = self._totals()
+        self._spent = totals(timers)
 
     def renew(self, *, steps: bool, tree: bool) -> None:
         """See `message.Watch`."""
@@ -59,6 +142,7 @@ class Watching:
             stats, entry = control_plane.stats(), control_plane.buffers.ring[plan.ring_index]
             if (view := self._view(plan, entry, output, stats.num_waiting, stats.num_free_pages)) is not None:
                 self._steps.append(view)
+                self._recent.append(view)
                 self._num_told += 1
             if self._steps and (now - self._sent_at >= SEND_S or not stats.num_live):
                 self._sent_at = now
@@ -73,9 +157,9 @@ class Watching:
         self, plan: StepPlan, entry: RingEntry, output: StepOutput, num_waiting: int, num_free_pages: int
     ) -> StepView | None:
         """None of a step that did nothing."""
-        spent, before = self._totals(), self._spent
+        spent, before = totals(self._timers), self._spent
         self._spent = spent
-        phases = tuple(round((after - start) / 1e6, 4) for after, start in zip(spent, before, strict=True))
+        phases = [(after - start) / 1e6 for after, start in zip(spent, before, strict=True)]
         reasons = zip(output.req_ids.tolist(), output.reasons.tolist(), strict=True)
         finished = [(req_id, reason) for req_id, reason in reasons if reason]
         for req_id, _ in finished:
@@ -83,29 +167,8 @@ class Watching:
         retracted, admitted = self._slots_of(plan, entry)
         if not (plan.num_rows or finished or retracted or plan.num_retracted):
             return None
-        schedule, forward, commit, send = phases
-        return StepView(
-            plan.step,
-            round(time.time() * 1e3 - sum(phases), 2),
-            (schedule, forward, commit, send),
-            self._rows(plan, entry),
-            admitted,
-            finished,
-            plan.num_retracted,
-            retracted,
-            num_waiting,
-            num_free_pages,
-            max(0, plan.num_rows - MAX_ROWS),
-        )
-
-    def _rows(self, plan: StepPlan, entry: RingEntry) -> list[tuple[int, bool, int, int, int]]:
-        num_rows, num_decode = min(plan.num_rows, MAX_ROWS), plan.num_decode_rows
-        columns = (entry.req_slots, entry.extend_lens, entry.seq_lens)
-        slots, new, lengths = (column[:num_rows].tolist() for column in columns)
-        cached = [0 if row < num_decode else self._cached.get(slot, 0) for row, slot in enumerate(slots)]
-        return [
-            (self._slots[slots[row]], row < num_decode, new[row], cached[row], lengths[row]) for row in range(num_rows)
-        ]
+        rows = rows_of(plan, entry, self._slots, self._cached)
+        return step_view(plan, phases, rows, (admitted, finished, retracted), (num_waiting, num_free_pages))
 
     def _slots_of(self, plan: StepPlan, entry: RingEntry) -> tuple[list[int], list[tuple[int, int]]]:
         """Those whose slots are free since this step though they have not ended, and those that it gave one, with what
@@ -125,8 +188,3 @@ class Watching:
             self._slots[slot], self._cached[slot], self._holders[req_id] = req_id, cached, slot
             admitted.append((req_id, cached))
         return retracted, admitted
-
-    def _totals(self) -> tuple[int, int, int, int]:
-        timers = self._timers
-        forward = timers.launch.total_ns + timers.wait.total_ns
-        return timers.schedule.total_ns, forward, timers.commit.total_ns, timers.send.total_ns

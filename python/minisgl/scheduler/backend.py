@@ -14,16 +14,11 @@ from typing import cast
 from minisgl.extension import HOW_TO_BUILD, ExtensionMissing, _rust
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.scheduler.inputs import check_buffers, check_config
+from minisgl.scheduler.policies import RUST_PARTS, scheduler_problem
 from minisgl.scheduler.reference import ReferenceControlPlane
 from minisgl.scheduler.rust_parts import make_parts, parse_parts
 from minisgl.scheduler.shadow import ShadowSummary
 from minisgl.step import StepBuffers
-
-BACKENDS = ("python", "rust_hotpath")
-RUST_PARTS = "rust_parts"
-"""The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
-AUTO = "auto"
-"""rust_hotpath if the extension loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +35,9 @@ class Chosen:
 def choose(name: str, config: ControlPlaneConfig) -> Chosen:
     """The scheduler called `name`, or auto; the reference where the extension is missing. Raises `ValueError` for a
     name that is unknown and for a configuration that cannot be."""
+    if problem := scheduler_problem(name):
+        raise ValueError(problem)
     is_parts = name.partition(":")[0] == RUST_PARTS
-    if name not in (*BACKENDS, AUTO) and not is_parts:
-        raise ValueError(
-            f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART"
-        )
     if name != "python":
         try:
             if is_parts:

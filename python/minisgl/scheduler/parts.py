@@ -137,9 +137,6 @@ MakeTree = Callable[[int, int, CachePolicy, int | None], PrefixTree]
 """A function of the number of pages, tokens of a page, policy, and slots for states (None: the model keeps none)."""
 
 
-PART_NAMES = ("radix", "admission", "metadata")
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts with which a scheduler works. `others` names those that are not of this package."""

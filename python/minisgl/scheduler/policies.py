@@ -6,3 +6,21 @@ from typing import Literal
 
 CachePolicy = Literal["lru", "lfu", "naive"]
 SchedulePolicy = Literal["fcfs", "lpm", "srpf"]
+
+BACKENDS = ("python", "rust_hotpath")
+AUTO = "auto"
+"""rust_hotpath if the extension loads."""
+RUST_PARTS = "rust_parts"
+"""The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
+PART_NAMES = ("radix", "admission", "metadata")
+
+
+def scheduler_problem(name: str) -> str | None:
+    """Return why `name` is that of no scheduler, with those that there are; None if it is one."""
+    kind, colon, listed = name.partition(":")
+    if kind == RUST_PARTS:
+        wrong = [part for part in listed.split(",") if part not in PART_NAMES] if colon else []
+        return f"unknown part {wrong[0]!r}; valid: {', '.join(PART_NAMES)}" if wrong else None
+    if name in (*BACKENDS, AUTO):
+        return None
+    return f"unknown scheduler {name!r}; valid: {', '.join(BACKENDS)}, {RUST_PARTS}, {RUST_PARTS}:PART,PART, {AUTO}"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl.extension import _rust
-from minisgl.scheduler.parts import PART_NAMES, MakeTree
+from minisgl.scheduler.parts import MakeTree
+from minisgl.scheduler.policies import PART_NAMES, scheduler_problem
 from minisgl.scheduler.reference import PYTHON, Parts
 
 
@@ -35,9 +36,9 @@ class Guarded:
 def parse_parts(text: str) -> tuple[str, ...]:
     """Return the parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
     _, colon, listed = text.partition(":")
-    names = listed.split(",") if colon else list(PART_NAMES)
-    if wrong := [name for name in names if name not in PART_NAMES]:
-        raise ValueError(f"{text}: unknown part {wrong[0]!r}; valid: {', '.join(PART_NAMES)}")
+    if problem := scheduler_problem(text):
+        raise ValueError(problem)
+    names = listed.split(",") if colon else PART_NAMES
     return tuple(name for name in PART_NAMES if name in names)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,6 +33,7 @@ TICK_S = 0.1
 EVERY_S = 1.0
 MAX_STEPS = 64  # of an event
 OPTIONS = ("steps", "tree")
+AGAIN_MS = 500.0  # an engine process takes longer to begin again
 
 
 class Watcher:
@@ -47,24 +48,34 @@ class Watcher:
         self._steps: dict[int, deque[StepView]] = {}
         self._next: dict[int, int] = {}  # by engine: how many steps were told of
         self._left_out: dict[int, int] = {}
+        self._begun: dict[int, StepView] = {}  # by engine: the last step of `begin`
         self._trees: dict[int, TreeView] = {}
 
     def figures(self, found: dict[str, Any]) -> None:
         self._stats_left_out += self._stats is not None
         self._stats = found
 
+    def begin(self, engine: int, recent: Sequence[StepView]) -> None:
+        """Take the steps that were before this reader came."""
+        if recent and self.steps:
+            self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
+            self._begun[engine] = recent[-1]
+            self._left_out[engine] = 0
+
     def watched(self, engine: int, message: Watched) -> None:
         if message.tree is not None and self.tree:
             self._trees[engine] = message.tree
-        if not message.steps or not self.steps:
+        begun = self._begun.get(engine)
+        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine tells its recent ones, too
+        if not steps or not self.steps:
             return
         kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
         expected = self._next.get(engine, message.at)
         missed = max(0, message.at - expected)  # an engine that began again counts from 0
-        missed += max(0, len(kept) + len(message.steps) - MAX_STEPS)
+        missed += max(0, len(kept) + len(steps) - MAX_STEPS)
         self._left_out[engine] = self._left_out.get(engine, 0) + missed
         self._next[engine] = message.at + len(message.steps)
-        kept.extend(message.steps)
+        kept.extend(steps)
 
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
         """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
@@ -91,6 +102,7 @@ class Live:
         self._watchers: dict[Watcher, int] = {}  # with the numbers of their keys
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
+        self._recent: dict[int, deque[StepView]] = {}  # by engine
 
     @contextlib.contextmanager
     def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
@@ -99,6 +111,8 @@ class Live:
         count, own = len(self._watchers), list(self._watchers.values()).count(key)
         if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
             raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")
+        for engine, steps in self._recent.items():
+            watcher.begin(engine, steps)
         self._watchers[watcher] = key
         client = self._context.client
         try:
@@ -135,6 +149,9 @@ class Live:
             await asyncio.sleep(EVERY_S)
 
     def _watched(self, engine: int, message: Watched) -> None:
+        recent = self._recent.setdefault(engine, deque(maxlen=MAX_STEPS))
+        last = recent[-1] if recent else None
+        recent.extend([one for one in message.steps if _is_new(one, last)])
         for watcher in self._watchers:
             watcher.watched(engine, message)
 
@@ -217,6 +234,11 @@ def _watcher(request: Request) -> Watcher:
             raise bad_value(name, value, "must be 0 or 1")
         given[name] = value == "1"
     return Watcher(steps=given.get("steps", False), tree=given.get("tree", False))
+
+
+def _is_new(one: StepView, last: StepView | None) -> bool:
+    """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
+    return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """Log lines on stderr: plain text, or one JSON object a line.
 
-Invariants: one line an event, whatever its text holds; no text reaches a terminal as its codes.
+Invariants: one line an event, whatever its text holds; no text reaches a terminal as its codes. A line of plain text
+begins with the time and, from a warning on, with its level; one that begins with spaces belongs to the line before it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
 LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+WARNING = "warning: "
 _server = logging.getLogger("minisgl.server")
 _engine = logging.getLogger("minisgl.engine")
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, kind: LogFormat) -> None:
+    def __init__(self, kind: LogFormat, *, times: bool) -> None:
         super().__init__()
         self._kind = kind
+        self._times = times
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -36,6 +39,10 @@ class _Formatter(logging.Formatter):
             return json.dumps(head | fields, ensure_ascii=False)
         if fields:
             text += " " + " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        if self._times and not text.startswith("  "):
+            text = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {text}"
         return text
 
 
@@ -49,11 +56,11 @@ def shows_access(access: bool, level: str) -> bool:
     return access and LEVELS[level] <= logging.INFO
 
 
-def set_up(kind: LogFormat, *, access: bool, level: str = "info") -> None:
+def set_up(kind: LogFormat, *, access: bool, level: str = "info", times: bool = True) -> None:
     """Send the loggers of minisgl and uvicorn to stderr, lines of `level` and worse. For a process that is a server,
-    once."""
+    once. `times`: with the time; without for a server whose lines another program shows."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(kind))
+    handler.setFormatter(_Formatter(kind, times=times))
     for name in ("minisgl", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
@@ -67,6 +74,11 @@ say, warn = _server.info, _server.warning
 """A line of the server's own."""
 complain = _server.error
 """Why the server ends."""
+
+
+def report(text: str) -> None:
+    """Write a line of an engine process, which begins with `warning: ` if it is one."""
+    (warn if text.startswith(WARNING) else say)(text.removeprefix(WARNING))
 
 
 def narrate(lines: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The way of every request: its id, who may ask, the API key, the access log, who is being answered; and the way of a
 POST: its body is read, its endpoint says what is to be generated, and that is answered whole or as a stream.
 
-Invariants: every request gets its id back and one access line, also when its client goes (probes: only if asked for);
+Invariants: every request gets its id back and one access line, also when its client goes (probes and files of the page:
+only if asked for);
 nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
 files of the page answers. A handler frees the engine when its client goes; a stream's status waits a
 moment for its first tokens: an early failure is a proper status; then it says that it lives (`config.Silence`).
@@ -40,7 +41,7 @@ from minisgl.server.errors import (
 from minisgl.server.formatter import IGNORED, Formatter, json_response
 from minisgl.server.generation import Generation
 from minisgl.server.http import CONNECTION, Connection
-from minisgl.server.page import Page
+from minisgl.server.page import PREFIX, Page
 from minisgl.server.receipts import FIELD, Receipts
 from minisgl.server.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.resume import NOTHING_NEW, Resumable, lost
@@ -129,8 +130,12 @@ class Middleware:
         finally:
             if counts:
                 self._leave()
-            if scope["path"] not in self._unlogged and not request.is_passed_on:
+            if not self._is_unlogged(scope["path"], request) and not request.is_passed_on:
                 request.log()
+
+    def _is_unlogged(self, path: str, request: HttpRequest) -> bool:
+        """Return whether a request has no access line: a probe, or one of the many files of the page."""
+        return path in self._unlogged or (bool(self._unlogged) and path.startswith(PREFIX) and request.status < 400)
 
     def _enter(self) -> None:
         self._num_open += 1

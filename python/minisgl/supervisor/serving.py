@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvloop
 
-from minisgl.config import MODEL_SMOLLM2, ServerConfig
+from minisgl.config import MODEL_SMOLLM2, ConfigError, ServerConfig
 from minisgl.frontend.engine_client import SHUTTING_DOWN, EngineGone, ProcessClient
 from minisgl.frontend.generation_config import read_defaults, show_defaults
 from minisgl.frontend.warming import NotKept, load_adapters, warm
@@ -35,7 +35,7 @@ from minisgl.server.callers import binds_loopback
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.health import Starting
 from minisgl.server.http import GRACE_S, HttpServer
-from minisgl.server.log import complain, narrate, say, warn
+from minisgl.server.log import complain, narrate, report, say, warn
 from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
@@ -98,7 +98,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
     try:
         client = _client(process)
-        display = Display(say, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
+        display = Display(report, sys.stderr if config.log_format == "text" and sys.stderr.isatty() else None)
         client.on_progress = to_all(display, starting.report)
         client.on_narration = narrate
         client.start()
@@ -118,8 +118,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
         complain(f"minisgl: the engine did not start: {error}")
         return 1
     except NotKept as error:
-        complain(f"minisgl: {error}")
-        return 1
+        raise ConfigError(str(error)) from error
     finally:
         await front_end.stop(0.0)
         await http.stop(at_once=True)
@@ -156,7 +155,8 @@ def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Futur
 
 
 async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
-    """None if a signal came first. Raises `EngineGone` if the engine cannot start."""
+    """None if a signal came first. Raises `ConfigError` for a setting that cannot be, `EngineGone` if the engine cannot
+    start for another reason."""
     assert client.ready is not None
     with under_way(process.wait(), stopping.wait()) as others:
         try:
@@ -164,10 +164,13 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
             if stopping.is_set():
                 return None
             if not client.ready.done():
-                client.fail(process.last_words or "the engine process died while it was loading")
+                client.fail("the engine process died while it was loading")
             return await client.ready
         except EngineGone as error:  # what tells of the end of a connection does not know why it ended
-            raise EngineGone(process.last_words or str(error)) from error
+            words = process.last_words
+            if words is not None and words.is_setting:
+                raise ConfigError(words.text) from error
+            raise EngineGone(str(error) if words is None else words.text) from error
 
 
 async def _warmed(
@@ -238,7 +241,9 @@ async def _serve(
         demo.communicate(timeout=DEMO_STOP_S)
     if app.batches is not None:
         await app.batches.stop(engine_died=died.done())
-    if not died.done() and not stop.done():
+    if stop.done() or signals.stop.is_set():
+        say(f"stopped: {_num_open(app, front_end.gateway)} open requests are cut off")
+    elif not died.done():
         await _drain(app, front_end.gateway, config.limits.drain_timeout, died, stop)
     if died.done():
         _last_words(client, died.result())
@@ -284,6 +289,11 @@ def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
         warn(f"the gateway passes every request on: {error}")
 
 
+def _num_open(app: Application, gateway: Gateway | None) -> int:
+    """Return how many requests are being answered."""
+    return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
+
+
 async def _drain(
     app: Application, gateway: Gateway | None, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]
 ) -> None:
@@ -292,19 +302,17 @@ async def _drain(
     if gateway is not None:
         gateway.drain()  # the Python server refuses what it passes on
 
-    def num_open() -> int:
-        return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
-
     async def all_answered() -> None:
-        while num_open():
+        while _num_open(app, gateway):
             await app.middleware.idle.wait()
-            if num_open():
+            if _num_open(app, gateway):
                 await asyncio.sleep(DRAINED_S)
 
-    say(f"draining: {num_open()} open requests have {timeout_s:g} s to end; a second signal ends them at once")
+    num_open = _num_open(app, gateway)
+    say(f"draining: {num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")
     with under_way(all_answered()) as idle:
         await asyncio.wait({died, stop, *idle}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    say(f"drained: {num_open()} requests are cut off")
+    say(f"drained: {_num_open(app, gateway)} requests are cut off")
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import resource
 import signal
 import socket
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError, EngineConfig, ServerConfig
-from minisgl.extension import NAME, WITHOUT, why_missing
+from minisgl.envs import not_a_folder
+from minisgl.extension import HOW_TO_BUILD, NAME, WITHOUT, debug_build, why_missing
 from minisgl.runner.launch import EngineProcess
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.log import say, set_up, warn
@@ -49,11 +51,15 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     began = time.monotonic()
     if config.dp != 1:
         config = _with_number(config)
-    set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
+    set_up(config.log_format, access=config.access_log, level=config.engine.log_level, times=not config.managed)
     check_extension(config)
     for line in warnings:
         warn(f"minisgl: {line}")
     check_files(config.engine)
+    if config.receipt_key is not None:
+        from minisgl import receipt
+
+        receipt.read_key(config.receipt_key)
     if config.state_dir is not None:
         from minisgl.server.batches.store import Store
 
@@ -69,6 +75,8 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
 
 def check_extension(config: ServerConfig) -> None:
     """Say what serves where the compiled extension is missing. Raises `ConfigError` for a front end that is in it."""
+    if build := debug_build():
+        warn(f"the extension {NAME} is a {build} build, many times slower: {HOW_TO_BUILD}")
     if why := why_missing():
         if config.frontend == "rust":
             need_extension("--frontend rust: the gateway")
@@ -85,8 +93,23 @@ def check_files(config: EngineConfig) -> None:
         if not Path(folder, "adapter_config.json").is_file():
             what = "it has no adapter_config.json" if Path(folder).is_dir() else "no such folder"
             raise ConfigError(f"--lora {name}={folder}: {what}: an adapter is a folder as peft saves it")
-    if (trace := config.debug.record_trace) is not None and not Path(trace).absolute().parent.is_dir():
-        raise ConfigError(f"--record-trace {trace}: its folder is not there")
+    for flag, file in {
+        "--record-trace": config.debug.record_trace,
+        "--shadow-report": config.debug.shadow_report,
+    }.items():
+        if file is not None and (why := _not_a_file(Path(file).expanduser())):
+            raise ConfigError(f"{flag} {file}: {why}")
+    if config.cache_dir is not None and (why := not_a_folder(Path(config.cache_dir).expanduser())):
+        raise ConfigError(f"--cache-dir {config.cache_dir}: {why}")
+
+
+def _not_a_file(path: Path) -> str:
+    """Return why `path` cannot be a file to write; empty if it can."""
+    if not path.absolute().parent.is_dir():
+        return "its folder is not there"
+    if path.is_dir():
+        return "is a folder: name a file"
+    return "" if os.access(path if path.exists() else path.absolute().parent, os.W_OK) else "cannot be written"
 
 
 def raise_descriptors() -> None:

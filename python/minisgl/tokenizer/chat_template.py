@@ -274,8 +274,9 @@ class ChatTemplate:
             parsed = [_with_parsed_calls(message) for message in messages]
             guard, parsed, tools, kwargs = self._guarded(parsed, tools, kwargs)
             messages = explain(parsed if guard else messages, tools or ())
+        shown = self._shown(bool(tools) and explain is None)
         try:
-            shaped = [self._shape(message) for message in arranged(messages, self._shown(bool(tools) and explain is None))]
+            shaped = [self._shape(message) for message in arranged(messages, shown)]
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
         if explain is None:

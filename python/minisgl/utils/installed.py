@@ -33,8 +33,14 @@ def missing(*packages: str) -> list[str]:
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
 def how_to_get(extra: str) -> str:
-    return f"pip install 'minisgl[{extra}]'"
+    """Return the command that brings an extra: in a checkout its own, for the package is on no registry yet."""
+    if not (CHECKOUT / "Makefile").is_file() or not (CHECKOUT / "pyproject.toml").is_file():
+        return f"pip install 'minisgl[{extra}]'"
+    return "make install" if extra == "torch" else f"pip install '.[{extra}]' in the checkout"
 
 
 def need(asked: str, *packages: str, extra: str = "") -> None:

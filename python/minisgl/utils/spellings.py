@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import ConfigError, PrefixFile
+from minisgl.config import ConfigError, PrefixFile, device_problem
+from minisgl.scheduler.policies import scheduler_problem
 from minisgl.utils.prefix_file import is_prefix_file
 
 DTYPES = {
@@ -100,13 +101,27 @@ def positive(text: str) -> int:
 
 
 def number_or_auto(text: str) -> int | str:
-    """Read a whole number, or auto. Raises `ConfigError`."""
+    """Return a whole number of at least 1, or auto. Raises `ConfigError`."""
     if text == "auto":
         return text
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{text!r}: must be a number, or auto") from None
+        return positive(text)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or auto") from None
+
+
+def device(text: str) -> str:
+    """Return `text` if it names a device, whether that is there or not. Raises `ConfigError`."""
+    if problem := device_problem(text):
+        raise ConfigError(f"{text}: {problem}")
+    return text
+
+
+def cpu_backend(text: str) -> str:
+    """Return `text` if it names a scheduler. Raises `ConfigError`."""
+    if problem := scheduler_problem(text):
+        raise ConfigError(f"{text}: {problem}")
+    return text
 
 
 def attention_backend(text: str) -> str:

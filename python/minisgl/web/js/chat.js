@@ -32,7 +32,7 @@ class Chat {
     this.send = button("Send", "Send", () => this.ask(), { class: "primary", id: "send" });
     this.halt = button("Stop the answer", "Stop", () => this.running?.abort(), { class: "stop", id: "stop" });
     this.halt.hidden = true;
-    const toggles = h("div", { class: "toggles" }, this.toggle("Conversations", "left"), this.toggle("Settings", "right"));
+    const toggles = h("div", { class: "toggles" }, this.toggle("Conversations", "left", "\u2630"), this.toggle("Settings", "right", "\u2699"));
     const composer = h("div", { class: "composer" }, this.input, this.send, this.halt);
     this.element = h("section", { class: "chat", "aria-label": "Chat" }, this.aside, h("div", { class: "middle" }, toggles, this.log, composer), this.options);
     this.input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
@@ -63,10 +63,10 @@ class Chat {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  /** @param {string} label @param {"left" | "right"} side */
-  toggle(label, side) {
+  /** @param {string} label @param {"left" | "right"} side @param {string} sign */
+  toggle(label, side, sign) {
     const wide = matchMedia("(min-width: 62rem)").matches;
-    const found = button(`Show or hide: ${label}`, label, () => set(!this.element.classList.contains(side)), { class: "quiet", id: `toggle-${side}` });
+    const found = button(`Show or hide: ${label}`, `${sign} ${label}`, () => set(!this.element.classList.contains(side)), { id: `toggle-${side}` });
     const set = (/** @type {boolean} */ on) => {
       this.element.classList.toggle(side, on);
       found.setAttribute("aria-expanded", String(on));
@@ -140,7 +140,11 @@ class Chat {
 
   ask() {
     const text = this.input.value.trim();
-    if (!text || this.running) return;
+    if (this.running) {
+      if (text) notice("The answer is still coming. Send this after it, or stop it with Escape.");
+      return;
+    }
+    if (!text) return;
     this.input.value = "";
     this.grow();
     this.from(this.conversation.messages.length, { role: "user", text });

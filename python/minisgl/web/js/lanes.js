@@ -2,9 +2,11 @@
 // What the strip shows, without a canvas: each request has a lane for as long as it has a row in the batch.
 
 /** @typedef {{lane: number, request: number, kind: "prefill" | "decode", tokens: number, cached: number, length: number, mark: "" | "end" | "retracted"}} Cell */
-/** @typedef {{step: number, cells: Cell[], waiting: number, free: number, retracted: number}} Column */
+/** @typedef {{step: number, at: number, cells: Cell[], waiting: number, free: number, retracted: number}} Column */
 
 const KEPT = 600;
+const AGAIN_MS = 500; // an engine process takes longer to begin again
+const GAP = 3; // steps: a retraction is told up to two later, and steps without rows are not
 
 export class Lanes {
   /** @type {Map<number, number>} request -> lane */
@@ -23,7 +25,9 @@ export class Lanes {
     if (leftOut && steps.length) this.#forget(steps[0]);
     for (const one of steps) {
       const last = this.columns.at(-1);
+      if (last && one.step <= last.step && one.at_ms <= last.at + AGAIN_MS) continue; // a server tells its recent steps to whoever comes, also again
       if (last && one.step < last.step) this.clear(); // the engine process is another one
+      else if (last && one.step > last.step + GAP) this.#forget(one);
       this.columns.push(this.#column(one));
     }
     this.columns.splice(0, this.columns.length - KEPT);
@@ -49,12 +53,12 @@ export class Lanes {
       }
     }
     for (const request of [...ended, ...retracted]) this.#leave(request);
-    return { step: one.step, cells, waiting: one.waiting, free: one.free, retracted: one.num_retracted };
+    return { step: one.step, at: one.at_ms, cells, waiting: one.waiting, free: one.free, retracted: one.num_retracted };
   }
 
   /** Who has no row any more may have ended in what was not told. @param {any} step */
   #forget(step) {
-    const there = new Set(step.rows.map((/** @type {any} */ row) => row[0]));
+    const there = new Set([...step.rows.map((/** @type {any} */ row) => row[0]), ...step.retracted]);
     for (const request of [...this.#lane.keys()]) if (!there.has(request)) this.#leave(request);
   }
 
@@ -78,7 +82,10 @@ export class Lanes {
   }
 }
 
-/** Neighbouring numbers get colours far from each other. @param {number} request @param {number} light percent */
-export function hue(request, light) {
-  return `hsl(${Math.round(((Math.abs(request) % 2 ** 40) * 137.508) % 360)} 60% ${light}%)`;
+const RED = 36; // degrees to each side of it, which means a retraction and nothing else
+
+/** The hue of a request, in degrees: neighbouring numbers lie far from each other, and none is red. @param {number} request */
+export function hue(request) {
+  const turned = ((Math.abs(request) % 2 ** 40) * 137.508) % 360;
+  return Math.round(RED + (turned * (360 - 2 * RED)) / 360);
 }

@@ -6,6 +6,14 @@ import { Plot } from "./plots.js";
 import { Stream, number, time } from "./stream.js";
 
 const PAGES = ["protected", "held", "cached", "free"];
+/** What the words mean. @type {Record<string, string>} */
+const WORDS = {
+  protected: "In the prefix tree, and read by running requests or pinned: not evicted.",
+  held: "Written by running requests, and not in the prefix tree yet.",
+  cached: "In the prefix tree, and read by nobody: evicted when pages are needed.",
+  free: "Empty.",
+  pinned: "Those of the protected pages that belong to stored prefixes.",
+};
 /** id, label, how it is read @type {[string, string, (s: any) => string][]} */
 const FIGURES = [
   ["running", "Running", (s) => number(s.requests.running)],
@@ -24,12 +32,13 @@ export function liveView() {
   const state = h("p", { class: "error", role: "alert" });
   state.hidden = true;
   const cells = FIGURES.map(([id, label]) => h("div", { class: "figure" }, h("dt", {}, label), h("dd", { id: `figure-${id}` }, "\u2013")));
-  const tokens = new Plot("Tokens", "per second", ["out", "in", "of them cached"]);
+  const tokens = new Plot("Tokens", "per second", ["out", "in (right axis)", "of them cached"], 1);
   const requests = new Plot("Requests", "", ["running", "waiting"]);
   const latency = new Plot("Latency", "ms, p50", ["first token", "between tokens"]);
   const steps = new Plot("Time of a step", "ms", ["forward", "schedule", "commit", "send"]);
   const bar = h("div", { class: "pages", role: "img" });
   const legend = h("p", { class: "legend" });
+  const words = h("details", { class: "words" }, h("summary", {}, "What the words mean"), h("dl", {}, Object.entries(WORDS).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])));
   const engines = h("tbody");
   const heads = ["Engine", "State", "Running", "Waiting", "Pages free", "Cached", "Restarts"];
   const table = h("table", { class: "engines" }, h("thead", {}, h("tr", {}, heads.map((one) => h("th", { scope: "col" }, one)))), engines);
@@ -55,7 +64,7 @@ export function liveView() {
       return part;
     }));
     bar.setAttribute("aria-label", counts.map(([name, count]) => `${count} ${name}`).join(", "));
-    legend.replaceChildren(...counts.map(([name, count]) => h("span", { class: `page-${name}` }, `${name} ${number(count)}`)), h("span", {}, `of ${number(kv.pages)} pages, ${number(kv.pinned)} pinned`));
+    legend.replaceChildren(...counts.map(([name, count]) => h("span", { class: `page-${name}`, title: WORDS[name] }, `${name} ${number(count)}`)), h("span", {}, `of ${number(kv.pages)} pages, ${number(kv.pinned)} pinned`));
   }
 
   const stream = new Stream("stats/stream", {
@@ -65,6 +74,6 @@ export function liveView() {
       state.textContent = text;
     },
   });
-  const element = h("section", { class: "live", "aria-label": "What the server does" }, state, h("dl", { class: "figures-row" }, cells), h("div", { class: "card" }, h("h2", {}, "KV cache"), bar, legend), h("div", { class: "plots" }, [tokens, requests, latency, steps].map((one) => one.element)), h("div", { class: "card scrolls" }, h("h2", {}, "Engines"), table));
+  const element = h("section", { class: "live", "aria-label": "What the server does" }, state, h("dl", { class: "figures-row" }, cells), h("div", { class: "card" }, h("h2", {}, "KV cache"), bar, legend, words), h("div", { class: "plots" }, [tokens, requests, latency, steps].map((one) => one.element)), h("div", { class: "card scrolls" }, h("h2", {}, "Engines"), table));
   return { element, start: () => stream.start(), stop: () => stream.stop() };
 }

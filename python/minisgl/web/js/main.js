@@ -41,9 +41,9 @@ function show() {
 /** @param {any} card */
 function use(card) {
   Object.assign(model, { name: card.id, context: card.max_model_len });
-  served.textContent = picker.hidden ? model.name : "";
+  served.textContent = [card.simulated ? "simulated" : "", picker.hidden ? model.name : ""].filter(Boolean).join(": ");
   served.title = `${model.name}, context ${model.context ?? "unknown"} tokens${card.simulated ? ", simulated" : ""}`;
-  served.className = "ok";
+  served.className = card.simulated ? "ok simulated" : "ok";
 }
 
 /** Of several models: have the one that was picked loaded, and say how far that is. */

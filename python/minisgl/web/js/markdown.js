@@ -116,6 +116,8 @@ function parsed(text) {
 export function lastBorder(text, from) {
   let border = from;
   let fence = "";
+  let list = false; // an empty line does not end one
+  let empty = false;
   let at = from;
   for (;;) {
     const end = text.indexOf("\n", at);
@@ -123,8 +125,17 @@ export function lastBorder(text, from) {
     const line = text.slice(at, end);
     const before = fence;
     fence = fenceAfter(line, before);
+    if (line.trim() && !before) {
+      const item = /^ {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]/.test(line);
+      if (list && empty && !item && /^\S/.test(line)) {
+        border = at;
+        list = false;
+      }
+      list ||= item;
+    }
+    empty = !line.trim();
     at = end + 1;
-    if (!fence && (before || !line.trim())) border = at;
+    if (!fence && !list && (before || empty)) border = at;
   }
 }
 
@@ -136,32 +147,45 @@ function fenceAfter(line, fence) {
   return mark[1][0] === "`" && mark[2].includes("`") ? "" : mark[1];
 }
 
-/** Text that grows. Whole blocks are Markdown; what is being written is plain until its block is whole. */
+const LONGEST = 20_000; // letters of a block that is parsed again at each frame
+
+/** A block that is being written, with the marks closed that its end leaves open. @param {string} text */
+export function closed(text) {
+  let fence = "";
+  for (const line of text.split("\n")) fence = fenceAfter(line, fence);
+  if (fence) return text;
+  const from = text.lastIndexOf("\n\n") + 1;
+  let last = text.slice(from).replace(/(?<![*_`~\\])(?:\*{1,3}|_{1,3}|`|~~)$/, ""); // one that has just begun
+  for (const mark of ["`", "**"]) if (last.split(mark).length % 2 === 0) last += mark;
+  return text.slice(0, from) + last;
+}
+
+/** Text that grows. What is whole stays; the block that is being written is Markdown, too, and made anew each time. */
 export class Growing {
   #from = 0;
   #shown = 0;
-  #tail = document.createTextNode("");
+  #searched = 0;
 
   constructor() {
     this.element = h("div", { class: "markdown" });
     this.rest = h("div", { class: "tail" });
-    this.rest.append(this.#tail);
     this.element.append(this.rest);
   }
 
   /** @param {string} text all of it */
   show(text) {
-    if (text.indexOf("\n", this.#shown) >= 0) { // else no block can have ended
+    if (text.length === this.#shown) return;
+    this.#shown = text.length;
+    if (text.indexOf("\n", this.#searched) >= 0) { // else no block can have ended
+      this.#searched = text.length;
       const border = lastBorder(text, this.#from);
       if (border > this.#from) {
         this.rest.before(rendered(text.slice(this.#from, border)));
         this.#from = border;
-        this.#tail.data = "";
-        this.#shown = border;
       }
     }
-    this.#tail.appendData(text.slice(this.#shown));
-    this.#shown = text.length;
+    const rest = text.slice(this.#from);
+    this.rest.replaceChildren(rest.length > LONGEST ? h("div", { class: "plain" }, rest) : rendered(closed(rest)));
   }
 
   /** Once more in one: lists go on over empty lines. @param {string} text */

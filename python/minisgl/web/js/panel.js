@@ -9,7 +9,7 @@ import { h } from "./dom.js";
 const NUMBERS = [
   ["temperature", "Temperature", 0, 2, "any"],
   ["top_p", "Top p", 0, 1, "any"],
-  ["max_tokens", "Most tokens", 1, null, 1],
+  ["max_tokens", "Max tokens", 1, null, 1],
   ["seed", "Seed", 0, null, 1],
   ["presence_penalty", "Presence penalty", -2, 2, "any"],
   ["frequency_penalty", "Frequency penalty", -2, 2, "any"],
@@ -43,7 +43,7 @@ export function panel(settings, changed) {
     { class: "settings" },
     area("system", "System prompt", settings, changed, "none"),
     first,
-    h("p", { class: "hint" }, "Empty: as the model and the server have it."),
+    h("p", { class: "hint" }, "Empty: the model's default."),
     check("logprobs", "Ask for log probabilities", settings, changed),
     compare,
     second,

@@ -16,9 +16,10 @@ export class Plot {
   #plot = null;
   #box = h("div", { class: "plot-box" });
 
-  /** @param {string} title @param {string} unit @param {string[]} names of the lines */
-  constructor(title, unit, names) {
+  /** @param {string} title @param {string} unit @param {string[]} names of the lines @param {number} [right] the first line that has the axis on the right; without: none */
+  constructor(title, unit, names, right = names.length) {
     this.names = names;
+    this.right = right;
     this.#data = [[], ...names.map(() => [])];
     const key = names.map((name, i) => h("span", { class: `key-${i + 1}` }, name));
     this.element = h("figure", { class: "plot" }, h("figcaption", {}, h("b", {}, title), h("span", { class: "unit" }, unit), h("span", { class: "keys" }, key)), this.#box);
@@ -46,9 +47,14 @@ export class Plot {
       legend: { show: false },
       cursor: { show: false },
       padding: [8, 8, 0, 0],
-      scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ _low, /** @type {number} */ high) => [0, high > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, size: 24, space: 80, values: (/** @type {any} */ _, /** @type {number[]} */ all) => all.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) }, { ...axis, size: 52 }],
-      series: [{}, ...this.names.map((name, i) => ({ label: name, stroke: colour(`series-${i + 1}`), width: 1.75, points: { show: false } }))],
+      scales: { y: { range: fromZero }, right: { range: fromZero } },
+      axes: [{ ...axis, size: 24, space: 80, incrs: [1, 2, 5, 10, 15, 30, 60, 120], values: (/** @type {any} */ _, /** @type {number[]} */ all) => all.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) }, { ...axis, size: 52 }, ...(this.right < this.names.length ? [{ ...axis, scale: "right", side: 1, size: 52, grid: { show: false } }] : [])],
+      series: [{}, ...this.names.map((name, i) => ({ label: name, scale: i < this.right ? "y" : "right", stroke: colour(`series-${i + 1}`), width: 1.75, points: { show: false } }))],
     }, this.#data, this.#box);
   }
+}
+
+/** @param {any} _ @param {number} _low @param {number} high */
+function fromZero(_, _low, high) {
+  return [0, high > 0 ? high * 1.1 : 1];
 }

@@ -23,7 +23,13 @@ export function schedulerView() {
     tree.show(of(engine).tree);
   } });
   choose.hidden = true;
-  const legend = h("p", { class: "legend" }, h("span", { class: "sign-prefill" }, "prefill chunk"), h("span", { class: "sign-cached" }, "its cached share"), h("span", { class: "sign-decode" }, "decode"), h("span", { class: "sign-end" }, "end"), h("span", { class: "sign-retracted" }, "retracted"));
+  const legend = h("p", { class: "legend" }, 
+    h("span", { class: "sign-prefill", title: "Tokens of a prompt that this step computes." }, "prefill chunk"),
+    h("span", { class: "sign-cached", title: "The part of the request that was in the prefix cache and is not computed." }, "its cached share"),
+    h("span", { class: "sign-decode", title: "The next token of an answer." }, "decode"),
+    h("span", { class: "sign-end" }, "end"),
+    h("span", { class: "sign-retracted", title: "The request lost its pages to others; it waits and goes on later." }, "retracted"),
+    h("span", {}, "each lane and hue is one request"));
 
   /** @param {string} event @param {any} data */
   function took(event, data) {
