@@ -12,7 +12,7 @@ from minisgl.cli import aliases, api_key_file, chat
 from minisgl.cli import models_file as models
 from minisgl.cli.flags import ENGINE, SERVER, Commands, Formatter, add_model, add_settings, engine_config, notices
 from minisgl.cli.parser import Parser
-from minisgl.config import Limits, ServerConfig, Silence, checked_seconds
+from minisgl.config import Limits, ServerConfig, Silence
 from minisgl.utils import older_variables
 
 
