@@ -634,7 +634,10 @@ class TextTokenizer:
 
     def cache_stats(self) -> dict[str, int]: ...
     def decoder(self, skip_special_tokens: bool = True) -> TextDecoder: ...
-    def stream(self, stop: Sequence[str], shown: Sequence[int], min_tokens: int) -> TextStream: ...
+    def stream(
+        self, stop: Sequence[str], shown: Sequence[int], min_tokens: int, formats: Formats | None = None
+    ) -> TextStream:
+        """`formats`: how the answer is taken apart; stop strings are looked for in its content alone."""
 
 @final
 class TextDecoder:
@@ -774,6 +777,19 @@ class AnswerParser:
     ) -> AnswerParser: ...
     def push(self, text: str) -> list[Part]: ...
     def finish(self, cut: bool = False) -> list[Part]: ...
+    @property
+    def broken(self) -> list[int]: ...
+
+Formats = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
+"""How answers are taken apart: calls, what the model thinks, the request's tools."""
+
+@final
+class ContentScan:
+    """Tells the content of one answer from the rest of its text."""
+
+    def __new__(cls, formats: Formats) -> ContentScan: ...
+    def push(self, text: str, ended: bool) -> list[tuple[str, bool]]:
+        """The next pieces of the text that are decided, and whether they are content; with `ended` all that is left."""
 
 def answer_rules(
     format: ToolFormat | None,

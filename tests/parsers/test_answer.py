@@ -122,11 +122,21 @@ def test_what_is_no_call_is_text_as_it_was(name: str, text: str) -> None:
     assert taken(name, text) == (text, "", [])
 
 
-def test_a_call_that_breaks_off_keeps_what_came() -> None:
+def test_a_call_that_breaks_off_is_broken_and_what_only_misses_brackets_is_whole() -> None:
     begun = '<tool_call>{"name": "f", "arguments": {"a": [1, '
-    assert taken("hermes", f"Yes. {begun}") == ("Yes.", "", [("f", '{"a": [1, ')])
-    assert taken("hermes", begun + "2}}</tool_call>")[0] == "}}</tool_call>"  # brackets that do not match
-    assert taken("hermes", '<tool_call>{"name": "f", "arguments": {}\n</tool_call> b') == ("\n b", "", [("f", "{}")])
+    for text, broken, content, calls in (
+        (f"Yes. {begun}", [0], "Yes.", [("f", '{"a": [1')]),
+        (begun + "2}}</tool_call>", [], "", [("f", '{"a": [1, 2]}')]),
+        (begun + "2", [], "", [("f", '{"a": [1, 2]}')]),
+        ('<tool_call>{"name": "f", "arguments": {}\n</tool_call> b', [], " b", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}} "b"', [0], ' "b"', [("f", "{}")]),
+        ('<tool_call>{"name": "f", "argument": {"a": 1}}</tool_call>', [], None, []),
+    ):
+        assert taken("hermes", text) == (text if content is None else content, "", calls)
+        parser = new_parser("hermes")
+        parser.push(text)
+        parser.finish()
+        assert parser.broken == broken, text
 
 
 def test_arguments_come_as_they_are_generated() -> None:
@@ -134,8 +144,9 @@ def test_arguments_come_as_they_are_generated() -> None:
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     assert [type(part) for part in parser.push('{"a": "x')] == [CallBegun, CallArguments]
     assert parser.push("y") == [CallArguments(0, "y")]
-    assert parser.push('"}') == [CallArguments(0, '"}')]
-    assert parser.push("}</tool_call>") == parser.finish() == []
+    assert parser.push('"}') == []  # unless the quote belongs to the text
+    assert parser.push("}</tool_call>") == [CallArguments(0, '"}')]
+    assert parser.finish() == []
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,10 @@ class Ready:
     def finish(self) -> list[Part]:
         return []
 
+    @property
+    def broken(self) -> list[int]:
+        return []
+
 
 GROWING: list[list[Part]] = [
     [Text(Uncopied(" ")) for _ in range(3)],

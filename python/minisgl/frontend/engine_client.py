@@ -19,6 +19,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,6 +56,9 @@ from minisgl.metrics.meters import Meter
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.tokenizer import Formats
 
 RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
 READ_BYTES = 1 << 14
@@ -216,6 +220,7 @@ class EngineClient(ABC):
         by_prompt: Sequence[SamplingParams] | None = None,
         key: int = 0,
         shown: frozenset[int] = frozenset(),
+        formats: Formats | None = None,
         before: Sequence[Before] | None = None,
         background: bool = False,
     ) -> list[RequestState]:
@@ -233,6 +238,7 @@ class EngineClient(ABC):
             by_prompt=by_prompt,
             key=key,
             shown=shown,
+            formats=formats,
         )
         for i, state in enumerate(states):
             if i % sampling.n == 0:

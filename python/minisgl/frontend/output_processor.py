@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ from minisgl.metrics.histogram import Histogram
 from minisgl.sampling_params import SamplingParams, choice_seed
 from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import Tokenizer, bad_token_ids
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.tokenizer import Formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class Subscriber:
 
 class RequestState:
     """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`); `key`
-    is the number of its caller's API key; `shown`: special tokens that are part of its text."""
+    is the number of its caller's API key; `shown`: special tokens that are part of its text; `formats`: how its answer
+    is taken apart, None if it is its text."""
 
     __slots__ = (
         "_num_reported",
@@ -99,6 +104,7 @@ class RequestState:
         subscriber: Subscriber,
         key: int = 0,
         shown: frozenset[int] = frozenset(),
+        formats: Formats | None = None,
     ) -> None:
         self.index = index  # among the requests of one call
         self.key = key
@@ -124,7 +130,7 @@ class RequestState:
         self.found_stop = False  # a stop string
         self.last_time: float | None = None  # for whoever measures the time between tokens
         self._num_reported = 0  # of `token_ids`, by `new_token_ids`
-        self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens)
+        self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens, formats)
 
     def take(self) -> Delta | None:
         """The text of what came since the last call; None if there is nothing to show."""
@@ -304,6 +310,7 @@ def request_states(
     by_prompt: Sequence[SamplingParams] | None = None,
     key: int = 0,
     shown: frozenset[int] = frozenset(),
+    formats: Formats | None = None,
 ) -> list[RequestState]:
     """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
     which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known. `by_prompt`: the
@@ -322,7 +329,7 @@ def request_states(
             resolved = msgspec.structs.replace(
                 sampling, n=1, seed=choice_seed(seed, j), max_tokens=max_tokens, min_tokens=min_tokens
             )
-            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber, key, shown))
+            states.append(RequestState(len(states), prompt, resolved, tokenizer, subscriber, key, shown, formats))
     return states
 
 

@@ -54,6 +54,11 @@ class MessageParser(Protocol):
         """What was held back, at the end of the text. `cut`: a limit ended it, so that the beginning of a call is none,
         and no text either."""
 
+    @property
+    def broken(self) -> list[int]:
+        """The numbers of the calls whose arguments are no whole object, or not what the model meant: an answer with one
+        of them calls no tools."""
+
 
 class PlainParser:
     """All is content."""
@@ -62,4 +67,8 @@ class PlainParser:
         return [Text(text)] if text else []
 
     def finish(self, cut: bool = False) -> list[Part]:
+        return []
+
+    @property
+    def broken(self) -> list[int]:
         return []

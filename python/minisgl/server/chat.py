@@ -40,7 +40,7 @@ from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from minisgl._rust import AnswerTools, Thinking, ToolFormat
+    from minisgl._rust import AnswerTools, Formats, Thinking, ToolFormat
 
 MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
 TEXT_MARK = "\x00text\x00"
@@ -74,6 +74,7 @@ class TurnChoice:
 
     parser: MessageParser
     named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
+    whole_calls: list[ToolCall] = field(default_factory=list)  # once it has ended
     grown_content: JoinedText = field(default_factory=JoinedText)
     grown_reasoning: JoinedText = field(default_factory=JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
@@ -82,6 +83,11 @@ class TurnChoice:
     @property
     def content(self) -> str:
         return str(self.grown_content)
+
+    @property
+    def broken(self) -> list[int]:
+        """The numbers of the calls that are broken."""
+        return self.parser.broken
 
     @property
     def reasoning(self) -> str:
@@ -103,7 +109,9 @@ class TurnChoice:
                 case CallArguments(index, text):
                     self.calls[index].grown.add(text)
         if delta.finish_reason is not None:
-            called = self.calls and delta.finish_reason == "stop" and not self.named_call
+            broken = self.broken
+            self.whole_calls = [call for i, call in enumerate(self.calls) if i not in broken]
+            called = self.calls and not broken and delta.finish_reason == "stop" and not self.named_call
             self.finish_reason = "tool_calls" if called else delta.finish_reason
         return parts
 
@@ -130,9 +138,13 @@ class Turn(Wanted):
         return self.calls is None and self.thinking is None
 
     def choice(self) -> TurnChoice:
+        return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call)
+
+    def formats(self) -> Formats | None:
+        """Return how an answer is taken apart; None: an answer is its text. The tools are read once."""
         if self._known is None and self.schemas is not None:
             self._known = answer_tools(self.schemas)
-        return TurnChoice(new_parser(self.calls, self.thinking, self._known), self.named_call)
+        return None if self.is_plain else (self.calls, self.thinking, self._known)
 
     def parts(self) -> AnswerParts | None:
         """Return how the gateway takes answers apart; None: an answer is its text."""
@@ -368,11 +380,11 @@ class ChatFormatter(Formatter):
         found: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
         if self._turn.thinks and self._turn.shows_thoughts:
             found["reasoning_content"] = found["reasoning"] = choice.reasoning or None
-        if choice.calls:
+        if choice.whole_calls:
             found["content"] = choice.content or None
             found["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in choice.calls
+                for call in choice.whole_calls
             ]
         return found
 

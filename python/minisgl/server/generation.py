@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,6 +28,9 @@ from minisgl.server.receipts import OfAnswers
 from minisgl.server.request import HttpRequest
 from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
+
+if TYPE_CHECKING:
+    from minisgl._rust import Formats
 
 MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
 _ERROR = FinishReason.ERROR
@@ -50,6 +53,10 @@ class Wanted:
     rid: str | None = None
     receipts: OfAnswers | None = None
     by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
+
+    def formats(self) -> Formats | None:
+        """Return how the answer is taken apart; None: it is its text."""
+        return None
 
 
 def resolved(context: ServerContext, request: HttpRequest, wanted: Wanted) -> tuple[SamplingParams, Lengths, bool]:
@@ -132,6 +139,7 @@ class Generation:
                 by_prompt=by_prompt,
                 key=request.key,
                 shown=wanted.shown,
+                formats=wanted.formats(),
                 before=before,
                 background=in_background,
             )

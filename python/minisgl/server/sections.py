@@ -6,6 +6,7 @@ before, between and after other sections is none, but an answer of nothing else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class Section:
     kind: Kind
     call_id: str = ""
     name: str = ""
+    is_broken: bool = False  # a call's arguments are not what the model meant
     grown: JoinedText = field(default_factory=JoinedText)
 
     @property
@@ -52,13 +54,16 @@ class Section:
         return str(self.grown)
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of a call. Cut by a limit they are no JSON, and nothing that could be called."""
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments of a call; None where they are no whole object, or not what the model meant: nobody may call
+        with them. Of a call that has just begun they are empty."""
+        if self.is_broken:
+            return None
         try:
             found = msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:
-            return {}
-        return found if isinstance(found, dict) else {}
+            return None
+        return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,12 @@ class Sections:
 
     def __init__(self) -> None:
         self.all: list[Section] = []
+        self._calls: list[Section] = []
         self._open: Section | None = None
         self._blank = JoinedText()  # text that may turn out to be none
 
-    def take(self, parts: list[Part], *, is_end: bool = False) -> list[Change]:
-        """`is_end`: no more come."""
+    def take(self, parts: list[Part], broken: Sequence[int] = (), *, is_end: bool = False) -> list[Change]:
+        """`broken`: the numbers of the calls that are, see `MessageParser`; `is_end`: no more come."""
         changes: list[Change] = []
         for part in parts:
             match part:
@@ -98,9 +104,12 @@ class Sections:
                 case Reasoning(text):
                     self._grow("reasoning", text, changes)
                 case CallBegun(_, call_id, name):
-                    self._begin(Section(len(self.all), "call", call_id, name), changes)
+                    self._calls.append(section := Section(len(self.all), "call", call_id, name))
+                    self._begin(section, changes)
                 case CallArguments(_, text):
                     self._grow("call", text, changes)
+        for number in broken:
+            self._calls[number].is_broken = True
         return changes + self.finish() if is_end else changes
 
     def finish(self) -> list[Change]:

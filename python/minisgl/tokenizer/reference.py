@@ -11,6 +11,7 @@ It knows no lower bound of a text's number of tokens: a text that is too long is
 from __future__ import annotations
 
 import codecs
+import collections
 import itertools
 import json
 import re
@@ -18,13 +19,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minisgl.extension import _rust
 from minisgl.step import Int32Array
 from minisgl.tokenizer.echo import char_to_byte
 from minisgl.tokenizer.reference_guards import Guarding
+
+if TYPE_CHECKING:
+    from minisgl._rust import Formats
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -175,8 +180,10 @@ class ReferenceTokenizer:
     def decoder(self, skip_special_tokens: bool = True) -> ReferenceDecoder:
         return self._decoder(skip_special_tokens, ())
 
-    def stream(self, stop: Sequence[str], shown: Collection[int], min_tokens: int) -> ReferenceStream:
-        return ReferenceStream(self._decoder(True, shown), stop, shown, min_tokens)
+    def stream(
+        self, stop: Sequence[str], shown: Collection[int], min_tokens: int, formats: Formats | None = None
+    ) -> ReferenceStream:
+        return ReferenceStream(self._decoder(True, shown), stop, shown, min_tokens, formats)
 
     def _decoder(self, skip_special_tokens: bool, shown: Collection[int]) -> ReferenceDecoder:
         skipped = frozenset(self.special_ids) - set(shown) if skip_special_tokens else frozenset()
@@ -364,14 +371,23 @@ class _Search:
 class ReferenceStream:
     """The text of one answer as its ids come, cut at the first stop string; text that may begin one is held back. Its
     methods are those of `minisgl._rust.TextStream`, which `_rust.pyi` describes. `shown`: special tokens that are text,
-    but for stop strings."""
+    but for stop strings. `formats`: how the answer is taken apart; only its content is searched."""
 
-    def __init__(self, decoder: ReferenceDecoder, stop: Sequence[str], shown: Collection[int], min_tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: ReferenceDecoder,
+        stop: Sequence[str],
+        shown: Collection[int],
+        min_tokens: int,
+        formats: Formats | None = None,
+    ) -> None:
         self._decoder = decoder
         self._searches = [_Search(one) for one in stop if one]
         self._shown = frozenset(shown)
         self._num_unsearched = min_tokens - 1  # so many of the next ids belong to no stop string
         self._held = ""
+        self._scan = None if formats is None or not self._searches else _rust.ContentScan(formats)
+        self._scanned: collections.deque[bool] = collections.deque()  # of characters: whether they are searched
         self.matched_stop: str | None = None
 
     @property
@@ -386,7 +402,8 @@ class ReferenceStream:
         if self.stopped:
             return text, num_used
         if ended:
-            text += self._search(self._decoder.flush()) + self._take_held()
+            text += self._decided(self._decoder.flush(), True, ended=True)
+            text += "" if self.stopped else self._take_held()
         return text, len(ids)
 
     def _push(self, ids: Sequence[int]) -> tuple[str, int]:
@@ -398,9 +415,24 @@ class ReferenceStream:
                 return "".join(parts), at
             text = self._decoder.push((token_id,))
             is_searched = self._num_unsearched <= 0 and token_id not in self._shown
-            parts.append(self._search(text) if is_searched else self._skip(text))
+            parts.append(self._decided(text, is_searched))
             self._num_unsearched -= 1
         return "".join(parts), len(ids)
+
+    def _decided(self, text: str, is_searched: bool, *, ended: bool = False) -> str:
+        """Return what of the text is certain to be shown."""
+        if self._scan is None:
+            return self._search(text) if is_searched else self._skip(text)
+        self._scanned.extend([is_searched] * len(text))
+        parts: list[str] = []
+        for piece, is_content in self._scan.push(text, ended):
+            kinds = [self._scanned.popleft() and is_content for _ in piece]
+            for is_one, run in itertools.groupby(zip(kinds, piece, strict=True), lambda pair: pair[0]):
+                part = "".join(char for _, char in run)
+                parts.append(self._search(part) if is_one else self._skip(part))
+                if self.stopped:
+                    return "".join(parts)
+        return "".join(parts)
 
     def _skip(self, text: str) -> str:
         for search in self._searches:

@@ -32,7 +32,9 @@ from minisgl.tokenizer.reference import (
 )
 
 if TYPE_CHECKING:
-    from minisgl._rust import TextDecoder, TextStream, TextTokenizer
+    from minisgl._rust import AnswerTools, TextDecoder, TextStream, TextTokenizer, Thinking, ToolFormat
+
+    Formats: TypeAlias = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
 
 TextBackend: TypeAlias = "TextTokenizer | ReferenceTokenizer"
 
@@ -169,11 +171,16 @@ class Tokenizer:
         return self.text.decoder(skip_special_tokens)
 
     def new_stream(
-        self, stop: Sequence[str] = (), shown: Collection[int] = (), min_tokens: int = 0
+        self,
+        stop: Sequence[str] = (),
+        shown: Collection[int] = (),
+        min_tokens: int = 0,
+        formats: Formats | None = None,
     ) -> TextStream | ReferenceStream:
         """The same, cut at the first stop string, to which no id before number `min_tokens` belongs. Special tokens are
-        no text, but for those `shown`, which are text for all but stop strings."""
-        return self.text.stream(stop, sorted(shown), min_tokens)
+        no text, but for those `shown`, which are text for all but stop strings. `formats`: how the answer is taken
+        apart; stop strings are looked for in its content alone."""
+        return self.text.stream(stop, sorted(shown), min_tokens, formats)
 
     def _template(self, tools: bool) -> ChatTemplate | None:
         return self._chat_templates.get("tool_use" if tools and "tool_use" in self._chat_templates else "default")

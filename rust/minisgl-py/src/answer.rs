@@ -3,7 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minisgl_text::answer::{self, AnswerParser as Parser, End, Part, THINKING, TOOL_FORMATS, Tools};
+use minisgl_text::answer::{
+    self, AnswerParser as Parser, ContentScan as Scan, End, Part, THINKING, TOOL_FORMATS, Tools,
+};
 use minisgl_text::tools::{Answers, Callable};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -180,11 +182,52 @@ impl AnswerParser {
         to_python(py, parts)
     }
 
+    #[getter]
+    fn broken(&self) -> Vec<usize> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).broken()
+    }
+
     #[pyo3(signature = (cut=false))]
     fn finish<'py>(&self, py: Python<'py>, cut: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let end = if cut { End::Cut } else { End::Whole };
         let parts = self.inner.lock().unwrap_or_else(PoisonError::into_inner).finish(end);
         to_python(py, parts)
+    }
+}
+
+/// How answers are taken apart: calls, thinking, tools.
+pub(crate) type Formats<'py> = (
+    Option<PyRef<'py, ToolFormat>>,
+    Option<PyRef<'py, Thinking>>,
+    Option<PyRef<'py, AnswerTools>>,
+);
+
+pub(crate) fn scan((format, thinking, tools): &Formats<'_>) -> Scan {
+    let none = Arc::default();
+    Scan::new(
+        format.as_ref().map(|one| one.inner),
+        thinking.as_ref().map(|one| (one.inner, one.is_open)),
+        tools.as_ref().map_or(&none, |one| &one.inner),
+    )
+}
+
+/// See `_rust.pyi`.
+#[pyclass(module = "minisgl._rust", frozen)]
+pub(crate) struct ContentScan {
+    inner: Mutex<Scan>,
+}
+
+#[pymethods]
+impl ContentScan {
+    #[new]
+    fn new(formats: Formats<'_>) -> Self {
+        let inner = Mutex::new(scan(&formats));
+        Self { inner }
+    }
+
+    fn push(&self, text: &str, ended: bool) -> Vec<(String, bool)> {
+        let mut scan = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        scan.push(text, ended)
     }
 }
 

@@ -40,6 +40,7 @@ fn _rust(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(answer::answer_rules, module)?)?;
     module.add_class::<answer::AnswerParser>()?;
     module.add_class::<answer::AnswerTools>()?;
+    module.add_class::<answer::ContentScan>()?;
     module.add_class::<answer::Thinking>()?;
     module.add_class::<answer::ToolFormat>()?;
     module.add_function(wrap_pyfunction!(load::run_load, module)?)?;

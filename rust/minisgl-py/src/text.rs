@@ -9,6 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::answer::{Formats, scan};
 use crate::arrays::to_numpy;
 
 /// So many hold the texts and ids that are kept to encode a conversation's next turn faster.
@@ -228,10 +229,13 @@ impl TextTokenizer {
         }
     }
 
-    fn stream(&self, stop: Vec<String>, shown: Vec<i32>, min_tokens: i64) -> TextStream {
-        TextStream {
-            inner: Stream::new(&self.inner, &stop, &shown, min_tokens),
+    #[pyo3(signature = (stop, shown, min_tokens, formats=None))]
+    fn stream(&self, stop: Vec<String>, shown: Vec<i32>, min_tokens: i64, formats: Option<Formats<'_>>) -> TextStream {
+        let mut inner = Stream::new(&self.inner, &stop, &shown, min_tokens);
+        if let Some(formats) = formats.filter(|_| !stop.is_empty()) {
+            inner.search_within(scan(&formats));
         }
+        TextStream { inner }
     }
 }
 

@@ -14,7 +14,10 @@
 
 use std::sync::Arc;
 
+use std::collections::VecDeque;
+
 use super::Tokenizer;
+use super::answer::ContentScan;
 use super::bytes::Kind;
 use super::stop::StopMatcher;
 
@@ -260,6 +263,10 @@ pub struct TextStream {
     /// So many of the next ids belong to no stop string; not kept without stop strings.
     num_unsearched: i64,
     text: String,
+    /// None: all of the text is content.
+    scan: Option<ContentScan>,
+    /// Lengths of what the scan has not decided yet, and whether stop strings are looked for in it.
+    searched: VecDeque<(usize, bool)>,
 }
 
 impl TextStream {
@@ -271,7 +278,14 @@ impl TextStream {
             shown: shown.into(),
             num_unsearched: min_tokens.saturating_sub(1),
             text: String::new(),
+            scan: None,
+            searched: VecDeque::new(),
         }
+    }
+
+    /// Looks for stop strings in the content alone that this tells from the rest of the answer.
+    pub fn search_within(&mut self, scan: ContentScan) {
+        self.scan = Some(scan).filter(|_| !self.matcher.is_empty());
     }
 
     /// Appends the new text of ids that come before the end, and returns how many of them count: all, or those up to
@@ -287,11 +301,8 @@ impl TextStream {
             }
             self.text.clear();
             self.decoder.push(std::slice::from_ref(id), &mut self.text);
-            if self.num_unsearched > 0 || self.shown.contains(id) {
-                self.matcher.skip(&self.text, out);
-            } else {
-                self.matcher.push(&self.text, out);
-            }
+            let is_searched = self.num_unsearched <= 0 && !self.shown.contains(id);
+            self.search(is_searched, false, out);
             self.num_unsearched = self.num_unsearched.saturating_sub(1);
         }
         ids.len()
@@ -309,10 +320,45 @@ impl TextStream {
         if ended {
             self.text.clear();
             self.decoder.flush(&mut self.text);
-            self.matcher.push(&self.text, out);
-            self.matcher.flush(out);
+            self.search(true, true, out);
+            if !self.stopped() {
+                self.matcher.flush(out);
+            }
         }
         ids.len()
+    }
+
+    /// Appends what is decided of the new text.
+    fn search(&mut self, is_searched: bool, ended: bool, out: &mut String) {
+        let Some(scan) = &mut self.scan else {
+            if is_searched {
+                self.matcher.push(&self.text, out);
+            } else {
+                self.matcher.skip(&self.text, out);
+            }
+            return;
+        };
+        self.searched.push_back((self.text.len(), is_searched));
+        for (text, is_content) in scan.push(&self.text, ended) {
+            let mut rest = text.as_str();
+            while let Some((len, is_searched)) = self.searched.front_mut().filter(|_| !rest.is_empty()) {
+                let (piece, behind) = rest.split_at(rest.len().min(*len));
+                if is_content && *is_searched {
+                    self.matcher.push(piece, out);
+                } else {
+                    self.matcher.skip(piece, out);
+                }
+                if self.matcher.found().is_some() {
+                    return;
+                }
+                *len -= piece.len();
+                rest = behind;
+                if *len > 0 {
+                    break;
+                }
+                self.searched.pop_front();
+            }
+        }
     }
 
     /// Whether a stop string was found.

@@ -12,17 +12,14 @@ mod decode;
 mod guarded;
 mod normalize;
 mod pieces;
+mod space;
 mod stop;
 mod tokenizer;
 pub mod tools;
-
-/// What Python calls white space.
-pub fn is_space(char: char) -> bool {
-    char.is_whitespace() || matches!(char, '\u{1c}'..='\u{1f}')
-}
 
 pub use bytes::{byte_token, char_to_byte, flat_steps, type_of};
 pub use cache::{CacheStats, Recent};
 pub use decode::{Decoder, TextStream};
 pub use normalize::TextError;
+pub use space::is_space;
 pub use tokenizer::{Tokenizer, TokenizerSource};

@@ -15,8 +15,7 @@ const ANY: &str = "/(.|\\n)*/";
 const SPACE: &str = "/\\s{0,4}/";
 const WORD: &str = "/[A-Za-z0-9_.-]+/";
 /// What an answer that is no call does not begin with.
-const LIKE_A_CALL: &str =
-    r"\s*(```\w*\s*)?\[?\s*\{\s*\x22(name|function|type|id|arguments|parameters|tool_name|tool_call_id)\x22(.|\n)*";
+const LIKE_A_CALL: &str = r"\s*(```\w*\s*)?\[?\s*\{\s*(\{\s*)?\x22(name|function|type|id|arguments|parameters|tool_name|tool_call_id)\x22(.|\n)*";
 
 /// A tool that may be called.
 pub struct Callable {

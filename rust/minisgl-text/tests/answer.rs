@@ -14,8 +14,18 @@ fn tools() -> Arc<Tools> {
         "city": {"type": "string"}, "days": {"type": "integer"}, "zip": {"type": ["string", "null"]},
         "tags": {"type": "array", "items": {"type": "string"}}, "place": {"$ref": "#/$defs/place"}, "any": {}
     }, "$defs": {"place": {"anyOf": [{"type": "object"}, {"type": "null"}]}}});
+    let save = json!({"type": "object", "properties": {
+        "body": {"type": "string"}, "when": {"type": "string"}, "code": {"type": "string"}, "size": {"type": "integer"},
+        "list": {"type": "array", "items": {"type": "string"}}, "flag": {"type": "boolean"}, "any": {}, "a": {}, "b": {},
+        "deep": {"type": "object", "properties": {"code": {"type": "string"}, "ratio": {"type": "number"}}}
+    }});
     Arc::new(Tools(
-        [("weather".to_owned(), schema), ("now".to_owned(), json!({}))].into(),
+        [
+            ("weather".to_owned(), schema),
+            ("now".to_owned(), json!({})),
+            ("save".to_owned(), save),
+        ]
+        .into(),
     ))
 }
 
@@ -25,12 +35,22 @@ fn joined<'a>(
     pieces: impl IntoIterator<Item = &'a str>,
     end: End,
 ) -> Joined {
+    parsed(format, thinking.map(|one| (one, None)), pieces, end).0
+}
+
+/// With the numbers of the calls that are broken.
+fn parsed<'a>(
+    format: Option<&'static ToolFormat>,
+    thinking: Option<(&'static Thinking, Option<bool>)>,
+    pieces: impl IntoIterator<Item = &'a str>,
+    end: End,
+) -> (Joined, Vec<usize>) {
     let mut number = 0;
     let new_id = move |_: usize, _: &str| {
         number += 1;
         number.to_string()
     };
-    let mut parser = AnswerParser::new(format, thinking.map(|one| (one, None)), tools(), Box::new(new_id));
+    let mut parser = AnswerParser::new(format, thinking, tools(), Box::new(new_id));
     let mut parts: Vec<Part> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
     parts.extend(parser.finish(end));
     let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::<(String, String)>::new());
@@ -48,7 +68,7 @@ fn joined<'a>(
             }
         }
     }
-    (content, reasoning, calls)
+    ((content, reasoning, calls), parser.broken())
 }
 
 fn letters(text: &str) -> Vec<&str> {
@@ -237,6 +257,392 @@ fn arguments_have_the_types_of_the_schema() {
             let (_, _, calls) = joined(Some(format(name)), None, letters(&text), End::Whole);
             let found: Value = serde_json::from_str(&calls[0].1).unwrap();
             assert_eq!(found, json!({key: value}), "{name} {written}");
+        }
+    }
+}
+
+/// `save` called with what stands here in a format, for one of its fields.
+fn saved(name: &str, inner: &str) -> String {
+    match name {
+        "hermes" => format!("<tool_call>\n{{\"name\": \"save\", \"arguments\": {inner}}}\n</tool_call>"),
+        "mistral" => format!("[TOOL_CALLS]save[ARGS]{inner}"),
+        "llama3_json" => format!("{{\"name\": \"save\", \"parameters\": {inner}}}"),
+        "json" => format!("[{{\"name\": \"save\", \"arguments\": {inner}}}]"),
+        "harmony" => format!("<|channel|>commentary to=functions.save <|constrain|>json<|message|>{inner}<|call|>"),
+        "kimi_k2" => format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.save:0<|tool_call_argument_begin|>{inner}\
+             <|tool_call_end|><|tool_calls_section_end|>"
+        ),
+        "deepseek_v31" => format!(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>save<｜tool▁sep｜>{inner}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        "gemma4" => format!("<|tool_call>call:save{inner}<tool_call|>"),
+        "functiongemma" => format!("<start_function_call>call:save{inner}<end_function_call>"),
+        "qwen3_coder" => format!("<tool_call>\n<function=save>\n{inner}\n</function>\n</tool_call>"),
+        "glm45" => format!("<tool_call>save\n{inner}\n</tool_call>"),
+        "minimax_m2" => {
+            format!("<minimax:tool_call>\n<invoke name=\"save\">\n{inner}\n</invoke>\n</minimax:tool_call>")
+        }
+        _ => unreachable!(),
+    }
+}
+
+const IN_JSON: &[&str] = &[
+    "hermes",
+    "mistral",
+    "llama3_json",
+    "json",
+    "harmony",
+    "kimi_k2",
+    "deepseek_v31",
+];
+
+/// What models write as arguments of `save`, and what is meant; null: nobody knows.
+fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
+    const GEMMA: &[&str] = &["gemma4"];
+    const QWEN: &[&str] = &["qwen3_coder"];
+    const GLM: &[&str] = &["glm45"];
+    const MINIMAX: &[&str] = &["minimax_m2"];
+    let none = || Value::Null;
+    let body = |text: &str| json!({"body": text});
+    vec![
+        (IN_JSON, "{\"body\": \"one\ntwo\tthree\"}", body("one\ntwo\tthree")),
+        (IN_JSON, "{\"body\": \"blue\",}", body("blue")),
+        (
+            IN_JSON,
+            "{\"body\": \"blue\",, \"size\": 2}",
+            json!({"body": "blue", "size": 2}),
+        ),
+        (IN_JSON, "{\"list\": [\"a\", \"b\",]}", json!({"list": ["a", "b"]})),
+        (
+            IN_JSON,
+            "{\"body\": None, \"flag\": True, \"any\": False}",
+            json!({"body": null, "flag": true, "any": false}),
+        ),
+        (IN_JSON, "{body: \"blue\", size: 2}", json!({"body": "blue", "size": 2})),
+        (
+            IN_JSON,
+            "{“body”: “it’s blue”, 'size': 2}",
+            json!({"body": "it’s blue", "size": 2}),
+        ),
+        (
+            IN_JSON,
+            "{'body': 'it's blue', 'size': 2}",
+            json!({"body": "it's blue", "size": 2}),
+        ),
+        (IN_JSON, "{\"size\": 007}", json!({"size": 7})),
+        (IN_JSON, "{\"code\": 007}", json!({"code": "007"})),
+        (IN_JSON, "{\"any\": 0x1F}", json!({"any": "0x1F"})),
+        (IN_JSON, "{\"body\": \"say \"hi\" now\"}", body("say \"hi\" now")),
+        (
+            IN_JSON,
+            "{\"body\": \"C:\\dir \\'x\\' \\u12\"}",
+            body("C:\\dir 'x' \\u12"),
+        ),
+        (IN_JSON, "{\"body\": \"\\ud83d\\ude00 \\ud83d\"}", body("😀 \u{fffd}")),
+        (
+            IN_JSON,
+            "{\"body\": blue car, \"size\": 2}",
+            json!({"body": "blue car", "size": 2}),
+        ),
+        (
+            IN_JSON,
+            "{\"body\": \"blue\" \"size\": 2}",
+            json!({"body": "blue", "size": 2}),
+        ),
+        (
+            IN_JSON,
+            "{\"size\": 2 \"body\": \"blue\"}",
+            json!({"body": "blue", "size": 2}),
+        ),
+        (IN_JSON, "{\"body\": , \"any\": }", json!({"body": "", "any": null})),
+        (IN_JSON, "{\"body\" \"blue\"}", body("blue")),
+        (IN_JSON, "{\"list\": [\"a\", \"b\"}", json!({"list": ["a", "b"]})),
+        (
+            IN_JSON,
+            "{\"body\": \"\"\"one\n\"two\"\n\"\"\"}",
+            body("one\n\"two\"\n"),
+        ),
+        (IN_JSON, "{{\"body\": \"blue\"}}", body("blue")),
+        (
+            IN_JSON,
+            "{\"body\": \"see </parameter> and <|x|>\"}",
+            body("see </parameter> and <|x|>"),
+        ),
+        (IN_JSON, "{\"body\": blue \"x\" y}", none()),
+        (IN_JSON, "{\"body\": \"he said \"yes\", and left\"}", none()),
+        (IN_JSON, "{\"body: \"blue\", \"size\": 2}", none()),
+        (GEMMA, "{list:['k7']}", json!({"list": ["k7"]})),
+        (GEMMA, "{a={n:4},b=5}", json!({"a": {"n": 4}, "b": 5})),
+        (GEMMA, "{body:'Oslo, Bergen'}", body("Oslo, Bergen")),
+        (GEMMA, "{body:Oslo, Bergen}", body("Oslo, Bergen")),
+        (GEMMA, "{body:https://h.example/p}", body("https://h.example/p")),
+        (GEMMA, "{when:09:45,size:2}", json!({"when": "09:45", "size": 2})),
+        (GEMMA, "{size:2,}", json!({"size": 2})),
+        (GEMMA, "{body:,size:2}", json!({"body": "", "size": 2})),
+        (GEMMA, "{body:<|\"|>blue<|\"|>", body("blue")),
+        (GEMMA, "{size:2", json!({"size": 2})),
+        (GEMMA, "{code:700}", json!({"code": "700"})),
+        (GEMMA, "{any:True,flag:False}", json!({"any": true, "flag": false})),
+        (
+            GEMMA,
+            "{deep:{code:7,ratio:2},size:8.0}",
+            json!({"deep": {"code": "7", "ratio": 2}, "size": 8}),
+        ),
+        (
+            GEMMA,
+            "{body:<|\"|>a \"b\"\n\\c<|\"|>,list:[x,y]}",
+            json!({"body": "a \"b\"\n\\c", "list": ["x", "y"]}),
+        ),
+        (
+            GEMMA,
+            "{\"body\":\"blue\",\"size\":2}",
+            json!({"body": "blue", "size": 2}),
+        ),
+        (GEMMA, "{body:<|\"|>blue}", none()),
+        (
+            &["functiongemma"],
+            "{body:<escape>a, b<escape>,size:2}",
+            json!({"body": "a, b", "size": 2}),
+        ),
+        (QWEN, "<parameter=body>\nblue", body("blue")),
+        (
+            QWEN,
+            "<parameter=body>\nblue\n<parameter=when>\nnow\n</parameter>",
+            json!({"body": "blue", "when": "now"}),
+        ),
+        (
+            QWEN,
+            "<parameter=size>\n3\n<parameter=when>\nnow\n</parameter>",
+            json!({"size": 3, "when": "now"}),
+        ),
+        (
+            QWEN,
+            "<parameter=body>\nClose it with </parameter> at the end.\n</parameter>",
+            body("Close it with </parameter> at the end."),
+        ),
+        (
+            QWEN,
+            "<parameter=body>\nfirst\n</parameter>\nlast\n</parameter>",
+            body("first\n</parameter>\nlast"),
+        ),
+        (
+            QWEN,
+            "<parameter=body>\ngrep -o '<parameter=x>.*</parameter>' log.txt\n</parameter>",
+            body("grep -o '<parameter=x>.*</parameter>' log.txt"),
+        ),
+        (
+            QWEN,
+            "<parameter=any>\ngrep -o '<parameter=x>.*</parameter>' log.txt\n</parameter>",
+            json!({"any": "grep -o '<parameter=x>.*</parameter>' log.txt"}),
+        ),
+        (
+            QWEN,
+            "<parameter=any>\n  if x:\n    y\n\n</parameter>",
+            json!({"any": "  if x:\n    y\n"}),
+        ),
+        (
+            QWEN,
+            "<parameter=body>\n<tool_call>\n<function=x>\n<parameter=y>\nz\n</parameter>\n</function>\nso\n</parameter>",
+            body("<tool_call>\n<function=x>\n<parameter=y>\nz\n</parameter>\n</function>\nso"),
+        ),
+        (QWEN, "<parameter=size>\n8.0\n</parameter>", json!({"size": 8})),
+        (QWEN, "<parameter=size>\n2e2\n</parameter>", json!({"size": 200})),
+        (QWEN, "<parameter=flag>\nTrue\n</parameter>", json!({"flag": true})),
+        (QWEN, "<parameter=body\nblue\n</parameter>", none()),
+        (GLM, "<arg_key>body</arg_key>\n<arg_value>blue", body("blue")),
+        (
+            GLM,
+            "<arg_key>body</arg_key>\n<arg_value>blue\n<arg_key>when</arg_key>\n<arg_value>now</arg_value>",
+            json!({"body": "blue", "when": "now"}),
+        ),
+        (
+            GLM,
+            "<arg_key>body</arg_key>\n<arg_value>ends in </arg_value> here</arg_value>",
+            body("ends in </arg_value> here"),
+        ),
+        (
+            GLM,
+            "<arg_key>size</arg_key>\n<arg_value>8.0</arg_value>",
+            json!({"size": 8}),
+        ),
+        (MINIMAX, "<parameter name=\"body\">blue", body("blue")),
+        (
+            MINIMAX,
+            "<parameter name=\"body\">say </parameter> so</parameter>",
+            body("say </parameter> so"),
+        ),
+    ]
+}
+
+/// Whole, cut after every byte, and letter by letter.
+fn in_any_pieces(
+    format: &'static ToolFormat,
+    thinking: Option<(&'static Thinking, Option<bool>)>,
+    text: &str,
+) -> (Joined, Vec<usize>) {
+    let whole = parsed(Some(format), thinking, [text], End::Whole);
+    assert_eq!(
+        parsed(Some(format), thinking, letters(text), End::Whole),
+        whole,
+        "{} {text}",
+        format.name
+    );
+    for (before, after) in cuts(text) {
+        let found = parsed(Some(format), thinking, [before, after], End::Whole);
+        assert_eq!(found, whole, "{} cut behind {before}", format.name);
+    }
+    whole
+}
+
+#[test]
+fn arguments_are_json_and_what_is_meant_in_every_format() {
+    let mut wrong = Vec::new();
+    for (names, inner, meant) in mended() {
+        for name in names {
+            let text = saved(name, inner);
+            let ((content, _, calls), broken) = in_any_pieces(format(name), None, &text);
+            let found: Vec<(&str, Option<Value>)> = calls
+                .iter()
+                .map(|(name, text)| (name.as_str(), serde_json::from_str(text).ok()))
+                .collect();
+            let is_right = if meant.is_null() {
+                calls.is_empty() || !broken.is_empty()
+            } else {
+                found == [("save", Some(meant.clone()))] && content.is_empty() && broken.is_empty()
+            };
+            if !is_right {
+                wrong.push(format!("{name} {inner:?}: {calls:?} {content:?} {broken:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn markers_around_a_call_that_was_read_are_no_text() {
+    let qwen = "<tool_call>\n<function=save>\n<parameter=body>\nblue\n</parameter>\n</function>\n</tool_call>";
+    let minimax = saved("minimax_m2", "<parameter name=\"body\">blue</parameter>");
+    let kimi = saved("kimi_k2", "{\"body\": \"blue\"}");
+    let hermes = saved("hermes", "{\"body\": \"blue\"}");
+    let fields = "{\"name\": \"save\", \"arguments\": {\"body\": \"blue\"}}";
+    let without = |text: &str, marker: &str| text.replace(marker, "");
+    let mut cases = vec![
+        ("qwen3_coder", without(qwen, "\n</tool_call>"), ""),
+        ("qwen3_coder", without(qwen, "\n</function>"), ""),
+        ("qwen3_coder", format!("<tool_call>\n{qwen}"), ""),
+        ("qwen3_coder", format!("{qwen}\n</tool_call> Done."), " Done."),
+        ("minimax_m2", without(&minimax, "\n</minimax:tool_call>"), ""),
+        ("minimax_m2", without(&minimax, "\n</invoke>"), ""),
+        ("kimi_k2", without(&kimi, "<|tool_calls_section_end|>"), ""),
+        ("kimi_k2", without(&kimi, "<|tool_call_end|>"), ""),
+        ("hermes", hermes.replace("}}", "}}}"), ""),
+        ("hermes", hermes.replace("}}", "}"), ""),
+        ("hermes", hermes.replace("}}", "}}\n]"), ""),
+        ("hermes", without(&hermes, "}}\n</tool_call>"), ""),
+        ("hermes", format!("<tool_call>{hermes}</tool_call>"), ""),
+        ("json", format!("{fields}}}"), ""),
+    ];
+    let inner = fields.replace("{\"body\": \"blue\"}", "{{\"body\": \"blue\"}}");
+    for name in ["hermes", "json", "granite", "phi4_mini", "mistral", "command"] {
+        cases.push((name, format!("{{{fields}}}"), ""));
+        cases.push((name, format!("{{{inner}}}"), ""));
+        cases.push((name, format!("{{ {fields} }}"), ""));
+        if !format(name).begin.is_empty() {
+            let (begin, end) = (format(name).begin, format(name).end);
+            cases.push((name, format!("Yes. {begin}{{{fields}}}{end}"), "Yes."));
+            cases.push((name, format!("{begin}{{{inner}}}{end}"), ""));
+        }
+    }
+    let mut wrong = Vec::new();
+    for (name, text, content) in cases {
+        let found = in_any_pieces(format(name), None, &text);
+        let calls = vec![("save".to_owned(), "{\"body\": \"blue\"}".to_owned())];
+        if found != ((content.to_owned(), String::new(), calls), vec![]) {
+            wrong.push(format!("{name} {text:?}: {found:?}"));
+        }
+    }
+    let unknown = "{{\"name\": \"nobody\", \"arguments\": {}}}";
+    assert_eq!(joined(Some(format("hermes")), None, [unknown], End::Whole).0, unknown);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn thoughts_that_never_end_end_before_calls() {
+    let qwen = Thinking::named("qwen3").unwrap();
+    for (name, text) in WRITTEN.iter().filter(|(name, _)| !format(name).begin.is_empty()) {
+        let plain = parsed(Some(format(name)), None, [*text], End::Whole).0.2;
+        let thought = format!("let me see\n{text}");
+        let found = in_any_pieces(format(name), Some((qwen, Some(true))), &thought);
+        assert_eq!(
+            found.0,
+            (String::new(), "let me see".to_owned(), plain.clone()),
+            "{name}"
+        );
+        for (behind, content) in [("</think>\n7", "7"), (" so\n</think>7", "7"), (" so", "")] {
+            let text = format!("{thought}{behind}");
+            let (content_found, reasoning, calls) = in_any_pieces(format(name), Some((qwen, Some(true))), &text).0;
+            assert_eq!((content_found.as_str(), calls.len()), (content, 0), "{name} {text}");
+            assert!(reasoning.starts_with(thought.trim_end()), "{name} {reasoning}");
+        }
+    }
+}
+
+#[test]
+fn messages_of_gpt_oss_are_calls_of_tools_that_are_known() {
+    let head = |to: &str| format!("<|channel|>commentary to={to} <|constrain|>json<|message|>");
+    let call = |arguments: &str| vec![("save".to_owned(), arguments.to_owned())];
+    for (text, content, calls) in [
+        (
+            "<|channel|>commentary to=save json{\"size\": 2}<|call|>".to_owned(),
+            "<|channel|>commentary to=save json{\"size\": 2}",
+            vec![],
+        ),
+        (head("save") + "{\"size\": 2}<|call|>", "", call("{\"size\": 2}")),
+        (head("functions.save") + "<|call|>", "", call("{}")),
+        (head("functions.save") + " \n", "", call("{}")),
+        (head("nobody") + "{}<|call|>", "{}", vec![]),
+        (head("functions.save") + "blue<|call|>", "blue", vec![]),
+        (
+            head("functions.save") + "{\"size\": 2}}<|call|>",
+            "",
+            call("{\"size\": 2}"),
+        ),
+        (
+            head("functions.save") + "{\"size\": 2<|call|>",
+            "",
+            call("{\"size\": 2}"),
+        ),
+    ] {
+        let found = in_any_pieces(format("harmony"), None, &text);
+        assert_eq!(found, ((content.to_owned(), String::new(), calls), vec![]), "{text}");
+    }
+}
+
+/// The promise: whatever becomes of a call's text, an answer that calls tools has arguments that are objects.
+#[test]
+fn one_character_dropped_doubled_or_changed_leaves_no_broken_call() {
+    for (name, text) in WRITTEN {
+        for (at, one) in text.char_indices() {
+            let (before, behind) = (&text[..at], &text[at + one.len_utf8()..]);
+            let changes = ["", "x", "\"", "'", "}", "{", ",", " ", "\n", "<", ":", "\\", "1"];
+            let doubled = format!("{one}{one}");
+            for change in changes.into_iter().chain([doubled.as_str()]) {
+                let text = format!("{before}{change}{behind}");
+                let found = parsed(Some(format(name)), None, [text.as_str()], End::Whole);
+                if (at + change.len()) % 11 == 0 {
+                    assert_eq!(
+                        parsed(Some(format(name)), None, letters(&text), End::Whole),
+                        found,
+                        "{name} {text}"
+                    );
+                }
+                let ((_, _, calls), broken) = found;
+                for (_, arguments) in calls.iter().filter(|_| broken.is_empty()) {
+                    let found: Value = serde_json::from_str(arguments).unwrap_or_default();
+                    assert!(found.is_object(), "{name} {text}: {arguments}");
+                }
+            }
         }
     }
 }

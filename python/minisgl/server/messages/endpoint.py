@@ -219,8 +219,10 @@ class MessagesFormatter(Formatter):
         self._has_begun = False
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        self._sections.take(self._choice.take(choices[0]), is_end=True)
-        content = [_block(section) for section in self._sections.all]
+        parts = self._choice.take(choices[0])
+        self._sections.take(parts, self._choice.broken, is_end=True)
+        whole = [section for section in self._sections.all if section.kind != "call" or section.arguments is not None]
+        content = [_block(section) for section in whole]
         end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
         return {**self._head, "content": content, **end}
 
@@ -228,7 +230,7 @@ class MessagesFormatter(Formatter):
         matched = generation.matched_stop(0)
         if matched is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}
-        called = "tool_use" if self._choice.calls else "end_turn"
+        called = "tool_use" if self._choice.calls and not self._choice.broken else "end_turn"
         reason = "max_tokens" if self._choice.finish_reason == "length" else called
         return {"stop_reason": reason, "stop_sequence": None}
 
@@ -240,7 +242,9 @@ class MessagesFormatter(Formatter):
             message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
             frames += [_event("message_start", message=message), EVENT_PING]
         for delta in deltas:
-            frames += map(_frame, self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None))
+            parts = self._choice.take(delta)
+            changes = self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
+            frames += map(_frame, changes)
         return b"".join(frames)
 
     def ping(self) -> bytes:

@@ -271,7 +271,8 @@ class OllamaFormatter(Formatter):
         self._take(choices[0])
         found = self._sections.all
         text, thought = ("".join(one.text for one in found if one.kind == kind) for kind in ("text", "reasoning"))
-        calls = [_call(one, i) for i, one in enumerate(one for one in found if one.kind == "call")]
+        whole = (one for one in found if one.kind == "call" and one.arguments is not None)
+        calls = [_call(one, i) for i, one in enumerate(whole)]
         return self._last(generation, self._shape(text, thought, calls))
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
@@ -291,13 +292,14 @@ class OllamaFormatter(Formatter):
         if delta.logprobs and self._with_logprobs:
             self._logprobs += chat_entries(self._tokenizer, delta.logprobs)
         found = []
-        for change in self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None):
+        parts = self._choice.take(delta)
+        for change in self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None):
             section = change.section
             if isinstance(change, Grown) and section.kind == "text":
                 found.append(self._shape(change.text, "", []))
             elif isinstance(change, Grown) and section.kind == "reasoning":
                 found.append(self._shape("", change.text, []))
-            elif isinstance(change, Closed) and section.kind == "call":
+            elif isinstance(change, Closed) and section.kind == "call" and section.arguments is not None:
                 index = sum(one.kind == "call" for one in self._sections.all[: section.index])
                 found.append(self._shape("", "", [_call(section, index)]))
         return found

@@ -290,6 +290,8 @@ class ResponsesFormatter(Formatter):
             more |= {"status": "failed", "error": {"code": "server_error", "message": "the answer was aborted"}}
         else:
             more |= {"status": "completed", "completed_at": int(time.time())}
+            shown = zip(self._sections.all, self._items, strict=True)  # nobody may call with arguments that are broken
+            more["output"] = [item for one, item in shown if one.kind != "call" or one.arguments is not None]
         found = self._object(**more)
         if self._keep is not None:
             self._keep(found)
@@ -358,7 +360,8 @@ class ResponsesFormatter(Formatter):
         """The frames of what is new."""
         if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
-        changes = self._sections.take(self._choice.take(delta), is_end=delta.finish_reason is not None)
+        parts = self._choice.take(delta)
+        changes = self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
         return [frame for change in changes for frame in self._frames(change, delta.finish_reason == "length")]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
@@ -378,7 +381,8 @@ class ResponsesFormatter(Formatter):
             return [] if is_custom else [self._delta(section, change.text)]  # its text is known from its end on
         assert isinstance(change, Closed)
         is_last = section is self._sections.all[-1]
-        self._items[section.index] = item = self._item(section, "incomplete" if is_cut and is_last else "completed")
+        is_broken = (is_cut and is_last) or (section.kind == "call" and section.arguments is None)
+        self._items[section.index] = item = self._item(section, "incomplete" if is_broken else "completed")
         frames = self._done(section, item)
         return [*frames, self._event("response.output_item.done", output_index=section.index, item=item)]
 

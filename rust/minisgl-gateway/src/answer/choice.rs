@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use minisgl_text::answer::ContentScan;
 use minisgl_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
@@ -128,6 +129,11 @@ impl Choice {
             stop_token_ids: sampling.stop_token_ids.clone(),
             stream: TextStream::new(tokenizer, &sampling.stop, shown, min_tokens),
         }
+    }
+
+    /// Looks for stop strings in the content alone of an answer that is taken apart.
+    pub fn search_within(&mut self, scan: ContentScan) {
+        self.stream.search_within(scan);
     }
 
     /// A step brought this for the next token that it adds.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use minisgl_text::Tokenizer;
-use minisgl_text::answer::{AnswerParser, End, Part, TOOL_FORMATS, Thinking, ToolFormat, Tools};
+use minisgl_text::answer::{AnswerParser, ContentScan, End, Part, TOOL_FORMATS, Thinking, ToolFormat, Tools};
 
 use super::choice::Finish;
 use crate::callers;
@@ -46,6 +46,13 @@ impl Parsing {
     }
 }
 
+impl Parsing {
+    /// Tells the content of an answer from the rest.
+    pub fn scan(&self) -> ContentScan {
+        ContentScan::new(self.format, self.thinking, &self.tools)
+    }
+}
+
 /// A call as it grows.
 pub struct Call {
     /// New with each answer.
@@ -69,6 +76,8 @@ pub struct Parsed {
     keeps: bool,
     has_thought: bool,
     has_called: bool,
+    /// Numbers of calls that are not shown as a whole: their arguments are not what the model meant.
+    broken: Vec<usize>,
     /// If it is kept.
     pub content: String,
     /// The same.
@@ -91,6 +100,7 @@ impl Parsed {
             keeps,
             has_thought: false,
             has_called: false,
+            broken: Vec::new(),
             content: String::new(),
             reasoning: String::new(),
             calls: Vec::new(),
@@ -103,6 +113,7 @@ impl Parsed {
         if let Some(finish) = finish {
             let end = if finish == Finish::Length { End::Cut } else { End::Whole };
             parts.append(&mut self.parser.finish(end));
+            self.broken = self.parser.broken();
         }
         parts.iter().for_each(|part| self.note(part));
         parts
@@ -136,6 +147,12 @@ impl Parsed {
         }
     }
 
+    /// Those that are whole, once the answer has ended.
+    pub fn whole_calls(&self) -> impl Iterator<Item = &Call> {
+        let calls = self.calls.iter().enumerate();
+        calls.filter(|(at, _)| !self.broken.contains(at)).map(|(_, call)| call)
+    }
+
     /// Whether a stream has it.
     pub fn shows(&self, part: &Part) -> bool {
         self.shows_thoughts || !matches!(part, Part::Reasoning(_))
@@ -143,7 +160,7 @@ impl Parsed {
 
     /// OpenAI's reason.
     pub fn reason(&self, finish: &'static str) -> &'static str {
-        if finish == "stop" && self.has_called && !self.named_call {
+        if finish == "stop" && self.has_called && self.broken.is_empty() && !self.named_call {
             "tool_calls"
         } else {
             finish

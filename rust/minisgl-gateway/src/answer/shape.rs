@@ -320,7 +320,7 @@ fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"role":"assistant","content":"#);
     match parsed {
         None => write_text(out, text),
-        Some(parsed) if parsed.calls.is_empty() => write_text(out, &parsed.content),
+        Some(parsed) if parsed.whole_calls().next().is_none() => write_text(out, &parsed.content),
         Some(parsed) => text_or_null(&parsed.content, out),
     }
     out.extend_from_slice(br#","refusal":null"#);
@@ -330,12 +330,16 @@ fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
             text_or_null(&parsed.reasoning, out);
         }
     }
-    let calls = parsed.map_or(&[][..], |one| &one.calls);
-    for (at, call) in calls.iter().enumerate() {
-        out.extend_from_slice(if at == 0 { br#","tool_calls":[{"# } else { b",{" });
+    let mut has_calls = false;
+    for call in parsed.into_iter().flat_map(Parsed::whole_calls) {
+        out.extend_from_slice(if !std::mem::replace(&mut has_calls, true) {
+            br#","tool_calls":[{"#
+        } else {
+            b",{"
+        });
         write_call(&call.id, &call.name, &call.arguments, out);
     }
-    out.extend_from_slice(if calls.is_empty() { b"}" } else { b"]}" });
+    out.extend_from_slice(if has_calls { b"]}" } else { b"}" });
 }
 
 fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {

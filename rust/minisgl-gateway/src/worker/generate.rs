@@ -161,7 +161,11 @@ impl Worker {
             .flat_map(|(prompt, &most)| std::iter::repeat_n((prompt.len(), most), asked.n()))
             .map(|(len, most)| {
                 let min_tokens = asked.sampling.min_tokens.min(most);
-                Choice::new(tokenizer, &asked.sampling, min_tokens, len, keeps_ids, shown, watched)
+                let mut choice = Choice::new(tokenizer, &asked.sampling, min_tokens, len, keeps_ids, shown, watched);
+                if let Some(parsing) = parsing.as_ref().filter(|_| !asked.sampling.stop.is_empty()) {
+                    choice.search_within(parsing.scan());
+                }
+                choice
             })
             .collect();
         let shown = choices

@@ -472,9 +472,33 @@ impl ToolFormat {
         &TOOL_FORMATS[found.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
     }
 
+    /// What calls begin with.
+    pub(super) fn openings(&self) -> Vec<&'static str> {
+        let found = [self.begin.trim()].into_iter().chain(self.also.iter().copied());
+        found.filter(|one| !one.is_empty()).collect()
+    }
+
     /// Whether `marker` is a part of a call, not one before calls.
     pub(super) fn begins_call(&self, marker: &str) -> bool {
         matches!(&self.call, Call::Pattern([Piece::Lit(first), ..]) if first.trim() == marker)
+    }
+
+    /// What stands behind calls and their arguments.
+    pub(super) fn closers(&self) -> Vec<&'static str> {
+        let mut found = vec![self.end];
+        if let Call::Pattern(pieces) = &self.call {
+            let is_value = |one: &Piece| matches!(one, Piece::Arguments | Piece::Parameters(_) | Piece::Unquoted(_));
+            let behind = pieces.iter().position(is_value).map_or(pieces.len(), |at| at);
+            for piece in &pieces[behind..] {
+                match piece {
+                    Piece::Lit(text) => found.push(text),
+                    Piece::Parameters(one) => found.push(one.end),
+                    _ => {}
+                }
+            }
+        }
+        let found = found.into_iter().map(str::trim);
+        found.filter(|one| one.starts_with('<')).collect()
     }
 
     fn fits(&self, has_token: impl Fn(&str) -> bool) -> bool {

@@ -26,6 +26,20 @@ struct State {
     end: Option<End>,
     broke_off: bool,
     parts: Vec<Part>,
+    broken: Vec<usize>,
+    /// So much of the text came before what is in the buffer.
+    passed: usize,
+    /// So much of what was taken is lost.
+    lost: usize,
+    /// None: nobody asks for them.
+    spans: Option<Vec<Span>>,
+}
+
+/// A part of the text of an answer, up to this place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) end: usize,
+    pub(super) is_content: bool,
 }
 
 /// Shared by the parser and whoever pushes.
@@ -40,6 +54,7 @@ impl Growing {
     pub(super) fn push(&self, text: &str) {
         self.with(|state| {
             state.text.drain(..state.at);
+            state.passed += state.at;
             state.at = 0;
             state.text.push_str(text);
         });
@@ -56,9 +71,55 @@ impl Growing {
         self.with(|state| std::mem::take(&mut state.parts))
     }
 
+    /// From now on it is noted which parts of the text are content.
+    pub(super) fn note_spans(&self) {
+        self.with(|state| state.spans = Some(Vec::new()));
+    }
+
+    /// Those that are decided since the last call.
+    pub(super) fn spans(&self) -> Vec<Span> {
+        self.with(|state| state.spans.as_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    /// The arguments of a call are not what the model meant.
+    pub(super) fn break_call(&self, index: usize) {
+        self.with(|state| {
+            if !state.broken.contains(&index) {
+                state.broken.push(index);
+            }
+        });
+    }
+
+    /// The numbers of the calls that are broken.
+    pub(super) fn broken(&self) -> Vec<usize> {
+        self.with(|state| state.broken.clone())
+    }
+
+    /// Of content, which ends `behind` bytes before what comes next. Neighbours of a kind become one.
+    pub(super) fn emit_text(&self, text: String, behind: usize) {
+        self.with(|state| {
+            let end = state.passed + state.at - state.lost - behind;
+            if let Some(spans) = &mut state.spans {
+                let begin = end.saturating_sub(text.len());
+                spans.push(Span {
+                    end: begin,
+                    is_content: false,
+                });
+                spans.push(Span { end, is_content: true });
+            }
+        });
+        self.emit(Part::Text(text));
+    }
+
     /// Neighbours of a kind become one.
     pub(super) fn emit(&self, part: Part) {
         self.with(|state| {
+            if !matches!(part, Part::Text(_)) {
+                let end = state.passed + state.at;
+                if let Some(spans) = &mut state.spans {
+                    spans.push(Span { end, is_content: false });
+                }
+            }
             let joined = match (state.parts.last_mut(), &part) {
                 (Some(Part::Text(last)), Part::Text(more)) | (Some(Part::Reasoning(last)), Part::Reasoning(more)) => {
                     last.push_str(more);
@@ -77,7 +138,7 @@ impl Growing {
     }
 
     /// Until `push` or `finish` was called.
-    async fn more(&self) {
+    pub(super) async fn more(&self) {
         let mut waited = false;
         poll_fn(|_| {
             if std::mem::replace(&mut waited, true) {
@@ -90,7 +151,7 @@ impl Growing {
     }
 
     /// What `look` finds in the rest of the text; None: more of it is needed. At the end of the text it must know.
-    async fn look<T>(&self, mut look: impl FnMut(&str, bool) -> Option<T>) -> T {
+    pub(super) async fn look<T>(&self, mut look: impl FnMut(&str, bool) -> Option<T>) -> T {
         loop {
             if let Some(found) = self.with(|state| look(&state.text[state.at..], state.end.is_some())) {
                 return found;
@@ -132,6 +193,11 @@ impl Growing {
         self.with(|state| state.end == Some(End::Cut) && (state.broke_off || state.at == state.text.len()))
     }
 
+    /// Whether nothing comes any more.
+    pub(super) async fn is_at_end(&self) -> bool {
+        self.peek().await.is_none()
+    }
+
     /// What is still there is lost.
     pub(super) fn drop_rest(&self) {
         self.with(|state| state.at = state.text.len());
@@ -159,6 +225,11 @@ impl Growing {
             })
             .await;
         (len > 0).then(|| self.take(len))
+    }
+
+    /// Takes as much of the text as `read` says, which sees what is there, and how it ends once that is known.
+    pub(super) fn take_by(&self, read: impl FnOnce(&str, Option<End>) -> usize) {
+        self.with(|state| state.at += read(&state.text[state.at..], state.end));
     }
 
     /// More of a value, and whether that is its end; None at the end of the text.
@@ -190,7 +261,9 @@ impl Growing {
             && self.is_cut()
             && let Ahead::Perhaps(at) = first_of(&text, markers)
         {
+            let whole = text.len();
             text.truncate(at);
+            self.with(|state| state.lost += whole - at);
         }
         (!text.is_empty() || found.is_some()).then_some((text, found))
     }

@@ -15,20 +15,13 @@ pub(super) fn json_string(text: &str) -> Option<String> {
     serde_json::from_str(&escaped_controls(text)).ok()
 }
 
-/// The text of arguments: of an object, of one in a string, of none for null. None if it is none of these.
-pub(super) fn object_of(text: &str) -> Option<String> {
-    let inner = match text.as_bytes().first() {
-        Some(b'"') => Some(json_string(text)?),
-        _ => None,
-    };
-    let found = inner
-        .as_deref()
-        .map_or(text, |inner| inner.trim_matches(crate::is_space));
-    if found.is_empty() || (inner.is_none() && found == "null") {
-        return Some("{}".to_owned());
-    }
-    let is_object = found.starts_with('{') && serde_json::from_str::<IgnoredAny>(&escaped_controls(found)).is_ok();
-    is_object.then(|| found.to_owned())
+/// Whether it is a number or a word of JSON, or one of Python's words.
+pub(super) fn is_scalar(text: &str) -> bool {
+    matches!(text, "True" | "False" | "None") || (!text.starts_with(['"', '{', '[']) && is_json(text))
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
@@ -48,25 +41,43 @@ fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
     found.into()
 }
 
-/// A value that has no types of its own, as JSON of one of `kinds`.
+/// A value that has no types of its own, as JSON of one of `kinds`. A text stays as it is, white space included.
 pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
-    let text = text.trim();
-    let spelled = match text.to_ascii_lowercase().as_str() {
+    let inner = text.trim();
+    let spelled = match inner.to_ascii_lowercase().as_str() {
         found @ ("true" | "false" | "null") => found.to_owned(),
         "none" => "null".to_owned(),
-        _ => text.to_owned(),
+        _ => inner.to_owned(),
     };
-    let parsed: Option<Value> = serde_json::from_str(&spelled).ok();
-    match parsed {
-        Some(found) if kinds.allow(&found) => spelled,
-        Some(_) => quoted(text),
-        None if matches!(text.as_bytes().first(), Some(b'{' | b'[')) => {
-            let mut literals = Literals { rest: text };
+    let mut literals = Literals { rest: inner };
+    match serde_json::from_str::<Value>(&spelled) {
+        Ok(Value::Number(found)) if kinds.is_whole() => whole(&found).unwrap_or(spelled),
+        Ok(found) if kinds.allow(&found) => spelled,
+        Ok(_) => quoted(text),
+        Err(_) if inner.starts_with(['{', '[']) => {
             let found = literals.literal(MAX_DEPTH).filter(|_| literals.rest.trim().is_empty());
             found.unwrap_or_else(|| quoted(text))
         }
-        None => quoted(text),
+        Err(_) if kinds.is_number() => {
+            let sign = if inner.starts_with('-') { "-" } else { "" };
+            let body = inner.strip_prefix(['-', '+']).unwrap_or(inner);
+            let digits = body.trim_start_matches('0'); // Python has no number that begins with 0
+            literals.rest = match digits.chars().next() {
+                None if !body.is_empty() => "0",
+                Some('.' | '0'..='9') => digits,
+                _ => body,
+            };
+            let found = literals.number().filter(|_| literals.rest.is_empty());
+            found.map_or_else(|| quoted(text), |found| format!("{sign}{found}"))
+        }
+        Err(_) => quoted(text),
     }
+}
+
+/// A number without a fraction, written as an integer.
+fn whole(number: &Number) -> Option<String> {
+    let found = number.as_f64().filter(|_| number.is_f64())?;
+    (found.fract() == 0.0 && found.abs() < 9e15).then(|| format!("{found:.0}"))
 }
 
 /// JSON of `(name=literal, ...)`; None if that is not what it is.

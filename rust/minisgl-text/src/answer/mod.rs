@@ -3,27 +3,28 @@
 //! Invariants: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
 //! markers around reasoning and calls; a call that is no call is text.
 
+mod arguments;
 mod formats;
 mod growing;
 mod literals;
 mod parts;
 mod run;
+mod scan;
+mod values;
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 pub use formats::{Call, CallId, HARMONY, Many, Parameter, Piece, THINKING, TOOL_FORMATS, Thinking, ToolFormat};
 pub use growing::End;
 pub use parts::{Part, Tools};
+pub use scan::ContentScan;
 
 /// Draws a new id: so many characters of these.
 pub type NewId = Box<dyn FnMut(usize, &str) -> String + Send>;
 
 /// Takes the text of one answer apart.
 pub struct AnswerParser {
-    growing: growing::Growing,
-    running: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    running: run::Running,
     format: Option<&'static ToolFormat>,
     new_id: NewId,
 }
@@ -36,17 +37,8 @@ impl AnswerParser {
         tools: Arc<Tools>,
         new_id: NewId,
     ) -> Self {
-        let growing = growing::Growing::default();
-        let run = run::Run {
-            growing: growing.clone(),
-            format,
-            thinking,
-            tools,
-            ..run::Run::default()
-        };
         Self {
-            growing,
-            running: Some(Box::pin(run.run())),
+            running: run::Running::new(format, thinking, &tools),
             format,
             new_id,
         }
@@ -54,34 +46,24 @@ impl AnswerParser {
 
     /// What is decided once `text` has come.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        if !text.is_empty() {
-            self.growing.push(text);
-            self.go_on();
-        }
-        self.parts()
+        let found = self.running.push(text);
+        self.named(found)
     }
 
     /// What was held back, at the end of the text.
     pub fn finish(&mut self, end: End) -> Vec<Part> {
-        self.growing.finish(end);
-        self.go_on();
-        self.parts()
+        let found = self.running.finish(end);
+        self.named(found)
     }
 
-    /// The parser never waits for anything but more text, so nobody needs to wake it.
-    fn go_on(&mut self) {
-        if let Some(running) = &mut self.running
-            && running
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()))
-                .is_ready()
-        {
-            self.running = None;
-        }
+    /// The numbers of the calls whose arguments are no whole object, or not what the model meant: an answer with one of
+    /// them calls no tools.
+    pub fn broken(&self) -> Vec<usize> {
+        self.running.growing.broken()
     }
 
-    fn parts(&mut self) -> Vec<Part> {
-        let mut found = self.growing.parts();
+    /// With new ids of calls.
+    fn named(&mut self, mut found: Vec<Part>) -> Vec<Part> {
         for part in &mut found {
             if let (Part::CallBegun { index, id, name }, Some(format)) = (part, self.format) {
                 *id = match format.id {

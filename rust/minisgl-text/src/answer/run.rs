@@ -3,29 +3,27 @@
 //! White space between text and a call, and around what the model thinks, counts as part of the markers.
 //!
 //! Invariants: what does not become a call is text, as it was, with its markers; a call begins once its name is known and
-//! its arguments have begun: what comes of them after that is handed on as it comes, and a text that breaks off within
-//! them leaves a call with what came.
+//! its arguments have begun: what comes of them after that is handed on as JSON as it comes (`arguments`). A call whose
+//! arguments break off, or are followed by what may belong to them, is broken: the answer with it calls no tools.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
+use super::arguments::{Outcome, Reader};
 use super::formats::{Call, HARMONY, Parameter, Piece, Thinking, ToolFormat};
-use super::growing::{Growing, ValueScan};
-use super::literals::{json_string, object_of, python_arguments, quoted, typed};
+use super::growing::{End, Growing, ValueScan};
+use super::literals::{json_string, python_arguments, quoted, typed};
 use super::parts::{Part, Tools};
+use super::values::Borders;
 use crate::is_space;
 
 const FENCE: &str = "```";
+/// Brackets behind a call, with white space.
+const MAX_SURPLUS: usize = 16;
 const NAME_KEYS: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENT_KEYS: [&str; 2] = ["arguments", "parameters"];
 const OTHER_KEYS: [&str; 3] = ["type", "id", "tool_call_id"];
-
-/// What a piece of text becomes.
-#[derive(Clone, Copy)]
-enum To {
-    Text,
-    Held,
-    Arguments,
-}
 
 /// A text whose last white space waits for what comes next.
 #[derive(Default)]
@@ -41,30 +39,96 @@ impl Trimmed {
     }
 }
 
+/// What is known of a call that is written as an object.
 #[derive(Default)]
-pub(super) struct Run {
-    pub(super) growing: Growing,
-    pub(super) format: Option<&'static ToolFormat>,
+struct Named {
+    name: Option<String>,
+    /// JSON; empty where they were handed on.
+    arguments: Option<String>,
+    begun: bool,
+    /// There is a field that calls do not have.
+    is_strange: bool,
+}
+
+#[derive(Default)]
+struct Run {
+    growing: Growing,
+    format: Option<&'static ToolFormat>,
     /// And whether the answer begins within it; None: the answer shows it.
-    pub(super) thinking: Option<(&'static Thinking, Option<bool>)>,
-    pub(super) tools: Arc<Tools>,
-    pub(super) num_calls: usize,
-    pub(super) text: Spaces,
+    thinking: Option<(&'static Thinking, Option<bool>)>,
+    tools: Arc<Tools>,
+    num_calls: usize,
+    text: Spaces,
     /// What may belong to a call, from its marker on.
-    pub(super) held: String,
+    held: String,
     /// A marker is in it, or the name of a tool: it is no text where the answer breaks off.
-    pub(super) is_likely: bool,
+    is_likely: bool,
 }
 
 /// What is known of the text so far.
 #[derive(Default)]
-pub(super) struct Spaces {
+struct Spaces {
     waiting: Trimmed,
     after_call: bool,
 }
 
+/// A run and the text that it takes apart.
+pub(super) struct Running {
+    pub(super) growing: Growing,
+    running: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Running {
+    pub(super) fn new(
+        format: Option<&'static ToolFormat>,
+        thinking: Option<(&'static Thinking, Option<bool>)>,
+        tools: &Arc<Tools>,
+    ) -> Self {
+        let growing = Growing::default();
+        let run = Run {
+            growing: growing.clone(),
+            format,
+            thinking,
+            tools: Arc::clone(tools),
+            ..Run::default()
+        };
+        Self {
+            growing,
+            running: Some(Box::pin(run.run())),
+        }
+    }
+
+    /// What is decided once `text` has come.
+    pub(super) fn push(&mut self, text: &str) -> Vec<Part> {
+        if !text.is_empty() {
+            self.growing.push(text);
+            self.go_on();
+        }
+        self.growing.parts()
+    }
+
+    /// What was held back, at the end of the text.
+    pub(super) fn finish(&mut self, end: End) -> Vec<Part> {
+        self.growing.finish(end);
+        self.go_on();
+        self.growing.parts()
+    }
+
+    /// The run never waits for anything but more text, so nobody needs to wake it.
+    fn go_on(&mut self) {
+        if let Some(running) = &mut self.running
+            && running
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+        {
+            self.running = None;
+        }
+    }
+}
+
 impl Run {
-    pub(super) async fn run(mut self) {
+    async fn run(mut self) {
         let in_channels = self.thinking.is_some_and(|(thinking, _)| thinking.tokens == HARMONY)
             || self.format.is_some_and(|format| matches!(format.call, Call::Harmony));
         if in_channels {
@@ -77,7 +141,7 @@ impl Run {
         match self.format {
             None => {
                 while let Some(text) = self.growing.run_of(|_| true).await {
-                    self.growing.emit(Part::Text(text));
+                    self.growing.emit_text(text, 0);
                 }
             }
             Some(format) => self.content(format).await,
@@ -91,20 +155,15 @@ impl Run {
     fn emit_text(&mut self, text: String) {
         let spaces = std::mem::take(&mut self.text.waiting.0);
         if !(spaces.is_empty() && text.is_empty()) {
-            self.growing.emit(Part::Text(spaces + &text));
+            self.growing.emit_text(spaces + &text, 0);
         }
     }
 
-    fn put(&mut self, to: To, text: String) {
-        match to {
-            To::Held => self.held.push_str(&text),
-            To::Arguments => self.argue(text),
-            To::Text => {
-                if let Some(decided) = self.text.waiting.push(&text) {
-                    self.text.after_call = false;
-                    self.growing.emit(Part::Text(decided));
-                }
-            }
+    /// More of the content.
+    fn put(&mut self, text: &str) {
+        if let Some(decided) = self.text.waiting.push(text) {
+            self.text.after_call = false;
+            self.growing.emit_text(decided, self.text.waiting.0.len());
         }
     }
 
@@ -116,13 +175,17 @@ impl Run {
         }
         self.space().await;
         self.held.clear();
+        let mut markers = vec![thinking.end];
+        markers.extend(self.format.iter().flat_map(|format| format.openings()));
         let mut inner = Trimmed::default();
-        while let Some((text, found)) = self.growing.before(&[thinking.end]).await {
-            if let Some(decided) = inner.push(&text) {
-                self.growing.emit(Part::Reasoning(decided));
+        while let Some((text, found)) = self.growing.before(&markers).await {
+            self.reason(&mut inner, &text);
+            let Some(which) = found else { continue };
+            if which > 0 && self.unfinished(&mut inner, thinking, markers[which].len()).await {
+                continue;
             }
-            if found.is_some() {
-                self.growing.take(thinking.end.len());
+            if which == 0 || self.growing.is_at_end().await {
+                self.takes(thinking.end).await;
                 self.space().await;
                 self.held.clear();
                 return;
@@ -133,15 +196,56 @@ impl Run {
         }
     }
 
+    fn reason(&self, inner: &mut Trimmed, text: &str) {
+        if let Some(decided) = inner.push(text) {
+            self.growing.emit(Part::Reasoning(decided));
+        }
+    }
+
+    /// Behind the beginning of a marker of calls, so long, within what the model thinks: calls if nothing comes behind
+    /// them, for then it has forgotten to end its thoughts; else it only thinks of them. Whether that is so.
+    async fn unfinished(&mut self, inner: &mut Trimmed, thinking: &Thinking, len: usize) -> bool {
+        let mut trial = Running::new(self.format, None, &self.tools);
+        let mut text = self.growing.take(len);
+        let mut parts = trial.push(&text);
+        let is_text = |part: &Part| matches!(part, Part::Text(text) if !text.trim().is_empty());
+        while !self.growing.comes(thinking.end).await {
+            let Some(next) = self.growing.peek().await else { break };
+            let next = self.growing.take(next.len_utf8());
+            parts.extend(trial.push(&next));
+            text += &next;
+            if parts.last().is_some_and(is_text) {
+                break;
+            }
+        }
+        if !parts.iter().any(is_text) && self.growing.is_at_end().await {
+            let end = if self.growing.is_cut() { End::Cut } else { End::Whole };
+            parts.extend(trial.finish(end));
+            let has_called = parts.iter().any(|part| matches!(part, Part::CallBegun { .. }));
+            if has_called && !parts.iter().any(is_text) && (end == End::Cut || trial.growing.broken().is_empty()) {
+                inner.0.clear();
+                self.text.after_call = true;
+                trial
+                    .growing
+                    .broken()
+                    .into_iter()
+                    .for_each(|index| self.growing.break_call(index));
+                let calls = parts.into_iter().filter(|part| !matches!(part, Part::Text(_)));
+                calls.for_each(|part| self.growing.emit(part));
+                return false;
+            }
+        }
+        self.reason(inner, &text);
+        true
+    }
+
     // -------------------------------------------------------------------------------------------------------- calls
 
     async fn content(&mut self, format: &'static ToolFormat) {
-        let mut markers = vec![format.begin.trim()];
-        markers.extend(format.also);
-        markers.retain(|marker| !marker.is_empty());
+        let markers = format.openings();
         while self.opening(format, &markers).await {}
         while let Some((text, found)) = self.growing.before(&markers).await {
-            self.put(To::Text, text);
+            self.put(&text);
             let Some(which) = found else { continue };
             self.held = std::mem::take(&mut self.text.waiting.0);
             self.is_likely = true;
@@ -169,6 +273,9 @@ impl Run {
         }
         let is_open = self.growing.comes("{").await || self.growing.comes("[").await;
         let found = is_open && self.calls(format, true).await;
+        if found {
+            self.leftovers(format).await;
+        }
         if found && is_fenced {
             self.space().await;
             self.takes(FENCE).await;
@@ -181,17 +288,80 @@ impl Run {
     /// What is behind a marker, which is held.
     async fn marked(&mut self, format: &'static ToolFormat) {
         self.space().await;
+        while !format.begin.is_empty() && self.holds(format.begin.trim()).await {
+            self.space().await;
+        }
         let found = match (self.growing.peek().await, &format.call) {
             (Some('{' | '['), _) => self.calls(format, false).await,
-            (Some(_), Call::Pattern(pieces)) => self.patterns(pieces).await,
+            (Some(_), Call::Pattern(pieces)) => self.patterns(format, pieces).await,
             _ => false,
         };
         self.is_likely |= found;
-        if found && !format.end.is_empty() {
-            self.space().await;
-            self.takes(format.end.trim()).await;
+        if found {
+            self.leftovers(format).await;
         }
         self.give_back();
+    }
+
+    /// Takes out the markers behind a call, and brackets that are too many. What may still belong to its arguments breaks
+    /// the call.
+    async fn leftovers(&mut self, format: &ToolFormat) {
+        let closers = format.closers();
+        let mut has_end = false;
+        loop {
+            self.space().await;
+            let mut taken = false;
+            for marker in &closers {
+                taken = taken || self.takes(marker).await;
+            }
+            if !taken && self.has_surplus(&closers).await {
+                self.growing.take(1);
+                self.held.clear();
+                taken = true;
+            }
+            if !taken {
+                break;
+            }
+            has_end = true;
+        }
+        let goes_on = match self.growing.peek().await {
+            Some('"' | ',' | ':' | '}' | ']') => true,
+            Some('<' | '[' | ';' | '`') | None => false,
+            Some(_) if format.end.is_empty() => self.held.is_empty(),
+            Some(_) => !has_end && !self.held.contains('\n'),
+        };
+        if goes_on {
+            self.growing.break_call(self.num_calls - 1);
+        }
+    }
+
+    /// Whether a bracket comes that closes nothing, before the end of the text or a marker.
+    async fn has_surplus(&self, closers: &[&str]) -> bool {
+        let find = |rest: &str, ended: bool| {
+            let behind = rest.trim_start_matches(|one| "}]".contains(one) || is_space(one));
+            if !rest.starts_with(['}', ']']) || rest.len() - behind.len() > MAX_SURPLUS {
+                return (!rest.is_empty() || ended).then_some(false);
+            }
+            if behind.is_empty() {
+                return ended.then_some(true);
+            }
+            if closers.iter().chain(&[FENCE]).any(|one| behind.starts_with(one)) {
+                return Some(true);
+            }
+            let may_come = closers.iter().chain(&[FENCE]).any(|one| one.starts_with(behind));
+            (ended || !may_come).then_some(false)
+        };
+        self.growing.look(find).await
+    }
+
+    /// Whether a call may end here: at the end of the text, or at a marker.
+    async fn may_end(&self, format: &ToolFormat) -> bool {
+        for marker in format.markers() {
+            if marker.starts_with(['<', '[']) && self.growing.comes(marker).await {
+                return true;
+            }
+        }
+        matches!(self.growing.peek().await, None | Some(']' | '}' | '`'))
     }
 
     /// What is held is text.
@@ -200,7 +370,7 @@ impl Run {
         if std::mem::take(&mut self.is_likely) && self.growing.is_cut() {
             self.growing.drop_rest();
         } else {
-            self.put(To::Text, held);
+            self.put(&held);
         }
     }
 
@@ -263,11 +433,11 @@ impl Run {
         }
     }
 
-    /// One value; whether it is whole.
-    async fn value(&mut self, to: To, is_python: bool) -> bool {
+    /// One value, which is held; whether it is whole.
+    async fn value(&mut self, is_python: bool) -> bool {
         let mut scan = ValueScan::new(is_python);
         while let Some((text, ends)) = self.growing.more_of(&mut scan).await {
-            self.put(to, text);
+            self.held.push_str(&text);
             if ends {
                 return !scan.is_broken;
             }
@@ -278,7 +448,7 @@ impl Run {
     /// A JSON string, which is held; None if something else comes.
     async fn string(&mut self) -> Option<String> {
         let from = self.held.len();
-        if self.growing.peek().await != Some('"') || !self.value(To::Held, false).await {
+        if self.growing.peek().await != Some('"') || !self.value(false).await {
             return None;
         }
         json_string(&self.held[from..])
@@ -322,79 +492,143 @@ impl Run {
             self.takes("]").await;
         }
         self.is_likely |= found; // what is held goes on with calls
-        self.give_back();
+        if !found || !self.held.chars().all(is_space) {
+            self.give_back();
+        }
         found
     }
 
-    /// An object with the name of a tool and its arguments. Whether it has become a call; what does not belong to a call
-    /// is held.
-    async fn object(&mut self, format: &ToolFormat, known: bool) -> bool {
+    /// An object with the name of a tool and its arguments, also in two pairs of brackets. Whether it has become a call;
+    /// what does not belong to a call is held.
+    async fn object(&mut self, format: &'static ToolFormat, known: bool) -> bool {
         self.hold(1);
-        let mut name: Option<String> = None;
-        let mut arguments: Option<String> = None;
-        let mut begun = false;
-        loop {
-            self.space().await;
-            let key = self.string().await;
-            self.space().await;
-            let Some(key) = key else { return begun };
-            if !self.holds(":").await {
-                return begun;
+        self.space().await;
+        let is_doubled = self.holds("{").await;
+        let mut found = Named::default();
+        if !self.fields(format, known, &mut found).await {
+            if found.begun && !self.may_end(format).await {
+                self.growing.break_call(self.num_calls - 1);
             }
-            self.space().await;
-            if NAME_KEYS.contains(&key.as_str()) && name.is_none() {
-                let found = self.string().await.filter(|found| !found.is_empty());
-                let Some(found) = found.filter(|found| !known || self.tools.has(found)) else {
-                    return begun;
-                };
-                name = Some(found);
-                self.is_likely = true;
-            } else if ARGUMENT_KEYS.contains(&key.as_str()) && arguments.is_none() {
-                if name.is_some() && self.growing.peek().await == Some('{') {
-                    self.begin(name.as_deref().unwrap_or_default());
-                    begun = true;
-                    arguments = Some(String::new());
-                    if !self.value(To::Arguments, false).await {
-                        return true;
-                    }
-                } else {
-                    arguments = self.arguments().await;
-                    if arguments.is_none() {
-                        return false;
-                    }
-                }
-            } else if (known && !begun && !OTHER_KEYS.contains(&key.as_str())) || !self.value(To::Held, false).await {
-                return begun;
-            }
-            self.space().await;
-            if self.holds(",").await {
-                continue;
-            }
-            if !self.holds("}").await {
-                return begun;
-            }
-            break;
+            return found.begun;
         }
-        if !begun {
+        if !found.begun {
             // without a marker a name alone is too little, where the model has another way to call
-            let is_enough = arguments.is_some() || !known || format.begin.is_empty();
-            let Some(name) = name.filter(|_| is_enough) else {
+            let is_enough = found.arguments.is_some() || !known || format.begin.is_empty();
+            let is_strange = found.is_strange && found.arguments.is_none();
+            let Some(name) = found.name.filter(|_| is_enough && !is_strange) else {
                 return false;
             };
             self.begin(&name);
-            self.argue(arguments.unwrap_or_else(|| "{}".to_owned()));
+            self.argue(found.arguments.unwrap_or_else(|| "{}".to_owned()));
+        }
+        if is_doubled {
+            self.space().await;
+            self.holds("}").await;
         }
         self.held.clear();
         true
     }
 
-    /// Arguments that cannot be handed on as they come: before the name, or written as a string. Null is none.
-    async fn arguments(&mut self) -> Option<String> {
-        let from = self.held.len();
-        if !self.value(To::Held, false).await {
-            return None;
+    /// The fields of such an object; whether it ends behind them.
+    async fn fields(&mut self, format: &'static ToolFormat, known: bool, found: &mut Named) -> bool {
+        loop {
+            self.space().await;
+            if found.begun && self.holds("}").await {
+                return true; // behind a comma
+            }
+            let key = self.string().await;
+            self.space().await;
+            let Some(key) = key else { return false };
+            if !self.holds(":").await {
+                return false;
+            }
+            self.space().await;
+            let key = key.as_str();
+            if NAME_KEYS.contains(&key) && found.name.is_none() {
+                let name = self.string().await.filter(|name| !name.is_empty());
+                let Some(name) = name.filter(|name| !known || self.tools.has(name)) else {
+                    return false;
+                };
+                found.name = Some(name);
+                self.is_likely = true;
+            } else if ARGUMENT_KEYS.contains(&key) && found.arguments.is_none() {
+                if !self.arguments(format, found).await {
+                    return false;
+                }
+            } else {
+                let is_other = !known || found.begun || OTHER_KEYS.contains(&key);
+                if found.begun && (found.name.iter()).any(|name| self.tools.names(name, key)) {
+                    self.growing.break_call(self.num_calls - 1); // it stands outside of its arguments
+                }
+                found.is_strange |= !OTHER_KEYS.contains(&key);
+                if !is_other || !self.value(false).await {
+                    return false;
+                }
+            }
+            self.space().await;
+            if !self.holds(",").await {
+                return self.holds("}").await;
+            }
         }
-        object_of(&self.held[from..])
+    }
+
+    /// The value of a field of arguments; whether it is one. Arguments before the name, or written as a string, cannot
+    /// be handed on as they come. Null is none.
+    async fn arguments(&mut self, format: &'static ToolFormat, found: &mut Named) -> bool {
+        if let Some(name) = found.name.as_deref().filter(|_| !found.begun)
+            && self.growing.peek().await == Some('{')
+        {
+            self.begin(name);
+            found.begun = true;
+            found.arguments = Some(String::new());
+            return self.read(format, name, None, 1).await;
+        }
+        let from = self.held.len();
+        if !self.value(false).await {
+            return false;
+        }
+        let text = &self.held[from..];
+        let inner = text.starts_with('"').then(|| json_string(text));
+        let (text, is_none) = match &inner {
+            Some(Some(inner)) => (inner.trim_matches(is_space), inner.trim().is_empty()),
+            Some(None) => return false,
+            None => (text, text == "null"),
+        };
+        found.arguments = if is_none {
+            Some("{}".to_owned())
+        } else {
+            Reader::whole(text, &self.tools)
+        };
+        found.arguments.is_some()
+    }
+
+    /// An object of arguments, which is handed on as it comes, with strings in quotes of its own or JSON's, within so many
+    /// brackets. Whether it is whole.
+    async fn read(
+        &mut self,
+        format: &'static ToolFormat,
+        name: &str,
+        quote: Option<&'static str>,
+        outer: usize,
+    ) -> bool {
+        let mut reader = Reader::new(&format.markers(), &self.tools, name, quote, outer);
+        loop {
+            self.growing.take_by(|text, end| reader.read(text, end));
+            self.argue(std::mem::take(&mut reader.out));
+            match reader.outcome {
+                Some(Outcome::Whole) => break,
+                Some(Outcome::Broken) => {
+                    self.growing.break_call(self.num_calls - 1);
+                    return false;
+                }
+                None => self.growing.more().await,
+            }
+        }
+        for _ in 0..reader.doubled {
+            self.space().await;
+            self.takes("}").await;
+        }
+        true
     }
 
     /// Behind the bracket of a list of Python calls.
@@ -408,7 +642,7 @@ impl Run {
             }
             self.is_likely = true;
             let from = self.held.len();
-            let is_whole = self.value(To::Held, true).await;
+            let is_whole = self.value(true).await;
             let Some(arguments) = is_whole.then(|| python_arguments(&self.held[from..])).flatten() else {
                 return found;
             };
@@ -423,9 +657,9 @@ impl Run {
     }
 
     /// Calls that are written as `pieces` say; whether there was one.
-    async fn patterns(&mut self, pieces: &'static [Piece]) -> bool {
+    async fn patterns(&mut self, format: &'static ToolFormat, pieces: &'static [Piece]) -> bool {
         let mut found = false;
-        while self.pattern(pieces).await {
+        while self.pattern(format, pieces).await {
             found = true;
             self.space().await;
             let Some(Piece::Lit(first)) = pieces.first() else {
@@ -438,7 +672,7 @@ impl Run {
         found
     }
 
-    async fn pattern(&mut self, pieces: &'static [Piece]) -> bool {
+    async fn pattern(&mut self, format: &'static ToolFormat, pieces: &'static [Piece]) -> bool {
         let mut name = String::new();
         let mut begun = false;
         for piece in pieces {
@@ -471,53 +705,69 @@ impl Run {
                         _ => self.growing.peek().await == Some('{'),
                     };
                     if !comes {
-                        return begun;
+                        return false;
                     }
                     self.begin(&name);
                     begun = true;
-                    match piece {
-                        Piece::Parameters(one) => self.parameters(&name, one).await,
-                        Piece::Unquoted(quote) => self.unquoted(quote).await,
-                        _ => self.value(To::Arguments, false).await,
+                    let is_whole = match piece {
+                        Piece::Parameters(one) => self.parameters(format, &name, one).await,
+                        Piece::Unquoted(quote) => self.read(format, &name, Some(quote), 0).await,
+                        _ => self.read(format, &name, None, 0).await,
+                    };
+                    if !is_whole {
+                        self.growing.break_call(self.num_calls - 1);
+                        return true;
                     }
+                    true
                 }
             };
             if !fits {
+                if begun && !self.may_end(format).await {
+                    self.growing.break_call(self.num_calls - 1);
+                }
                 return begun;
             }
         }
+        self.held.clear();
         begun
     }
 
-    /// Arguments one after the other; false: the text breaks off within them.
-    async fn parameters(&mut self, name: &str, parameter: &Parameter) -> bool {
+    /// Arguments one after the other; false: the text breaks off within them, or nobody knows what is meant.
+    async fn parameters(&mut self, format: &'static ToolFormat, name: &str, parameter: &'static Parameter) -> bool {
         let mut separator = "{";
         loop {
             self.space().await;
             if !self.takes(parameter.begin.trim()).await {
                 break;
             }
-            let Some(key) = self.up_to(parameter.named.trim()).await else {
+            let key = self.up_to(parameter.named.trim()).await;
+            let Some(key) = key.filter(|key| !key.contains(['<', '\n']) && !key.trim().is_empty()) else {
                 return false;
             };
             self.argue(format!("{separator}{}: ", quoted(key.trim())));
             separator = ", ";
-            if !parameter.value.is_empty() {
-                self.literal(parameter.value).await;
-                self.held.clear();
+            if !parameter.value.is_empty() && !self.literal(parameter.value).await {
+                return false;
             }
+            self.held.clear();
             if parameter.in_lines && self.growing.peek().await == Some('\n') {
                 self.growing.take(1);
             }
-            let kinds = self.tools.kinds(name, key.trim());
+            let tools = Arc::clone(&self.tools);
+            let kinds = tools.kinds(name, [Some(key.trim())]);
+            let borders = Borders::new(format, parameter, &tools, name);
             let is_whole = if kinds.is_text() {
-                self.text_value(parameter.end.trim(), parameter.in_lines).await
+                self.argue("\"".to_owned());
+                let is_whole = self.value_within(&borders, parameter, &mut None).await;
+                self.argue(if is_whole { "\"" } else { "" }.to_owned());
+                is_whole
             } else {
-                let value = self.up_to(parameter.end.trim()).await;
-                if let Some(value) = &value {
-                    self.argue(typed(value, &kinds));
+                let mut value = Some(String::new());
+                let is_whole = self.value_within(&borders, parameter, &mut value).await;
+                if is_whole {
+                    self.argue(typed(&value.unwrap_or_default(), &kinds));
                 }
-                value.is_some()
+                is_whole
             };
             if !is_whole {
                 return false;
@@ -546,87 +796,51 @@ impl Run {
         None
     }
 
-    /// A text up to `end`, as it comes; `in_lines`: a line break before that belongs to it.
-    async fn text_value(&mut self, end: &str, in_lines: bool) -> bool {
-        self.argue("\"".to_owned());
-        let mut waiting = String::new();
-        while let Some((text, found)) = self.growing.before(&[end]).await {
-            let mut text = std::mem::take(&mut waiting) + &text;
-            if in_lines && text.ends_with('\n') {
-                text.pop();
-                if found.is_none() {
-                    waiting.push('\n');
-                }
+    /// A text up to where a value ends, added to `to`, or handed on as the inside of a JSON string. Whether it ends.
+    async fn value_within(&mut self, borders: &Borders<'_>, parameter: &Parameter, to: &mut Option<String>) -> bool {
+        let (mut waiting, mut in_line) = ("", false);
+        while let Some((text, found)) = self.growing.before(&["<"]).await {
+            let ends = if found.is_some() {
+                let in_line = if text.is_empty() {
+                    in_line
+                } else {
+                    !text.ends_with('\n')
+                };
+                let look = |rest: &str, ended: bool| borders.value_ends(rest, ended, in_line);
+                self.growing.look(look).await
+            } else {
+                None
+            };
+            let mut text = if waiting.is_empty() {
+                text
+            } else {
+                std::mem::take(&mut waiting).to_owned() + &text
+            };
+            in_line = if text.is_empty() {
+                in_line
+            } else {
+                !text.ends_with('\n')
+            };
+            if found.is_some() && ends.is_none() {
+                text += &self.growing.take(1);
+                in_line = true;
             }
-            let inner = quoted(&text);
-            self.argue(inner[1..inner.len() - 1].to_owned());
-            if found.is_some() {
-                self.growing.take(end.len());
-                self.argue("\"".to_owned());
+            if text.ends_with('\n') && (parameter.in_lines || ends.is_none_or(|len| len == 0)) {
+                text.pop();
+                waiting = if ends.is_none() { "\n" } else { "" };
+            }
+            if let Some(to) = to {
+                to.push_str(&text);
+            } else {
+                let inner = quoted(&text);
+                self.argue(inner[1..inner.len() - 1].to_owned());
+            }
+            if let Some(len) = ends {
+                self.growing.take(len);
                 return true;
             }
         }
         false
-    }
-
-    /// An object whose keys have no quotes and whose strings have `quote` around them; false: it breaks off.
-    async fn unquoted(&mut self, quote: &str) -> bool {
-        let mut closers = Vec::new();
-        loop {
-            self.space().await;
-            let Some(next) = self.growing.peek().await else {
-                return false;
-            };
-            match next {
-                '{' | '[' => {
-                    closers.push(if next == '{' { '}' } else { ']' });
-                    let bracket = self.growing.take(1);
-                    self.argue(bracket);
-                }
-                '}' | ']' => {
-                    if closers.pop() != Some(next) {
-                        return false;
-                    }
-                    let bracket = self.growing.take(1);
-                    self.argue(bracket);
-                    if closers.is_empty() {
-                        self.held.clear();
-                        return true;
-                    }
-                }
-                ',' | ':' => {
-                    let sign = self.growing.take(1);
-                    self.argue(sign + " ");
-                }
-                '"' => {
-                    if !self.value(To::Arguments, false).await {
-                        return false;
-                    }
-                }
-                _ if self.takes(quote).await => {
-                    if !self.text_value(quote, false).await {
-                        return false;
-                    }
-                }
-                _ => self.bare_word().await,
-            }
-            self.held.clear();
-        }
-    }
-
-    /// A key, or a value without quotes.
-    async fn bare_word(&mut self) {
-        let mut word = String::new();
-        while let Some(letters) = self.growing.run_of(|one| !",:{}[]".contains(one)).await {
-            word += &letters;
-        }
-        let is_key = self.growing.comes(":").await;
-        let is_value = !is_key && serde_json::from_str::<serde_json::Value>(word.trim()).is_ok();
-        self.argue(if is_value {
-            word.trim().to_owned()
-        } else {
-            quoted(word.trim())
-        });
     }
 
     /// The messages of gpt-oss: what it thinks, calls and content, each with a head that says which.
@@ -636,43 +850,63 @@ impl Run {
             for begin in ["<|start|>", "<|channel|>", " to=", "to="] {
                 is_headed = is_headed || self.growing.comes(begin).await;
             }
-            let mut head = Some(String::new());
+            let mut head = String::new();
             if is_headed {
-                head = self.up_to("<|message|>").await;
+                match self.head().await {
+                    Some(found) => head = found,
+                    None => return, // half a head says nothing
+                }
             }
-            let Some(head) = head else {
-                return; // half a head says nothing
-            };
             if !self.message(&head).await {
                 return;
             }
         }
     }
 
+    /// The head of a message; what a message's end follows is none, but text. None: the text ends within it.
+    async fn head(&mut self) -> Option<String> {
+        let ends = ["<|message|>", "<|end|>", "<|call|>", "<|return|>"];
+        let mut head = String::new();
+        while let Some((text, found)) = self.growing.before(&ends).await {
+            head += &text;
+            if let Some(which) = found {
+                if which > 0 {
+                    self.growing.emit_text(std::mem::take(&mut head), 0);
+                }
+                self.growing.take(ends[which].len());
+                return Some(head);
+            }
+        }
+        None
+    }
+
+    /// The tool that a message with this head goes to.
+    fn recipient<'a>(&self, head: &'a str) -> Option<&'a str> {
+        let name = head.split("to=").nth(1)?;
+        let name = name.split(|one: char| one == '<' || is_space(one)).next()?;
+        let own = name.strip_prefix("functions.");
+        own.or_else(|| self.tools.has(name).then_some(name))
+    }
+
     /// What is behind a head; false: the text ends with it.
     async fn message(&mut self, head: &str) -> bool {
-        let recipient = head.split("to=functions.").nth(1);
-        let name = recipient.map(|text| {
-            text.split(|one: char| one == '<' || is_space(one))
-                .next()
-                .unwrap_or_default()
-        });
-        let is_thought = name.is_none() && self.thinking.is_some() && head.contains("<|channel|>analysis");
-        if let Some(name) = name {
-            self.begin(name);
-        }
         let ends = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+        let mut is_call = false;
+        if let Some(name) = self.recipient(head) {
+            is_call = self.call_message(name, &ends).await;
+        }
+        let is_thought = !is_call && self.thinking.is_some() && head.contains("<|channel|>analysis");
         let mut inner = Trimmed::default();
         while let Some((text, found)) = self.growing.before(&ends).await {
-            let decided = if name.is_some() || is_thought {
-                inner.push(&text)
-            } else {
-                Some(text)
-            };
+            let decided = if is_thought { inner.push(&text) } else { Some(text) };
             match decided.filter(|text| !text.is_empty()) {
-                Some(text) if name.is_some() => self.argue(text),
                 Some(text) if is_thought => self.growing.emit(Part::Reasoning(text)),
-                Some(text) => self.growing.emit(Part::Text(text)),
+                Some(text) => {
+                    if is_call {
+                        self.growing.break_call(self.num_calls - 1); // it may belong to its arguments
+                    }
+                    self.growing.emit_text(text, 0);
+                }
                 None => {}
             }
             if let Some(which) = found {
@@ -683,5 +917,31 @@ impl Run {
             }
         }
         false
+    }
+
+    /// The arguments of a call in a message: an object, or nothing. Whether it is one.
+    async fn call_message(&mut self, name: &str, ends: &[&str]) -> bool {
+        self.space().await;
+        let mut is_empty = self.growing.is_at_end().await;
+        for end in ends {
+            is_empty = is_empty || self.growing.comes(end).await;
+        }
+        if !is_empty && self.growing.peek().await != Some('{') {
+            let spaces = std::mem::take(&mut self.held);
+            self.growing.emit_text(spaces, 0);
+            return false;
+        }
+        self.begin(name);
+        let format = ToolFormat::named("harmony", |_| true);
+        if let Some(format) = format.filter(|_| !is_empty) {
+            self.read(format, name, None, 0).await;
+        } else if self.growing.is_cut() {
+            self.growing.break_call(self.num_calls - 1);
+        } else {
+            self.argue("{}".to_owned());
+        }
+        self.held.clear();
+        while (self.growing.run_of(|one| is_space(one) || "}]".contains(one)).await).is_some() {}
+        true
     }
 }

@@ -1,0 +1,755 @@
+//! The arguments of a call as JSON, however a model writes them: a reader that mends what it reads as it comes.
+//!
+//! It knows objects in JSON's way and objects whose strings have a quote of their own, with these mends: raw line breaks,
+//! wrong escapes and quotes within strings are escaped; other quotes, bare keys and bare values get quotes; Python's words
+//! become JSON's; commas that are too many, missing or doubled, and brackets that miss or do not match are put right.
+//!
+//! Invariants: what is JSON stays as it is, byte for byte; what is handed out is never taken back; what is handed out of an
+//! object that is `Whole` is JSON of one object; what cannot be mended is `Broken`, and what was handed out then is no
+//! JSON. No decision looks further than `LOOK` bytes ahead, so that the work is linear in the text.
+
+use std::sync::Arc;
+
+use super::growing::End;
+use super::literals::{is_scalar, json_string, quoted, typed};
+use super::parts::{Kinds, Tools};
+use crate::is_space;
+
+const LOOK: usize = 64;
+/// Parsers of JSON that clients have take at least as many brackets within each other.
+const MAX_DEPTH: usize = 100;
+
+/// Quotes around strings, and what ends these.
+const QUOTES: [(char, &str); 5] = [('"', "\""), ('\'', "'"), ('“', "”"), ('‘', "’"), ('`', "`")];
+/// Longer ones are no keys of a bare value's neighbour.
+const MAX_KEY: usize = 128;
+
+/// How an object has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is JSON.
+    Whole,
+    /// It breaks off, or nobody knows what was meant.
+    Broken,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Begin,
+    /// A key or an item may come, or the end of what is open.
+    Item,
+    Key,
+    Colon,
+    Value,
+    Text {
+        quote: &'static str,
+        is_key: bool,
+    },
+    Bare,
+    /// Behind a value.
+    Next,
+}
+
+/// An object or a list that has begun.
+struct Open {
+    is_object: bool,
+    has_items: bool,
+    key: String,
+}
+
+/// Reads one object.
+pub(super) struct Reader {
+    tools: Arc<Tools>,
+    tool: String,
+    markers: Vec<&'static str>,
+    /// Around strings, where it is not JSON's.
+    quote: Option<&'static str>,
+    /// So many brackets are open around it.
+    outer: usize,
+    open: Vec<Open>,
+    state: State,
+    /// White space before the next item, and the place of a comma in it.
+    gap: String,
+    comma: Option<usize>,
+    /// A bare key or value, the place of the last comma in it, and its open brackets.
+    word: String,
+    split: Option<usize>,
+    nested: usize,
+    /// So many times the first bracket came again.
+    pub(super) doubled: usize,
+    /// JSON that is decided.
+    pub(super) out: String,
+    pub(super) outcome: Option<Outcome>,
+}
+
+impl Reader {
+    /// `tool`: the name of the one whose schema says of which type a bare value is.
+    pub(super) fn new(
+        markers: &[&'static str],
+        tools: &Arc<Tools>,
+        tool: &str,
+        quote: Option<&'static str>,
+        outer: usize,
+    ) -> Self {
+        let is_sign = |one: &&str| one.starts_with(['<', '[', '`']) && one.len() > 1 && Some(*one) != quote;
+        Self {
+            tools: Arc::clone(tools),
+            tool: tool.to_owned(),
+            markers: markers.iter().copied().filter(is_sign).collect(),
+            quote,
+            outer,
+            open: Vec::new(),
+            state: State::Begin,
+            gap: String::new(),
+            comma: None,
+            word: String::new(),
+            split: None,
+            nested: 0,
+            doubled: 0,
+            out: String::new(),
+            outcome: None,
+        }
+    }
+
+    /// The JSON of an object that is there as a whole. None: it is none.
+    pub(super) fn whole(text: &str, tools: &Arc<Tools>) -> Option<String> {
+        let mut reader = Self::new(&[], tools, "", None, 0);
+        let len = reader.read(text, Some(End::Whole));
+        let is_all = text[len..].chars().all(|one| is_space(one) || one == '}');
+        (reader.outcome == Some(Outcome::Whole) && is_all).then_some(reader.out)
+    }
+
+    /// Reads on in `text`, which begins where the last call stopped; `end`: no more comes. Returns how many bytes it
+    /// read: all but what may mean one thing or another.
+    pub(super) fn read(&mut self, text: &str, end: Option<End>) -> usize {
+        let mut at = 0;
+        while self.outcome.is_none() {
+            match self.step(&text[at..], end) {
+                Some(len) => at += len,
+                None if end.is_some() => {
+                    self.outcome = Some(Outcome::Broken); // the beginning of what never came
+                    at = text.len();
+                }
+                None => break,
+            }
+        }
+        at
+    }
+
+    /// Returns how many bytes it took. None: more of the text is needed.
+    fn step(&mut self, rest: &str, end: Option<End>) -> Option<usize> {
+        match self.state {
+            State::Text { quote, is_key } => return self.text(rest, end, quote, is_key),
+            State::Bare => return self.bare(rest, end),
+            State::Key => return self.bare_key(rest, end),
+            _ => {}
+        }
+        let Some(one) = rest.chars().next() else {
+            return end.map(|end| self.end(false, end));
+        };
+        if is_space(one) {
+            self.space(one);
+            return Some(one.len_utf8());
+        }
+        if self.is_marker(rest, end.is_some())? {
+            return Some(self.end(true, End::Whole));
+        }
+        match self.state {
+            State::Begin if one == '{' => self.opened(true),
+            State::Item if self.in_object() => self.key(one, rest, end),
+            State::Item => self.item(one, rest, end),
+            State::Colon => self.colon(one, rest, end),
+            State::Value => self.value(one, rest, end),
+            State::Next => self.next(one),
+            _ => self.broken(),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------- structure
+
+    fn in_object(&self) -> bool {
+        self.open.last().is_some_and(|one| one.is_object)
+    }
+
+    fn broken(&mut self) -> Option<usize> {
+        self.outcome = Some(Outcome::Broken);
+        Some(0)
+    }
+
+    fn space(&mut self, one: char) {
+        if self.quote.is_none() && " \n\t\r".contains(one) {
+            let to = if matches!(self.state, State::Item | State::Next) {
+                &mut self.gap
+            } else {
+                &mut self.out
+            };
+            to.push(one);
+        }
+    }
+
+    /// Whether a marker of the format comes next: no JSON does.
+    fn is_marker(&self, rest: &str, ended: bool) -> Option<bool> {
+        if self.markers.iter().any(|one| rest.starts_with(one)) {
+            return Some(true);
+        }
+        let may_come = !ended && self.markers.iter().any(|one| one.starts_with(rest));
+        (!may_come).then_some(false)
+    }
+
+    /// Nothing of it comes any more: what is still open is closed, unless something is missing before.
+    fn end(&mut self, by_marker: bool, end: End) -> usize {
+        let is_done = self.state == State::Next || (self.state == State::Item && by_marker);
+        if is_done && end == End::Whole {
+            while self.open.pop().map(|one| self.closed(one.is_object)).is_some() {}
+            self.outcome = Some(Outcome::Whole);
+        } else {
+            self.outcome = Some(Outcome::Broken);
+        }
+        0
+    }
+
+    fn closed(&mut self, is_object: bool) {
+        self.out.push_str(&std::mem::take(&mut self.gap));
+        self.comma = None;
+        self.out.push(if is_object { '}' } else { ']' });
+        self.state = State::Next;
+        if self.open.is_empty() {
+            self.outcome = Some(Outcome::Whole);
+        }
+    }
+
+    fn opened(&mut self, is_object: bool) -> Option<usize> {
+        if self.open.len() >= MAX_DEPTH {
+            return self.broken();
+        }
+        self.open.push(Open {
+            is_object,
+            has_items: false,
+            key: String::new(),
+        });
+        self.out.push(if is_object { '{' } else { '[' });
+        self.state = State::Item;
+        Some(1)
+    }
+
+    /// A bracket that closes: others that miss theirs before it are closed, too; one that closes nothing is dropped.
+    fn close(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
+        let is_object = one == '}';
+        let Some(at) = self.open.iter().rposition(|open| open.is_object == is_object) else {
+            return Some(1);
+        };
+        if at == 0 && self.open.len() == 2 {
+            // it stands for the other bracket if more comes behind it
+            let mut ahead = Ahead::new(&rest[1..], end.is_some());
+            if ahead.next()? == Some(b',') {
+                self.open.pop();
+                self.closed(!is_object);
+                return Some(1);
+            }
+        }
+        while self.open.len() > at {
+            if let Some(open) = self.open.pop() {
+                self.closed(open.is_object);
+            }
+        }
+        Some(1)
+    }
+
+    fn separate(&mut self) {
+        let gap = std::mem::take(&mut self.gap);
+        let comma = self.comma.take();
+        let Some(open) = self.open.last_mut() else { return };
+        let had_items = std::mem::replace(&mut open.has_items, true);
+        match comma.filter(|_| had_items) {
+            Some(at) if self.quote.is_none() => {
+                let (before, behind) = gap.split_at(at);
+                self.out.extend([before, ",", behind]);
+            }
+            None if !had_items => self.out.push_str(&gap),
+            _ => self.out.push_str(", "),
+        }
+    }
+
+    fn next(&mut self, one: char) -> Option<usize> {
+        match one {
+            ',' => self.state = State::Item,
+            '}' | ']' => {}
+            ':' | '=' => return self.broken(),
+            _ => self.state = State::Item, // without a comma
+        }
+        if one == ',' {
+            self.comma = Some(self.gap.len());
+            return Some(1);
+        }
+        if self.state == State::Next {
+            self.state = State::Item;
+        }
+        Some(0)
+    }
+
+    fn key(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
+        let has_items = self.open.last().is_some_and(|open| open.has_items);
+        match one {
+            '}' | ']' => self.close(one, rest, end),
+            ',' => Some(1),
+            '{' if !has_items && self.open.len() == 1 => {
+                self.doubled += 1;
+                Some(1)
+            }
+            _ if self.begins_text(one, rest)? => {
+                let len = self.text_begin(one, rest, end, true)?;
+                self.clear_key();
+                Some(len)
+            }
+            _ if one.is_alphanumeric() || "_$@-".contains(one) => {
+                self.separate();
+                self.clear_key();
+                self.word.clear();
+                self.state = State::Key;
+                Some(0)
+            }
+            _ => self.broken(),
+        }
+    }
+
+    fn clear_key(&mut self) {
+        if let Some(open) = self.open.last_mut() {
+            open.key.clear();
+        }
+    }
+
+    fn colon(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
+        if ":=".contains(one) {
+            self.colon_found();
+            return Some(1);
+        }
+        if "\"'".contains(one) && Ahead::new(&rest[1..], end.is_some()).next()? == Some(b':') {
+            return Some(1); // a quote too many
+        }
+        if "{[-".contains(one) || one.is_ascii_digit() || self.begins_text(one, rest)? {
+            self.colon_found();
+            return Some(0);
+        }
+        self.broken()
+    }
+
+    fn colon_found(&mut self) {
+        self.out.push_str(if self.quote.is_some() { ": " } else { ":" });
+        self.state = State::Value;
+    }
+
+    fn item(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
+        match one {
+            '}' | ']' => self.close(one, rest, end),
+            ',' => Some(1),
+            ':' | '=' => self.broken(),
+            _ => self.value(one, rest, end),
+        }
+    }
+
+    fn value(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
+        let in_object = self.in_object();
+        match one {
+            '}' | ']' | ',' => {
+                let found = if self.kinds().is_text() { "\"\"" } else { "null" };
+                self.out.push_str(found);
+                self.state = State::Next;
+                Some(0)
+            }
+            ':' | '=' => Some(1),
+            '{' | '[' => {
+                if !in_object {
+                    self.separate();
+                }
+                self.opened(one == '{')
+            }
+            _ if self.begins_text(one, rest)? => self.text_begin(one, rest, end, false),
+            _ => {
+                if !in_object {
+                    self.separate();
+                }
+                self.word.clear();
+                (self.split, self.nested) = (None, 0);
+                self.state = State::Bare;
+                Some(0)
+            }
+        }
+    }
+
+    fn kinds(&self) -> Kinds {
+        let path = self.open.iter().map(|one| one.is_object.then_some(one.key.as_str()));
+        self.tools.kinds(&self.tool, path)
+    }
+
+    // --------------------------------------------------------------------------------------------------- strings
+
+    fn begins_text(&self, one: char, rest: &str) -> Option<bool> {
+        if QUOTES.iter().any(|(begin, _)| *begin == one) {
+            return Some(true);
+        }
+        let Some(quote) = self.quote else { return Some(false) };
+        if rest.len() < quote.len() && quote.starts_with(rest) {
+            return None;
+        }
+        Some(rest.starts_with(quote))
+    }
+
+    fn text_begin(&mut self, one: char, rest: &str, end: Option<End>, is_key: bool) -> Option<usize> {
+        let own = QUOTES.iter().find(|(begin, _)| *begin == one).map(|(_, end)| *end);
+        let quote = own.or(self.quote).unwrap_or("\"");
+        let mut len = quote.len(); // as long as what begins the string
+        let behind = &rest[len..];
+        let mut tripled = None;
+        if quote.len() == 1 {
+            if end.is_none() && (behind.is_empty() || behind == quote) {
+                return None;
+            }
+            if let Some(third) = behind.strip_prefix(quote) {
+                if third.starts_with(quote) && !is_key {
+                    tripled = Some(if one == '"' { "\"\"\"" } else { "'''" });
+                    len = 3;
+                } else if third.starts_with(char::is_alphanumeric) {
+                    len = 2; // doubled
+                }
+            }
+        }
+        if is_key || !self.in_object() {
+            self.separate();
+        }
+        self.out.push('"');
+        let quote = tripled.unwrap_or(quote);
+        self.state = State::Text { quote, is_key };
+        Some(len)
+    }
+
+    /// More of the inside of a string.
+    fn text(&mut self, rest: &str, end: Option<End>, quote: &'static str, is_key: bool) -> Option<usize> {
+        let first = quote.as_bytes()[0];
+        let is_plain = |byte: u8| byte != first && byte >= b' ' && !b"\"\\".contains(&byte);
+        let len = rest.bytes().position(|byte| !is_plain(byte)).unwrap_or(rest.len());
+        if len > 0 {
+            return Some(self.say(&rest[..len], len, is_key));
+        }
+        let Some(one) = rest.chars().next() else {
+            return end.and_then(|_| self.broken());
+        };
+        if let Some(behind) = rest.strip_prefix(quote) {
+            if self.closes(behind, is_key, end.is_some())? {
+                self.out.push('"');
+                self.state = if is_key { State::Colon } else { State::Next };
+                return Some(quote.len());
+            }
+            let mut ahead = Ahead::new(behind, end.is_some());
+            if is_key || matches!(ahead.next()?, Some(b',' | b':' | b'}' | b']')) {
+                return self.broken(); // it ends the string, or it does not
+            }
+            let inner = quoted(quote);
+            return Some(self.say(&inner[1..inner.len() - 1], quote.len(), is_key));
+        }
+        if end.is_none() && quote.starts_with(rest) {
+            return None;
+        }
+        match one {
+            '\\' if quote.len() > 3 => Some(self.say("\\\\", 1, is_key)), // no escapes there
+            '\\' => self.escape(rest, end, is_key),
+            '"' => Some(self.say("\\\"", 1, is_key)),
+            _ => {
+                if one == '\n' && self.breaks_off(&rest[1..], end.is_some())? {
+                    return self.broken();
+                }
+                let inner = quoted(&rest[..one.len_utf8()]);
+                Some(self.say(&inner[1..inner.len() - 1], one.len_utf8(), is_key))
+            }
+        }
+    }
+
+    fn say(&mut self, json: &str, len: usize, is_key: bool) -> usize {
+        self.out.push_str(json);
+        if is_key && let Some(open) = self.open.last_mut() {
+            open.key.push_str(json);
+        }
+        len
+    }
+
+    fn escape(&mut self, rest: &str, end: Option<End>, is_key: bool) -> Option<usize> {
+        let code = |text: &str| {
+            let digits = text.strip_prefix("\\u").and_then(|behind| behind.get(..4))?;
+            let is_code = digits.bytes().all(|one| one.is_ascii_hexdigit());
+            is_code.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+        };
+        let needed = match rest.as_bytes().get(1) {
+            None => 2,
+            Some(b'u') if code(rest).is_some_and(|found| (0xd800..0xdc00).contains(&found)) => 12,
+            Some(b'u') => 6,
+            Some(_) => 2,
+        };
+        if end.is_none() && rest.len() < needed {
+            return None;
+        }
+        let (json, len) = match rest.as_bytes().get(1) {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => (&rest[..2], 2),
+            Some(b'\'') => ("'", 2),
+            Some(b'u') => match (code(rest), rest.get(6..).and_then(code)) {
+                (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => (&rest[..12], 12),
+                (Some(0xd800..0xe000), _) => ("\\ufffd", 6), // half a character
+                (Some(_), _) => (&rest[..6], 6),
+                (None, _) => ("\\\\", 1),
+            },
+            _ => ("\\\\", 1),
+        };
+        Some(self.say(json, len, is_key))
+    }
+
+    /// Whether a line of a string that has raw line breaks begins with the end of the call: then its quote is missing.
+    fn breaks_off(&self, behind: &str, ended: bool) -> Option<bool> {
+        if !self.is_marker(behind, ended)? {
+            return Some(false);
+        }
+        let len = (self.markers.iter().filter(|one| behind.starts_with(**one)))
+            .map(|one| one.len())
+            .max();
+        let mut ahead = Ahead::new(&behind[len.unwrap_or(0)..], ended);
+        let is_end = ahead.next()?.is_none() && ahead.is_at_end();
+        Some(is_end || self.is_marker(ahead.rest(), ended)?)
+    }
+
+    /// Whether a quote before `behind` ends its string: only where an object could go on so.
+    fn closes(&self, behind: &str, is_key: bool, ended: bool) -> Option<bool> {
+        let mut ahead = Ahead::new(behind, ended);
+        let Some(next) = ahead.next()? else { return Some(true) };
+        if is_key {
+            return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead.rest()));
+        }
+        match next {
+            b'}' | b']' => {
+                let mut closed = 0;
+                while let Some(b'}' | b']') = ahead.next()? {
+                    ahead.at += 1;
+                    closed += 1;
+                }
+                let behind = ahead.next()?;
+                Some(closed >= self.open.len() + self.outer || behind.is_none_or(|one| b",<[`;".contains(&one)))
+            }
+            b',' => {
+                ahead.at += 1;
+                let Some(one) = ahead.next()? else { return Some(true) };
+                if b"}],<".contains(&one) {
+                    Some(true)
+                } else if self.in_object() {
+                    self.key_follows(ahead)
+                } else {
+                    Some(b"-+.{[".contains(&one) || one.is_ascii_alphanumeric() || self.starts_quote(ahead.rest()))
+                }
+            }
+            _ if self.starts_quote(ahead.rest()) => {
+                if self.in_object() {
+                    self.key_follows(ahead)
+                } else {
+                    Some(ahead.at > 0)
+                }
+            }
+            _ => self.is_marker(ahead.rest(), ended),
+        }
+    }
+
+    fn starts_quote(&self, rest: &str) -> bool {
+        rest.starts_with(QUOTES.map(|(begin, _)| begin)) || self.quote.is_some_and(|quote| rest.starts_with(quote))
+    }
+
+    /// Whether a key and a colon come next. What is too long to be looked at may be a key.
+    fn key_follows(&self, mut ahead: Ahead<'_>) -> Option<bool> {
+        let rest = ahead.rest();
+        let own = self.quote.filter(|quote| rest.starts_with(quote));
+        let other = QUOTES.iter().find(|(begin, _)| rest.starts_with(*begin));
+        let quote = own.or(other.map(|(_, end)| *end));
+        if quote.is_none()
+            && !ahead.ended
+            && let Some(quote) = self.quote
+            && quote.starts_with(rest)
+        {
+            return None;
+        }
+        ahead.at += quote.map_or(0, str::len);
+        let begin = ahead.at;
+        loop {
+            if ahead.at >= LOOK {
+                return Some(true);
+            }
+            let Some(one) = ahead.text[ahead.at..].chars().next() else {
+                return ahead.ended.then_some(true);
+            };
+            match quote {
+                Some(_) if one == '\\' => ahead.at += 1,
+                Some(quote) if ahead.rest().starts_with(quote) => {
+                    ahead.at += quote.len();
+                    break;
+                }
+                Some(quote) if !ahead.ended && quote.starts_with(ahead.rest()) => return None,
+                None if !(one.is_alphanumeric() || "_-.$@".contains(one)) => {
+                    if ahead.at == begin {
+                        return Some(false);
+                    }
+                    break;
+                }
+                _ => {}
+            }
+            ahead.at += ahead.rest().chars().next().map_or(0, char::len_utf8);
+        }
+        Some(matches!(ahead.next()?, None | Some(b':' | b'=')))
+    }
+
+    // ---------------------------------------------------------------------------------------------- without quotes
+
+    fn bare_key(&mut self, rest: &str, end: Option<End>) -> Option<usize> {
+        let belongs = |one: char| one.is_alphanumeric() || "_-.$@".contains(one);
+        let len = rest.find(|one| !belongs(one)).unwrap_or(rest.len());
+        self.word.push_str(&rest[..len]);
+        if len == rest.len() {
+            if end.is_some() {
+                self.outcome = Some(Outcome::Broken);
+            }
+            return (len > 0 || end.is_some()).then_some(len);
+        }
+        self.key_is(&self.word.clone());
+        Some(len)
+    }
+
+    fn key_is(&mut self, key: &str) {
+        self.out.push_str(&quoted(key));
+        if let Some(open) = self.open.last_mut() {
+            key.clone_into(&mut open.key);
+        }
+        self.state = State::Colon;
+    }
+
+    /// More of a value without quotes; a comma may belong to it where no key follows.
+    fn bare(&mut self, rest: &str, end: Option<End>) -> Option<usize> {
+        let belongs = |one: char| one.is_alphanumeric() || is_space(one) || "_-.+".contains(one);
+        let len = rest.find(|one| !belongs(one)).unwrap_or(rest.len());
+        if len > 0 {
+            self.word.push_str(&rest[..len]);
+            return Some(len);
+        }
+        let Some(one) = rest.chars().next() else {
+            return match end? {
+                End::Whole => Some(self.bare_end(0)),
+                End::Cut => self.broken(),
+            };
+        };
+        if self.is_marker(rest, end.is_some())? {
+            return Some(self.bare_end(0));
+        }
+        let is_in = self.nested == 0 && self.in_object();
+        match one {
+            '}' | ']' if self.nested == 0 => return Some(self.bare_end(0)),
+            '}' | ']' => self.nested -= 1,
+            '{' | '[' => self.nested += 1,
+            ',' if is_in => self.split = Some(self.word.len()),
+            ',' if self.nested == 0 => return Some(self.bare_end(0)),
+            ':' | '=' if is_in && (one == ':' || self.quote.is_some()) => {
+                if let Some((value, key)) = self.key_in_word() {
+                    self.word.truncate(value);
+                    self.split = None;
+                    self.bare_end(0);
+                    self.comma = Some(0);
+                    self.gap.push(' ');
+                    self.separate();
+                    self.key_is(&key);
+                    return Some(0);
+                }
+            }
+            _ if one == '"' || (self.quote.is_some() && self.begins_text(one, rest)? && rest.starts_with('<')) => {
+                let is_key = self.split.is_some_and(|at| self.word[at + 1..].trim().is_empty());
+                if is_key || is_scalar(self.word.trim()) {
+                    return Some(self.bare_end(0));
+                }
+                let quote = if one == '"' { "\"" } else { self.quote.unwrap_or("\"") };
+                if self.split.is_none() && self.closes(&rest[quote.len()..], false, end.is_some())? {
+                    let inner = json_string(&format!("\"{}\"", self.word));
+                    self.out.push_str(&quoted(inner.as_deref().unwrap_or(&self.word)));
+                    self.state = State::Next;
+                    return Some(quote.len());
+                }
+                return self.broken();
+            }
+            _ => {}
+        }
+        self.word.push(one);
+        Some(one.len_utf8())
+    }
+
+    /// The length of a value, and the key behind it, where the word is `value, key` or `number key`.
+    fn key_in_word(&self) -> Option<(usize, String)> {
+        let is_name = |text: &str| {
+            let belongs = |one: char| one.is_alphanumeric() || "_-$@".contains(one);
+            !text.is_empty() && text.chars().all(belongs) && !text.starts_with(|one: char| one.is_numeric())
+        };
+        if let Some(at) = self.split {
+            let key = self.word[at + 1..].trim_start();
+            if key.len() > MAX_KEY {
+                return None;
+            }
+            let key = key.trim_end();
+            return is_name(key).then(|| (at, key.to_owned()));
+        }
+        let word = self.word.trim_end();
+        let at = word.rfind(is_space).filter(|_| word.len() < LOOK)?;
+        let key = &word[at..].trim_start();
+        (is_name(key) && is_scalar(word[..at].trim())).then(|| (at, (*key).to_owned()))
+    }
+
+    /// The word is a value, with a comma behind it where nothing else follows that.
+    fn bare_end(&mut self, len: usize) -> usize {
+        let word = std::mem::take(&mut self.word);
+        let comma = self.split.filter(|at| word[at + 1..].trim().is_empty());
+        let value = word[..comma.unwrap_or(word.len())].trim_end();
+        let json_spaces = |text: &str| text.chars().filter(|one| " \n\t\r".contains(*one)).collect::<String>();
+        self.gap = json_spaces(&word[value.len()..comma.unwrap_or(word.len())]);
+        self.comma = comma.map(|_| self.gap.len());
+        self.state = if comma.is_some() { State::Item } else { State::Next };
+        self.gap += &comma.map_or_else(String::new, |at| json_spaces(&word[at + 1..]));
+        let kinds = match self.quote {
+            None if is_scalar(value) => Kinds::default(), // JSON says its types
+            _ => self.kinds(),
+        };
+        if self.quote.is_some() {
+            self.gap.clear();
+            self.comma = self.comma.map(|_| 0);
+        }
+        self.out.push_str(&typed(value, &kinds));
+        len
+    }
+}
+
+/// What comes next, looked at and not taken.
+#[derive(Clone, Copy)]
+struct Ahead<'a> {
+    text: &'a str,
+    at: usize,
+    ended: bool,
+}
+
+impl<'a> Ahead<'a> {
+    fn new(text: &'a str, ended: bool) -> Self {
+        Self { text, at: 0, ended }
+    }
+
+    /// The next byte that is no white space; Some(None): there is none, or not within `LOOK`. None: it is not there yet.
+    fn next(&mut self) -> Option<Option<u8>> {
+        while let Some(byte) = self.text.as_bytes().get(self.at).filter(|_| self.at < LOOK) {
+            if !byte.is_ascii_whitespace() {
+                return Some(Some(*byte));
+            }
+            self.at += 1;
+        }
+        (self.ended || self.at >= LOOK).then_some(None)
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.at == self.text.len()
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+}

@@ -1,0 +1,147 @@
+//! Where values without quotes end: at a marker behind which the text goes on as a call does.
+//!
+//! Invariants: no decision looks further ahead than markers are long, and `LOOK` bytes of white space between them.
+
+use super::formats::{Call, Parameter, Piece, ToolFormat};
+use super::parts::Tools;
+use crate::is_space;
+
+const LOOK: usize = 64;
+/// Of a parameter's name.
+const MAX_NAME: usize = 128;
+
+/// What is around the values of one call.
+pub(super) struct Borders<'a> {
+    tools: &'a Tools,
+    tool: &'a str,
+    parameter: &'static Parameter,
+    /// Behind the last parameter, where something stands there before the end of the format.
+    call_end: &'static str,
+    end: &'static str,
+    begins: Vec<&'static str>,
+}
+
+impl<'a> Borders<'a> {
+    pub(super) fn new(
+        format: &'static ToolFormat,
+        parameter: &'static Parameter,
+        tools: &'a Tools,
+        tool: &'a str,
+    ) -> Self {
+        let mut begins = format.openings();
+        let mut call_end = "";
+        if let Call::Pattern(pieces) = &format.call {
+            if let Some(Piece::Lit(first)) = pieces.first() {
+                begins.push(first.trim());
+            }
+            if let Some(Piece::Lit(last)) = pieces.last() {
+                call_end = last.trim();
+            }
+        }
+        let end = format.end.trim();
+        Self {
+            tools,
+            tool,
+            parameter,
+            call_end,
+            end,
+            begins,
+        }
+    }
+
+    /// Where the value ends that `rest` goes on with: Some(None), not here; else so many bytes belong to its end. None:
+    /// more of the text is needed. `in_line`: something of the value stands before in the line.
+    pub(super) fn value_ends(&self, rest: &str, ended: bool, in_line: bool) -> Option<Option<usize>> {
+        let end = self.parameter.end.trim();
+        if comes(rest, end, ended)? {
+            let goes_on = self.goes_on(&rest[end.len()..], ended)?;
+            return Some(goes_on.then_some(end.len()));
+        }
+        // the end is missing
+        let begins = (!in_line || !self.parameter.in_lines) && self.parameter_begins(rest, ended)?;
+        Some((begins || self.call_ends(rest, ended, true)?).then_some(0))
+    }
+
+    /// Behind the end of a value.
+    fn goes_on(&self, behind: &str, ended: bool) -> Option<bool> {
+        let Some(rest) = spaced(behind, ended)? else {
+            return Some(true);
+        };
+        Some(comes(rest, self.parameter.begin.trim(), ended)? || self.call_ends(rest, ended, false)?)
+    }
+
+    /// A parameter that the tool may have.
+    fn parameter_begins(&self, rest: &str, ended: bool) -> Option<bool> {
+        let (begin, named) = (self.parameter.begin.trim(), self.parameter.named.trim());
+        if !comes(rest, begin, ended)? {
+            return Some(false);
+        }
+        let rest = &rest[begin.len()..];
+        let len = rest.find(|one: char| !(one.is_alphanumeric() || "_-.".contains(one)));
+        let len = match len.unwrap_or(rest.len()) {
+            len if len > MAX_NAME => return Some(false),
+            len if len == rest.len() && !ended => return None,
+            len => len,
+        };
+        let behind = &rest[len..];
+        if !comes(behind, named, ended)? || !self.tools.has_argument(self.tool, &rest[..len]) {
+            return Some(false);
+        }
+        let behind = &behind[named.len()..];
+        if self.parameter.in_lines {
+            return comes(behind, "\n", ended);
+        }
+        let Some(behind) = spaced(behind, ended)? else {
+            return Some(false);
+        };
+        comes(behind, self.parameter.value.trim(), ended)
+    }
+
+    /// Whether a call ends here. `strict`: and behind it comes nothing, or another call.
+    fn call_ends(&self, rest: &str, ended: bool, strict: bool) -> Option<bool> {
+        let mut behind = rest;
+        if !self.call_end.is_empty() && comes(rest, self.call_end, ended)? {
+            match spaced(&rest[self.call_end.len()..], ended)? {
+                None => return Some(true),
+                Some(found) => behind = found,
+            }
+            for begin in &self.begins {
+                if comes(behind, begin, ended)? {
+                    return Some(true);
+                }
+            }
+        }
+        if !comes(behind, self.end, ended)? {
+            return Some(false);
+        }
+        if !strict {
+            return Some(true);
+        }
+        let Some(behind) = spaced(&behind[self.end.len()..], ended)? else {
+            return Some(true);
+        };
+        for begin in &self.begins {
+            if comes(behind, begin, ended)? {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+}
+
+/// Whether `marker` comes next; None: that is not known yet.
+fn comes(rest: &str, marker: &str, ended: bool) -> Option<bool> {
+    if rest.starts_with(marker) {
+        return Some(true);
+    }
+    (ended || !marker.starts_with(rest)).then_some(false)
+}
+
+/// What is behind white space; Some(None): nothing is. None: that is not known yet.
+fn spaced(text: &str, ended: bool) -> Option<Option<&str>> {
+    let rest = text.trim_start_matches(is_space);
+    if rest.is_empty() && text.len() < LOOK {
+        return ended.then_some(None);
+    }
+    Some((!rest.is_empty() && text.len() - rest.len() < LOOK).then_some(rest))
+}
