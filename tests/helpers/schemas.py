@@ -142,7 +142,8 @@ class Random:
         found = self.schema(3)
         chain = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/$defs/B"}}}
         definitions = {"A": self.schema(1), "B": {**chain, "required": ["n"]}}
-        return {**(found if isinstance(found, dict) else {"allOf": [found]}), "$defs": definitions}
+        whole = {**(found if isinstance(found, dict) else {"allOf": [found]}), "$defs": definitions}
+        return dict(json.loads(json.dumps(whole)))  # as from a client: no part is in two places
 
     def schema(self, depth: int) -> Any:
         rng, draw = self.rng, self.rng.random
