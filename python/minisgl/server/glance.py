@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from minisgl.server.surrogates import without_halves
+
 S = TypeVar("S", bound=msgspec.Struct)
 NOTHING = msgspec.Raw(b"null")
 SHOWN_BYTES = 200
@@ -20,8 +22,15 @@ _text = msgspec.json.Decoder(str)
 
 
 def decoded(data: bytes | bytearray | msgspec.Raw, fields: type[S]) -> S:
-    """Return the fields that an object has by the names of `fields`. Raises `WRONG`."""
-    return msgspec.json.decode(data, type=fields)
+    """Return the fields that an object has by the names of `fields`, with U+FFFD in the place of half a character.
+    Raises `WRONG`."""
+    try:
+        return msgspec.json.decode(data, type=fields)
+    except msgspec.DecodeError:
+        given = bytes(data)
+        if (mended := without_halves(given)) == given:
+            raise
+        return msgspec.json.decode(mended, type=fields)
 
 
 def text_of(raw: msgspec.Raw) -> str | None:

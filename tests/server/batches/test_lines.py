@@ -213,3 +213,10 @@ def test_what_a_prompt_is_made_of_is_compared() -> None:
     assert of(alike[0]) == of(alike[1])
     assert of({"model": "a", "prompt": "x"}) != of({"model": "b", "prompt": "x"})
     assert prefix(Line(1, "a", "/v1/completions", b'{"prompt": ')) == b""
+
+
+def test_half_a_character_is_replaced() -> None:
+    """Clients that cut texts send it; it is no end of a batch."""
+    line = rb'{"custom_id": "a\ud83d", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x\udfff"}}'
+    (found,) = read_lines(io.BytesIO(line), 1000)
+    assert (found.custom_id, json.loads(found.body)) == ("a\ufffd", {"prompt": "x\ufffd"})
