@@ -115,6 +115,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "utils",
         "routing",
         "server.errors",
+        "server.glance",
         "server.passing",
         "server.resume",
         "server.streams",
@@ -190,7 +191,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extension",
     },  # tries everything
     "cli.batch": {"chat", "server.batches.store"},  # its server's folder
-    "cli.batch_run": {"config", "server.batches.lines", "utils"},
+    "cli.batch_run": {"config", "server.batches.lines", "server.batches.store", "utils"},
     "cli.request_body": {"config", "llm", "server", "tokenizer"},  # a body becomes the same prompt
     "cli.verify_run": {"config", "llm", "receipt", "tokenizer"},
     "cli.verify_prompt": {"config", "llm", "server"},
@@ -379,6 +380,7 @@ MAY_DECODE = {
     "batches/store.py": "what the store wrote",
     "classify.py": "a model's files",
     "glance.py": "it builds nothing, or a value of 200 bytes",
+    "ollama/described.py": "a model's files",
     "ollama/models.py": "a model's files",
     "request.py": "a body whose shape was checked",
     "responses/store.py": "what the store wrote",

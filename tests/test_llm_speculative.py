@@ -62,5 +62,5 @@ def test_there_must_be_rows_for_it() -> None:
 
 
 def test_a_draft_model_needs_a_model() -> None:
-    with pytest.raises(ConfigError, match="--speculative model:a:3: not with --engine echo: it has no model"):
+    with pytest.raises(ConfigError, match="speculative=model:a:3: not with --engine echo: it has no model"):
         LLM("none", engine="echo", speculative="model:a:3")

@@ -227,7 +227,6 @@ def test_a_bad_setting_of_the_shell(
     assert cli.main(["chat", "--top-p", "nan", *server]) == 2
     monkeypatch.setenv(f"MINISGL_SHELL_{name}", value)
     assert cli.main(["chat", *server]) == 2
-    said = (
-        f"minisgl chat: --top-p nan: must be a number\nminisgl chat: MINISGL_SHELL_{name}: {value!r}: must be a {kind}"
-    )
+    said = "minisgl chat: --top-p nan: must be between 0 and 1\n"
+    said += f"minisgl chat: MINISGL_SHELL_{name}: {value!r}: must be a {kind}"
     assert said in capsys.readouterr().err

@@ -44,6 +44,7 @@ VARIABLES = {
     envs.ECHO_FAIL_STEPS: ("1;2", "must be numbers separated by commas"),
     envs.ECHO_STATES: ("x", "must be a number, at least 0"),
     envs.FAULTY_CONTROL_PLANE: ("commit", "must be like commit:40:after"),
+    envs.HEAD_WAIT: ("x", "must be a whole number of seconds"),
     envs.SHELL_MAX_TOKENS: ("1.5", "must be a whole number"),
     envs.SHELL_TEMPERATURE: ("nan", "must be a number"),
     envs.SHELL_TOP_K: ("x", "must be a whole number"),
@@ -119,7 +120,7 @@ def test_a_wrong_line_of_a_file(flag: str, tmp_path: Path, capsys: pytest.Captur
 def test_a_wrong_variable(
     name: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == envs.API_KEY and command != ("serve",):
+    if name in (envs.API_KEY, envs.HEAD_WAIT) and command != ("serve",):
         return
     value, why = VARIABLES[name]
     monkeypatch.setenv(name, value)

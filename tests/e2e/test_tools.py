@@ -117,8 +117,8 @@ def test_results_go_back_in(client: openai.OpenAI) -> None:
 
 
 def test_a_schema_that_cannot_be_kept_to_is_named(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
-    bad = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    bad = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     with pytest.raises(openai.BadRequestError) as error:
         ask(client, tools=[*TOOLS, bad])
-    assert error.value.param == "tools.2.function.parameters.properties.a.format"
+    assert error.value.param == "tools.2.function.parameters.properties.a.uniqueItems"

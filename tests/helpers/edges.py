@@ -8,15 +8,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from minisgl.server import fields
-from minisgl.server.routes import POSTS
-
 OF_ANY: tuple[Any, ...] = (None, 0, -1, 1, 2, 0.5, 2**63, True, False, "", "1", [], {}, [None], {"a": 1})
 
 
 @functools.cache
 def properties(path: str) -> dict[str, dict[str, Any]]:
     """The JSON schemas of the fields of a route's body."""
+    from minisgl.server.routes import POSTS  # a test lowers limits before a server is imported
+
     model = POSTS[path][0]
     assert model is not None
     found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
@@ -37,6 +36,9 @@ def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
 @functools.cache
 def edges(path: str) -> dict[str, list[Any]]:
     """By name: the fields of a body, their aliases, and all names in the tables of what is not served."""
+    from minisgl.server import fields
+    from minisgl.server.routes import POSTS
+
     model: Any = POSTS[path][0]
     found = {name: [*OF_ANY] for name in properties(path)}
     for name, inside, outside in bounds(path):

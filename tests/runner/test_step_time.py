@@ -128,7 +128,7 @@ def test_who_has_one() -> None:
     anything = [found("torch", "cuda:0"), found("echo", "cpu"), found("sim", "simulated x"), found("cpu", "cpu", 0)]
     assert all(one and one > 1000 for one in anything), "any step, but for what the background adds to it"
     assert found("torch", "cuda:0", 30) == found("sim", "simulated x", 30, serves=False) == 32, "who asks for one"
-    with pytest.raises(ConfigError, match="max_step_ms: -1"):
+    with pytest.raises(ConfigError, match="--max-step-ms -1"):
         EngineConfig(max_step_ms=-1).check()
 
 

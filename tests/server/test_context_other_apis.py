@@ -40,7 +40,8 @@ def error_of(path: str, answer: httpx.Response, status: int) -> tuple[str, str]:
     if path in (RESPONSES, EMBEDDINGS, INPUT_TOKENS):
         assert list(body) == ["error"]
         return body["error"]["code"], body["error"]["message"]
-    assert list(body) == ["type", "error"] and body["type"] == "error"
+    assert list(body) == ["type", "error", "request_id"] and body["type"] == "error"
+    assert body["request_id"] == answer.headers["request-id"]
     return body["error"]["type"], body["error"]["message"]
 
 

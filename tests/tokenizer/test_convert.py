@@ -18,7 +18,6 @@ import tokenizers
 import transformers
 
 from minisgl import envs
-from minisgl.config import ConfigError
 from minisgl.tokenizer import Tokenizer, TokenizerError, convert
 from tests.helpers.text import TEXTS
 
@@ -148,7 +147,7 @@ def test_a_cache_that_cannot_be_written_to_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv(envs.CACHE, str(tmp_path / "file" / "cache"))
     (folder / "vocab.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"MINISGL_CACHE: .*: Not a directory: name a folder that can be written to"):
+    with pytest.raises(envs.EnvError, match=r"MINISGL_CACHE: .*is not a folder"):
         Tokenizer.load(folder)
 
 

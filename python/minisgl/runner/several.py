@@ -103,6 +103,8 @@ def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], s
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 10.0
 NEED = "--dp, --max-inflight, --api-key-file"
+LEAST_ROWS = 8
+"""Engines with fewer rows keep none back for another key."""
 STEADY_S = 30.0  # one that was ready for so long begins anew with the first wait
 
 
@@ -147,11 +149,11 @@ def _inflight_per_engine(config: ServerConfig) -> int:
 
 def _inflight_per_key(config: ServerConfig, num_engines: int) -> int:
     """Return how many requests a key may have in the engines that names no number: all rows but a sixteenth, which the
-    others find free, for an engine takes no row back; 0, which is any number, where there is no other key."""
-    if len(config.api_keys) + (config.api_key is not None) < 2:
-        return 0
+    others find free, for an engine takes no row back; 0, which is any number, where there is no other key, or so few
+    rows that shares need each of them."""
     rows = min(_rows(config) * num_engines, config.max_inflight or sys.maxsize)
-    return most_of(rows)
+    num_owners = len(config.api_keys) + (config.api_key is not None)
+    return 0 if num_owners < 2 or rows < LEAST_ROWS else most_of(rows)
 
 
 def _rows(config: ServerConfig) -> int:

@@ -271,7 +271,7 @@ class Prompts:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
     async def _encode_all(self, texts: list[str], most: int, beginning: int | None) -> list[Int32Array]:
-        """Of each text the ids, or at least the first `beginning` ones, however long it is."""
+        """Return the ids of each text, or at least the first `beginning` ones, however long it is."""
         with self._counted():
             try:
                 if len(texts) == 1:

@@ -95,7 +95,7 @@ impl Growing {
         self.with(|state| state.broken.clone())
     }
 
-    /// Of content, which ends `behind` bytes before what comes next. Neighbours of a kind become one.
+    /// Takes content, which ends `behind` bytes before what comes next. Neighbours of a kind become one.
     pub(super) fn emit_text(&self, text: String, behind: usize) {
         self.with(|state| {
             let end = state.passed + state.at - state.lost - behind;

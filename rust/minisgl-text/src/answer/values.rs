@@ -7,7 +7,7 @@ use super::parts::Tools;
 use crate::is_space;
 
 const LOOK: usize = 64;
-/// Of a parameter's name.
+/// The bytes that a parameter's name may have.
 const MAX_NAME: usize = 128;
 
 /// What is around the values of one call.
