@@ -21,6 +21,7 @@ __all__ = [
     "GGUF_TYPES",
     "AnswerParser",
     "AnswerTools",
+    "ContentScan",
     "ControlPlane",
     "CpuAdapter",
     "CpuEngine",
@@ -595,16 +596,16 @@ class TextTokenizer:
         conversation need not encode again."""
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, most: int | None = None, guards: Sequence[int] = ()
+        self, text: str, add_special_tokens: bool = True, most: int | None = None, guards: Sequence[int] = ...
     ) -> Int32Array:
         """Return the ids of `text`; no added token is matched across one of the `guards`, offsets of characters in
         order. Raises `NotEncodable`, `TooManyTokens`, and `UnicodeEncodeError` for half a surrogate."""
 
-    def has_markers(self, value: Any, /) -> bool:
+    def has_markers(self, value: Any) -> bool:
         """Return whether a text in `value` (a text; a dictionary, list or tuple of such values) spells a marker, or
         ends with the beginning of one. A marker is an added token that is special or looks like one."""
 
-    def guarded(self, text: str, guard: str, kept: Sequence[str], /) -> str:
+    def guarded(self, text: str, guard: str, kept: Sequence[str]) -> str:
         """Return `text` with `guard` behind the first character of each such place, but for the markers of `kept`."""
 
     def encode_batch(
@@ -635,7 +636,7 @@ class TextTokenizer:
     def cache_stats(self) -> dict[str, int]: ...
     def decoder(self, skip_special_tokens: bool = True) -> TextDecoder: ...
     def stream(
-        self, stop: Sequence[str], shown: Sequence[int], min_tokens: int, formats: Formats | None = None
+        self, stop: Sequence[str], shown: Sequence[int], min_tokens: int, formats: _Formats | None = None
     ) -> TextStream:
         """`formats`: how the answer is taken apart; stop strings are looked for in its content alone."""
 
@@ -780,14 +781,14 @@ class AnswerParser:
     @property
     def broken(self) -> list[int]: ...
 
-Formats = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
+_Formats = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
 """How answers are taken apart: calls, what the model thinks, the request's tools."""
 
 @final
 class ContentScan:
     """Tells the content of one answer from the rest of its text."""
 
-    def __new__(cls, formats: Formats) -> ContentScan: ...
+    def __new__(cls, formats: _Formats) -> ContentScan: ...
     def push(self, text: str, ended: bool) -> list[tuple[str, bool]]:
         """The next pieces of the text that are decided, and whether they are content; with `ended` all that is left."""
 

@@ -99,7 +99,7 @@ def test_two_ranks_serve_exact_texts_and_one_that_dies_ends_the_server() -> None
         until(lambda: all(is_told_of(server, rank) for rank in "01"), "a rank's CPU time and memory are not told")
         with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "a", "stream": True}):
             said = lost(server, rank_processes(server)[1], signal.SIGKILL)
-        assert said == "minisgl: tensor-parallel rank 1 was ended by signal 9"
+        assert said.endswith("minisgl: tensor-parallel rank 1 was ended by signal 9")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ why.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -74,9 +75,13 @@ class Choice:
         return f"{self.name} for prefill, {self.decode} for decode" if self.decode else self.name
 
 
+def _is_installed(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
 def machine(device: torch.device) -> Machine:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    installed = frozenset(name for name, module in _MODULES.items() if importlib.util.find_spec(module) is not None)
+    installed = frozenset(name for name, module in _MODULES.items() if _is_installed(module))
     return Machine(device.type, capability, installed)
 
 

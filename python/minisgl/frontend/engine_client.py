@@ -58,7 +58,7 @@ from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from minisgl.tokenizer.tokenizer import Formats
+    from minisgl.tokenizer.reference import Formats
 
 RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
 READ_BYTES = 1 << 14

@@ -23,7 +23,7 @@ from minisgl.step import FinishReason, Int32Array
 from minisgl.tokenizer import Tokenizer, bad_token_ids
 
 if TYPE_CHECKING:
-    from minisgl.tokenizer.tokenizer import Formats
+    from minisgl.tokenizer.reference import Formats
 
 
 @dataclass(frozen=True, slots=True)

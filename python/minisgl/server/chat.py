@@ -40,7 +40,8 @@ from minisgl.server.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from minisgl._rust import AnswerTools, Formats, Thinking, ToolFormat
+    from minisgl._rust import AnswerTools, Thinking, ToolFormat
+    from minisgl.tokenizer.reference import Formats
 
 MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
 TEXT_MARK = "\x00text\x00"

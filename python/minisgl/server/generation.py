@@ -30,7 +30,7 @@ from minisgl.server.resume import Tokens, fingerprint
 from minisgl.step import FinishReason, Int32Array
 
 if TYPE_CHECKING:
-    from minisgl._rust import Formats
+    from minisgl.tokenizer.reference import Formats
 
 MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
 _ERROR = FinishReason.ERROR

@@ -158,7 +158,7 @@ class Queue:
             raise queue_full(
                 f"{waiting} requests wait already{_own(owners, own)}, the limit is {most} (--max-queued-requests)"
             )
-        if num_tokens and not has_room(most_tokens, owners, own_tokens, tokens, num_tokens):
+        if not has_room(most_tokens, owners, own_tokens, tokens, num_tokens):
             raise queue_full(
                 f"prompts of {tokens} tokens wait already{_own(owners, own_tokens)}, "
                 f"the limit is {most_tokens} (--max-queued-tokens)"

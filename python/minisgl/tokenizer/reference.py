@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from minisgl.tokenizer.echo import char_to_byte
 from minisgl.tokenizer.reference_guards import Guarding
 
 if TYPE_CHECKING:
-    from minisgl._rust import Formats
+    from minisgl._rust import AnswerTools, Thinking, ToolFormat
+
+    Formats: TypeAlias = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

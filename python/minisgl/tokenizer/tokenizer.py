@@ -32,9 +32,8 @@ from minisgl.tokenizer.reference import (
 )
 
 if TYPE_CHECKING:
-    from minisgl._rust import AnswerTools, TextDecoder, TextStream, TextTokenizer, Thinking, ToolFormat
-
-    Formats: TypeAlias = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
+    from minisgl._rust import TextDecoder, TextStream, TextTokenizer
+    from minisgl.tokenizer.reference import Formats
 
 TextBackend: TypeAlias = "TextTokenizer | ReferenceTokenizer"
 
