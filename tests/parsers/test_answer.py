@@ -294,6 +294,24 @@ def test_work_is_linear_in_the_text(name: str, before: str, bit: str, after: str
     assert min(seconds(40_000) for _ in range(3)) <= 64 * min(seconds(2_500) for _ in range(3)) + 0.05
 
 
+@pytest.mark.parametrize("thinking", ["qwen3", "mistral", "gemma4", "command"])
+def test_white_space_before_an_answer_without_thoughts_stays_before_it(thinking: str) -> None:
+    for size in (1, 3, 50):
+        parser = choice.new_parser(None, Thinking.find(thinking, ""), None)
+        text = "\n\nhello\n\nworld "
+        found = [part for i in range(0, len(text), size) for part in parser.push(text[i : i + size])]
+        assert joined(found + parser.finish(False)) == (text, "", [])
+
+
+@pytest.mark.parametrize("size", ["--5", "--1.5", "-+1", "+-.5"])
+def test_a_number_has_one_sign(size: str) -> None:
+    known = choice.answer_tools({"f": {"properties": {"a": {"type": "integer"}}}})
+    parser = choice.new_parser(choice.tool_format("hermes", "", {}.get), None, known)
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {size}}}}}</tool_call>'
+    _, _, calls = joined(parser.push(text) + parser.finish(False))
+    assert parser.broken or json.loads(calls[0][1]) == {"a": size}
+
+
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_megabyte_of_arguments(name: str) -> None:
     value = "a\\n😀" * 2**18

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 
 from minisgl.frontend.output_processor import Logprob
-from minisgl.server.formatter import CompletionLogprobs, echoed_prompt, token_text
+from minisgl.server.formatter import CompletionLogprobs, echoed_prompt, json_line, token_text
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.text import TEXTS, spells_byte, streamed, tokenizer_named
 from tests.tokenizer.test_tokenizer_decode import ALL, cuts, expected, ids_of
@@ -87,3 +88,9 @@ def test_a_text_is_shown_as_it_was_given(name: str, text: str, special: bool) ->
         token = token_text(tokenizer, token_id)
         if not token.startswith("bytes:") and not spells_byte(name, token_id):
             assert found.text.startswith(token, offset)
+
+
+def test_a_line_of_json_is_one_line_to_every_client() -> None:
+    """Python's `splitlines` ends lines at more characters than JSON does."""
+    line = json_line({"text": "a\u2028b\u2029c"}).decode()
+    assert len(line.splitlines()) == 1 and json.loads(line) == {"text": "a\u2028b\u2029c"}

@@ -22,6 +22,7 @@ from minisgl.server.responses.tools import GivenTools
 from minisgl.server.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.chat_templates import OURS
+from tests.helpers.server import frontend
 
 Turns = Sequence[tuple[str, str]]
 """Kinds (of `KINDS` of an API) and texts. A call is of the function that its text names; results follow their calls."""
@@ -179,3 +180,20 @@ def test_texts_that_follow_each_other_go_on_only_where_they_may() -> None:
         apart.say(part)
     assert [message["content"] for message in together.done()] == [[*parts[0], *parts[1]]]
     assert [message["content"] for message in apart.done()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("call_id", [[1], {"a": 1}, 7, None])
+def test_an_id_of_any_kind_is_no_error_of_ours(call_id: object) -> None:
+    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "say:x"}]
+    talk += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    talk += [{"role": "tool", "tool_call_id": "c1", "content": None}]
+    with frontend() as server, server.http() as http:
+        assert http.post("/v1/chat/completions", json={"messages": talk, "max_tokens": 2}).status_code in (200, 400)
+
+
+def test_texts_have_the_names_of_either_api() -> None:
+    talk = [{"role": "user", "content": [{"type": "input_text", "text": "say:kept"}]}]
+    with frontend() as server, server.http() as http:
+        answer = http.post("/v1/chat/completions", json={"messages": talk})
+        assert answer.status_code == 200 and "kept" in answer.json()["choices"][0]["message"]["content"]

@@ -352,3 +352,36 @@ def test_constants_of_a_branch_not_taken_are_not_computed(shown: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < size / 2
+
+
+LOOP = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+FIRST_PART_ONLY = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% elif m.role == 'user' %}"
+    + LOOP
+    + "{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
+)
+REPR = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' and m.content is not string %}"
+    + LOOP
+    + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [FIRST_PART_ONLY, REPR], ids=["first part only", "notation of Python"])
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_no_part_of_a_message_is_lost(source: str, role: str) -> None:
+    """Templates that loop over the parts of users show one part of others, or their form."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    talk: list[Any] = [{"role": role, "content": parts}, {"role": "user", "content": "r"}]
+    talk = [{"role": "user", "content": "q"}, *talk]
+    text = ChatTemplate(source, {}).render(talk)
+    assert "one" in text and "two" in text and "{" not in text
+
+
+def test_a_template_that_needs_descriptions_gets_them() -> None:
+    """gpt-oss's fails on a tool without one; others see their tools as they were given."""
+    source = "{% for t in tools %}{{ t.function.description + '!' }}{{ t.function.parameters|length }}{% endfor %}"
+    tool = {"type": "function", "function": {"name": "save"}}
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": "q"}], tools=[tool]) == "!2"
+    plain = "{% for t in tools %}{{ t.function|length }}{% endfor %}"
+    assert ChatTemplate(plain, {}).render([{"role": "user", "content": "q"}], tools=[tool]) == "1"

@@ -64,8 +64,12 @@ Ids = Annotated[
 ]
 
 
+TEXT_KINDS = ("text", "input_text", "output_text")
+"""What a part with a text is called, here and in the API of responses."""
+
+
 class TextPart(Body):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: StrictStr
 
 
@@ -82,7 +86,7 @@ def part_kind(value: object) -> str:
     kind = type_of(value)
     return (
         "<text>"
-        if kind == "text" or not isinstance(kind, str)
+        if kind in TEXT_KINDS or not isinstance(kind, str)
         else f"<{'refusal' if kind == 'refusal' else 'left out'}>"
     )
 

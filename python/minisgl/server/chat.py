@@ -294,7 +294,7 @@ def _check_prompt(chat: ChatRequest) -> None:
         raise bad_value("messages", [], "must not be empty")
     for i, message in enumerate(chat.messages):
         if message.role != "assistant":
-            if message.content is None:
+            if message.content is None and message.role != "tool":  # a tool may have nothing to say
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")

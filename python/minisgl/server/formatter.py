@@ -40,7 +40,8 @@ def sse(data: object) -> bytes:
 
 
 def json_line(data: object) -> bytes:
-    return json_bytes(data) + b"\n"
+    """Return a line of JSON without the characters at which some clients end a line, too."""
+    return json_bytes(data).replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029") + b"\n"
 
 
 def json_response(data: object) -> Response:

@@ -243,6 +243,7 @@ class ChatTemplate:
         self._marks = marks
         self._special_tokens = dict(special_tokens)
         self._found: dict[bool, Shown] = {}  # by whether there are tools
+        self._parts: dict[str, bool] = {"user": True}  # by role: whether it takes parts; of users `content_shape` says
 
     def render(
         self,
@@ -283,7 +284,12 @@ class ChatTemplate:
             guard, shaped, tools, kwargs = self._guarded(shaped, tools, kwargs)
         if continue_final_message:
             shaped[-1]["content"] = _marked(shaped[-1].get("content"))
-        text = _run(template, self._variables(shaped, tools, add_generation_prompt, **kwargs), most, guard)
+        try:
+            text = _run(template, self._variables(shaped, tools, add_generation_prompt, **kwargs), most, guard)
+        except ChatTemplateError:
+            if (whole := _whole_tools(tools or ())) == [*(tools or ())]:
+                raise
+            text = _run(template, self._variables(shaped, whole, add_generation_prompt, **kwargs), most, guard)
         return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
@@ -324,6 +330,32 @@ class ChatTemplate:
             return "question" in _run(self._template, self._variables(messages, None), TRIAL_WORK)
         return False
 
+    def _takes_parts(self, role: str) -> bool:
+        """Return whether parts of a message of this role are shown as their texts: some templates show one part of a
+        system message, or all in the notation of Python. True, too, if a text is not shown either."""
+        if (found := self._parts.get(role)) is None:
+            parts = [{"type": "text", "text": "question"}, {"type": "text", "text": "answer"}]
+            found = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
+        return found
+
+    def _shows(self, role: str, content: Any) -> bool:
+        """Return whether a trial with a message of this role shows its words, and nothing of its form."""
+        user = self._shape({"role": "user", "content": "hello"})
+        call = {"id": "call00000", "type": "function", "function": {"name": "trial", "arguments": {}}}
+        message = {"role": role, "content": content}
+        before = {
+            "assistant": [user],
+            "tool": [user, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        }.get(role, [])
+        if role == "tool":
+            message["tool_call_id"] = call["id"]
+        with contextlib.suppress(ChatTemplateError):
+            messages = [*before, message, *([] if role == "tool" else [user])]
+            text = _run(self._template, self._variables(messages, None), TRIAL_WORK)
+            at = text.find("question")
+            return 0 <= at < text.find("answer", at) and "'type'" not in text
+        return False
+
     @cached_property
     def variables(self) -> frozenset[str]:
         """All that it asks for from outside. Raises `ChatTemplateError`."""
@@ -362,11 +394,25 @@ class ChatTemplate:
     def _shape(self, message: Message) -> dict[str, Any]:
         shaped = {key: value for key, value in message.items() if value is not None}
         content = shaped.get("content")
-        if isinstance(content, list) and self.content_shape == "string":
+        if isinstance(content, list) and (self.content_shape == "string" or not self._takes_parts(message["role"])):
             shaped["content"] = "\n".join(_part_text(part) for part in content)
         elif isinstance(content, str) and self.content_shape == "parts":
             shaped["content"] = [{"type": "text", "text": content}]
         return shaped
+
+
+def _whole_tools(tools: Sequence[Any]) -> list[Any]:
+    """Return the tools with a description and parameters each, which some templates ask for, and requests may lack."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+
+    def whole(tool: Any) -> Any:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            return tool
+        given = {name: value for name, value in function.items() if value not in (None, {})}
+        return {**tool, "function": {**given, **{name: one for name, one in empty.items() if name not in given}}}
+
+    return [whole(tool) for tool in tools]
 
 
 def _run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, guard: str = "") -> str:

@@ -447,6 +447,11 @@ def _read_call(call: Any, field: str) -> Message:
     return {**kept, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
 
 
+def _hashed(call_id: Any) -> Any:
+    """Return an id as a dictionary takes it, whatever a client sent as one."""
+    return call_id if isinstance(call_id, str | int | float | None) else json.dumps(call_id)
+
+
 def parsed(text: str) -> Any:
     """Return what JSON in a message says; `text` where it is none, or has so many values that making objects of them
     would stop the interpreter for a while, as a body may hold only few of them outside of texts."""
@@ -485,7 +490,7 @@ def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
     ids: dict[Any, str] = {}  # as the template reads them, by those that were given
     for message in messages:
         if message.get("role") == "tool":
-            call_id = message.get("tool_call_id")
+            call_id = _hashed(message.get("tool_call_id"))
             own = {"name": names.get(call_id, UNNAMED)} if form.names_results and not message.get("name") else {}
             found.append(
                 {**message, **own, **({} if form.ids == "given" else {"tool_call_id": ids.get(call_id, "000000000")})}
@@ -496,7 +501,7 @@ def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
             continue
         formed = []
         for call in calls:
-            call_id, function = call.get("id"), call["function"]
+            call_id, function = _hashed(call.get("id")), call["function"]
             names[call_id] = function["name"]
             if form.ids != "given":
                 ids[call_id] = _nine(call_id) if form.ids == "nine" else f"functions.{function['name']}:{len(ids)}"

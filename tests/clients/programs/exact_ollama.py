@@ -131,9 +131,11 @@ def errors():
 
 
 @check
-def images_are_refused():
-    picture = [{"role": "user", "content": "say:x", "images": [b"png"]}]
-    assert "messages.0.images" in raises(ollama.ResponseError, lambda: client.chat(MODEL, picture)).error
+def images_are_left_out_where_there_is_text():
+    picture = {"role": "user", "content": "say:x", "images": [b"png"]}
+    assert client.chat(MODEL, [picture]).done
+    alone = raises(ollama.ResponseError, lambda: client.chat(MODEL, [{**picture, "content": ""}]))
+    assert alone.status_code == 400 and "reads text only" in alone.error
 
 
 @check

@@ -67,7 +67,8 @@ pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
                 Some('.' | '0'..='9') => digits,
                 _ => body,
             };
-            let found = literals.number().filter(|_| literals.rest.is_empty());
+            let has_one_sign = !body.starts_with(['-', '+']);
+            let found = literals.number().filter(|_| literals.rest.is_empty() && has_one_sign);
             found.map_or_else(|| quoted(text), |found| format!("{sign}{found}"))
         }
         Err(_) => quoted(text),

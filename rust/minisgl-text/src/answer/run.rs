@@ -141,7 +141,7 @@ impl Run {
         match self.format {
             None => {
                 while let Some(text) = self.growing.run_of(|_| true).await {
-                    self.growing.emit_text(text, 0);
+                    self.emit_text(text); // behind the white space that waited for thoughts
                 }
             }
             Some(format) => self.content(format).await,
