@@ -31,7 +31,7 @@ def messages(**one: Any) -> list[dict[str, Any]]:
         (
             CHAT,
             {"messages": messages(content=[{"type": 5}])},
-            'messages.0.content.0.type: must be "text" or "refusal" (got 5)',
+            'messages.0.content.0.type: must be "text", "input_text", "output_text" or "refusal" (got 5)',
         ),
         (CHAT, {"messages": USER, "stop": 5}, "stop: must be text or a list of texts (got 5)"),
         (CHAT, {"messages": USER, "stop": ["a", None]}, "stop.1: must be text (got null)"),
