@@ -35,7 +35,7 @@ _REFUSALS = (
     ("min/maxProperties only", ("minProperties", "maxProperties")),
     ("circular references with sibling", ("$ref",)),
 )
-"""What the library says of keywords that an answer can do without, and which ones they are."""
+"""The words by which the library refuses keywords that an answer can do without, and which ones they are."""
 MAX_NAMED = 16  # fields in a header
 MAX_NAME = 160  # characters of one
 MAX_KNOWN = 4096  # grammars: about a megabyte

@@ -17,7 +17,7 @@ TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "ob
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )
-"""Those that are obeyed; others are annotations."""
+"""The formats that are obeyed; others are annotations."""
 COUNTS = frozenset(
     (
         *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
@@ -34,7 +34,7 @@ KEYWORDS = frozenset(
         *("pattern", "format", "multipleOf", *COUNTS, *LEAST, *MOST),
     )
 )
-"""What may forbid a value; all else describes."""
+"""The keywords that may forbid a value; all others describe."""
 MAX_STEPS = 50_000
 MAX_DEPTH = 16
 MAX_TEXT = 512  # characters of the texts that one pattern excludes

@@ -26,7 +26,7 @@ from minisgl.grammar.patterns import without_lookahead
 from minisgl.sampling_params import ParamError
 
 WHOLE = "/"
-"""In `without`: every place of a keyword."""
+"""An entry of `without` that stands for every place of a keyword."""
 DRAFTS = frozenset(
     f"{scheme}://json-schema.org/{draft}/schema"
     for scheme, draft in (
@@ -490,7 +490,7 @@ _DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_CLOCK}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Where the library takes days and seconds that there are not."""
+"""The formats in which the library takes days and seconds that there are not."""
 _NAMES_OF_FORMAT = {
     **_FORMATS,
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",

@@ -65,7 +65,7 @@ Ids = Annotated[
 
 
 TEXT_KINDS = ("text", "input_text", "output_text")
-"""What a part with a text is called, here and in the API of responses."""
+"""The types of a part with a text, here and in the API of responses."""
 
 
 class TextPart(Body):

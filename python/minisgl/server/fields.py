@@ -74,7 +74,7 @@ class LeftOut(BaseModel):
 
     @property
     def text(self) -> str:
-        """What stands in its place in the conversation: the same each time, for the prefix cache."""
+        """Return the note in its place in the conversation: the same each time, for the prefix cache."""
         return f"[{self.type} left out: this model reads text only]"
 
 
@@ -82,7 +82,7 @@ SERVER_TOOLS = (
     *("web_search", "web_fetch", "code_execution", "code_interpreter", "tool_search", "file_search", "computer"),
     *("image_generation", "programmatic_tool_calling", "mcp", "advisor", "browser_search", "url_context", "x_search"),
 )
-"""What the types of tools begin with that a provider's own servers run: every API leaves them out, by name."""
+"""The beginnings of the types of tools that a provider's own servers run: every API leaves these out, by name."""
 
 
 def type_of(value: object) -> object:
@@ -305,7 +305,7 @@ IGNORED: Table = {
     "betas": ([],),
     "stream_options": ({}, {"include_usage": False}, {"include_usage": True}),
 }
-"""What asks for nothing, or only for less, whichever API gets it: accepted, and named."""
+"""The fields that ask for nothing, or only for less, whichever API gets them: they are accepted, and named."""
 
 _ON: tuple[Any, ...] = (True,)
 _OFF: tuple[Any, ...] = (False,)

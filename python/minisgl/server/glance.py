@@ -1,4 +1,4 @@
-"""What is read of a client's bytes before they are checked: a few fields of an object, as the bytes that they are.
+"""Reads a few fields of a client's object before it is checked, as the bytes that they are.
 
 Nothing is built of a value: 8 MB of brackets would be millions of objects, and whoever builds them holds the
 interpreter for a second. So a structure for `decoded` has fields of type `msgspec.Raw` alone.
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 NOTHING = msgspec.Raw(b"null")
 SHOWN_BYTES = 200
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What `decoded` raises: no JSON, no object, nested too deeply."""
+"""The errors that `decoded` raises: no JSON, no object, nested too deeply."""
 _text = msgspec.json.Decoder(str)
 
 

@@ -67,7 +67,7 @@ class _Body(msgspec.Struct):
 
 
 class _Prompt(msgspec.Struct):
-    """What a template makes a prompt of."""
+    """The fields of which a template makes a prompt."""
 
     model: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING

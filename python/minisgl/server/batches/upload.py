@@ -23,7 +23,7 @@ FILE = "file"
 MAX_FIELD_BYTES = 4096
 WRITE_BYTES = 1 << 20
 LEAST_BYTES = 1 << 20
-"""So much has to come of a file in `timeout_s` where others find no place."""
+"""The bytes of a file that have to come in `timeout_s` where others find no place."""
 
 
 class Upload:
