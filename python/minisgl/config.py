@@ -422,7 +422,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds for which a stream may say nothing. Clients of Node give up after 300 s without a byte, proxies after 60.
+    """The seconds for which a stream is silent. Clients of Node give up after 300 s without a byte, proxies after 60.
     The head of a stream waits `head_wait` for the first token, so that a failure until then is an HTTP status; from the
     head on something is written at least once in `longest`."""
 
