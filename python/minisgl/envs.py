@@ -46,7 +46,7 @@ ECHO_STATES = "MINISGL_ECHO_STATES"
 """For tests: the echo engine has states, and as many slots for checkpoints of them."""
 
 HEAD_WAIT = "MINISGL_HEAD_WAIT"
-"""Tests set `minisgl.config.Silence.head_wait` by it: a slow machine then changes no status and no event of a stream."""
+"""Tests set `minisgl.config.Silence.head_wait` by it: a slow machine then changes no status of a stream."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
 """For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
