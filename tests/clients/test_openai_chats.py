@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.helpers.exact import CALL, CITY, PARAMETERS, City, held, rate
-from tests.helpers.server import MODEL, Frontend
+from tests.helpers.server import MODEL, Frontend, data_of
 
 TOOL: Any = {"type": "function", "function": {"name": "rate", "description": "Rate.", "parameters": PARAMETERS}}
 CITY_FORMAT: Any = {
@@ -41,7 +41,7 @@ def chunks(client: openai.OpenAI, text: str = "Hello", **more: Any) -> list[Chat
     """The same of a stream."""
     asked = {"model": MODEL, "messages": say(text), "stream": True} | more
     with client.chat.completions.with_streaming_response.create(**asked) as raw:
-        lines = [line.removeprefix("data: ") for line in raw.iter_lines() if line]
+        lines = [data for line in raw.iter_lines() if (data := data_of(line))]
     assert lines.pop() == "[DONE]"
     found = [held(ChatCompletionChunk, line) for line in lines]
     with client.chat.completions.create(**asked) as stream:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.helpers.e2e import Brake, ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.server import data_of
 from tests.helpers.several import expected
 
 ECHO = ("--engine", "echo", "--page-size", "16", "--num-pages", "2048")
@@ -59,10 +60,10 @@ class Stream:
 
     def read_one(self) -> bool:
         for line in self._lines:
-            if line == "data: [DONE]":
+            if (said := data_of(line)) == "[DONE]":
                 self.done = True
-            elif line:
-                data = json.loads(line[6:])
+            elif said:
+                data = json.loads(said)
                 if "error" in data:
                     self.error = data["error"]
                 else:

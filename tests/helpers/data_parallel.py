@@ -18,6 +18,7 @@ from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import until
 from tests.helpers.forking import FORKED
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.server import data_of
 from tests.helpers.several import expected
 
 PATH = "/v1/completions"
@@ -81,11 +82,11 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
     async with http.stream("POST", PATH, json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
-            if line == "data: [DONE]":
+            if (data := data_of(line)) == "[DONE]":
                 last = "done"
-            elif line:
+            elif data:
                 assert last != "done"
-                event = json.loads(line[6:])
+                event = json.loads(data)
                 assert "error" not in event, event
                 if event["choices"]:
                     text += event["choices"][0]["text"]

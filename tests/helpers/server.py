@@ -292,10 +292,17 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
     return found
 
 
+def data_of(line: str) -> str:
+    """Return the data of a line of a stream; "" for an empty line and for a comment (a silent stream sends some)."""
+    assert not line or line.startswith((":", "data: ")), line
+    return line.removeprefix("data: ") if line.startswith("d") else ""
+
+
 def events(text: str) -> list[Any]:
-    """Server-sent events: JSON objects, then "[DONE]"."""
+    """Return the events of a stream: JSON objects, then "[DONE]". Comments are left out."""
     blocks = text.split("\n\n")
     assert blocks.pop() == "", "an event without its end"
+    blocks = [block for block in blocks if not block.startswith(":")]
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks), blocks
     return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]
 

@@ -15,6 +15,7 @@ from tests.helpers.browser import Tab, tab
 from tests.helpers.data_parallel import engine_processes
 from tests.helpers.e2e import ServerProcess, until
 from tests.helpers.seconds import WAIT_S
+from tests.helpers.server import data_of
 
 pytestmark = pytest.mark.browser
 STATE, RUNNING, FREE, RESTARTS = 1, 2, 4, 6  # columns
@@ -62,7 +63,7 @@ def test_each_engine_is_seen_to_work_to_die_and_to_come_back(seen: Tab, server: 
     }
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT_S) as answers:
         lines = answers.iter_lines()  # held: its end closes the connection
-        assert next(lines).startswith("data: ")
+        assert next(data for line in lines if (data := data_of(line)))
         for engine in (0, 1):
             wait_for_cell(page, engine, RUNNING, "1".__eq__)
             wait_for_cell(page, engine, FREE, lambda text: int(text) < 512)
