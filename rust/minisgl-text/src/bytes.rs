@@ -79,6 +79,7 @@ impl Table {
         self.ends.len()
     }
 
+    #[inline] // once a token, from another unit of code
     pub(super) fn of(&self, id: i32) -> &[u8] {
         let Some(at) = self.place(id) else { return &[] };
         let begin = if at == 0 { 0 } else { self.ends[at - 1] };
@@ -90,6 +91,7 @@ impl Table {
         self.flag(id, IS_BYTE)
     }
 
+    #[inline]
     pub(super) fn is_special(&self, id: i32) -> bool {
         self.flag(id, IS_SPECIAL)
     }
