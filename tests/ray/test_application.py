@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -160,3 +161,32 @@ def test_streams_of_every_api(cluster: RayCluster, http: httpx.Client) -> None:
         assert ": minisgl" not in text
         lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
         assert len([json.loads(line) for line in lines]) >= 2, path
+
+
+def test_a_flood_of_one_key_leaves_rows_for_another(cluster: RayCluster, tmp_path: Path) -> None:
+    """The same attack as on one server, tests/e2e/test_attacks.py."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: alice, key: alice}, {name: bob, key: bob}]")
+    flags = f"--engine echo --num-pages 40000 --max-running-requests 32 --max-queued-requests 48 --api-key-file {keys}"
+    cluster.deploy(name="echo", flags=flags, replicas=1)
+
+    def client(key: str) -> httpx.Client:
+        return httpx.Client(base_url=cluster.url, timeout=2 * WAIT_S, headers={"authorization": f"Bearer {key}"})
+
+    flood = {"prompt": "on and on", "n": 128, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    cluster.slow_motion(20)
+    try:
+        with (
+            client("alice") as alice,
+            client("bob") as bob,
+            alice.stream("POST", "/v1/completions", json=flood) as told,
+        ):
+            lines = told.iter_lines()  # held: its end closes the connection
+            assert next(data for line in lines if (data := data_of(line)))
+            until(lambda: bob.get("/stats").json()["load"]["num_running"] >= 16, "her rows are not taken")
+            error = alice.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+            assert error.status_code == 429 and "of them of this API key" in error.text, error.text
+            assert bob.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}).status_code == 200
+            assert bob.get("/stats").json()["load"]["num_running"] >= 16, "she has not ended before"
+    finally:
+        cluster.slow_motion(0)
