@@ -12,8 +12,10 @@ from minisgl.config import ConfigError
 from tests.helpers.bench import MOONCAKE, QWEN, lines
 
 
-def test_reading_mooncake(mooncake: str) -> None:
-    assert read_trace(mooncake) == [
+def test_reading_mooncake(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*MOONCAKE))
+    assert read_trace(str(file)) == [
         TraceRequest(0.0, 512, 1, (1,)),
         TraceRequest(2.0, 1000, 9, (1, 2)),
         TraceRequest(3.0, 600, 3, (1, 3)),

@@ -1,6 +1,4 @@
-"""What `minisgl bench compare` found: figures over the rounds with their intervals, how far texts agree, tables, plots.
-
-Everything that a report shows is made from `result_of`'s plain data, so a recorded run can be written again.
+"""What `minisgl bench compare` found: figures over the rounds with their intervals, how far texts agree, tables.
 
 A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
 not shown, for one round. Agreement is told against the first variant, in characters: tokens of others are not known.
@@ -20,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from minisgl.bench.compare_variants import Answer, Setup, Times, Variant
-from minisgl.bench.plots import grouped_bars
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.report import Report, number, table
 from minisgl.bench.stats import Interval, geometric_interval, paired_difference
@@ -176,36 +173,14 @@ def shown(result: Mapping[str, Any]) -> list[str]:
 
 
 def write(report: Report, result: Mapping[str, Any]) -> None:
-    report.clear()
-    plots = [_plot(report.folder, result, *one) for one in PLOTS]
-    report.section("Tokens per second", _about(result), plots[0], speeds(result))
-    report.section("Latency", plots[1], plots[2], latencies(result))
+    report.section("Tokens per second", _about(result), speeds(result))
+    report.section("Latency", latencies(result))
     report.section("What it takes", costs(result))
     if told := agreements(result):
         report.section("Do the answers agree?", _about_agreement(result), told)
     if told := _missing(result):
         report.section("Not measured", told)
     report.write({"result": result})
-
-
-PLOTS = (
-    ("tok_s", "throughput.svg", "tokens per second (more is better)", "Tokens per second"),
-    ("ttft_ms", "ttft.svg", "ms (less is better)", "Time to the first token"),
-    ("itl_ms", "itl.svg", "ms (less is better)", "Time between pieces of text, median"),
-)
-
-
-def _plot(folder: Path, result: Mapping[str, Any], key: str, file: str, unit: str, title: str) -> str:
-    counts = [str(count) for count in result["concurrency"]]
-    series = {
-        name: [as_interval(one[key][count]) if count in one[key] else None for count in counts]
-        for name, one in result["variants"].items()
-        if one[key]
-    }
-    groups = [f"{count} client{'s' if count != '1' else ''}" for count in counts]
-    threads = f"{result['threads']} thread{'s' if result['threads'] != 1 else ''}"
-    text = f"{title}: {result['model']}, {threads}, {result['input_len']} in, {result['output_len']} out"
-    return grouped_bars(folder / file, groups, series, title=text, y_label=unit)
 
 
 def as_interval(found: Sequence[float | None]) -> Interval:

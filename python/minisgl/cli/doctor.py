@@ -48,7 +48,6 @@ OF_EXTRAS = {
     "gguf": "gguf",
     "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
-    "matplotlib": "matplotlib",
 }
 OPTIONAL_PACKAGES = ("flash-attn", "triton")
 

@@ -21,7 +21,6 @@ EXTRA_OF = {
     "gguf": "torch",
     "zmq": "torch",
     "flashinfer": "cuda",
-    "matplotlib": "bench",
     "cryptography": "receipts",
     "ray": "ray",
 }
