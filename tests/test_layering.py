@@ -125,13 +125,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "utils",
         "weights.sources",  # the same model for others
-        "routing",
         "runner",
         "scheduler",
         "engine",
         "message",
         "metrics",
-        "tokenizer",
         "config",
         "sampling_params",
         "step",

@@ -20,7 +20,7 @@ import numpy as np
 from minisgl.bench.compare_variants import Answer, Setup, Times, Variant
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.report import Report, number, table
-from minisgl.bench.stats import Interval, geometric_interval, paired_difference
+from minisgl.bench.stats import geometric_interval, paired_difference
 
 TITLE = "minisgl beside others"
 MIB = 2**20
@@ -183,20 +183,14 @@ def write(report: Report, result: Mapping[str, Any]) -> None:
     report.write({"result": result})
 
 
-def as_interval(found: Sequence[float | None]) -> Interval:
-    """From JSON, where what is infinite is null."""
-    estimate, low, high = found
-    assert estimate is not None
-    return Interval(estimate, -math.inf if low is None else low, math.inf if high is None else high)
-
-
 def cell(found: Sequence[float | None] | None) -> str | None:
-    """A figure with its interval, where there is one."""
+    """Return a figure with its interval; infinite bounds are null, and not shown."""
     if found is None:
         return None
-    one = as_interval(found)
-    known = math.isfinite(one.low) and math.isfinite(one.high)
-    return f"{number(one.estimate)} [{number(one.low)}, {number(one.high)}]" if known else number(one.estimate)
+    estimate, low, high = found
+    assert estimate is not None
+    known = low is not None and high is not None
+    return f"{number(estimate)} [{number(low)}, {number(high)}]" if known else number(estimate)
 
 
 def speeds(result: Mapping[str, Any]) -> str:
