@@ -189,8 +189,9 @@ def cell(found: Sequence[float | None] | None) -> str | None:
         return None
     estimate, low, high = found
     assert estimate is not None
-    known = low is not None and high is not None
-    return f"{number(estimate)} [{number(low)}, {number(high)}]" if known else number(estimate)
+    if low is None or high is None:
+        return number(estimate)
+    return f"{number(estimate)} [{number(low)}, {number(high)}]"
 
 
 def speeds(result: Mapping[str, Any]) -> str:
