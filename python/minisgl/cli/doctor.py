@@ -49,6 +49,7 @@ OF_EXTRAS = {
     "gguf": "gguf",
     "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
+    "llguidance": "llguidance",
 }
 OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
