@@ -233,7 +233,7 @@ $(WHEEL)/.installed: Makefile
 # Known vulnerabilities of what is locked, where the services that know them answer (tools/audit.py).
 AUDIT := .clients/audit
 audit: $(AUDIT)/.installed
-	$(AUDIT)/bin/uv export --quiet --frozen --no-emit-project --no-dev --extra cuda --output-file $(AUDIT)/locked.txt
+	$(AUDIT)/bin/uv export --quiet --frozen --no-emit-project --no-dev --extra cuda --extra gbnf --output-file $(AUDIT)/locked.txt
 	$(AUDIT)/bin/python tools/audit.py $(AUDIT)/locked.txt
 
 $(AUDIT)/.installed: Makefile

@@ -27,7 +27,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.point import PointLoad, measure_point, point_from
 from minisgl.bench.report import JSON_HELP, Report, print_result, public_command, table
 from minisgl.bench.server_process import Launch, ServerFailed, ServerProcess
@@ -318,17 +317,6 @@ def _write(
         f"{100 * first.confidence:g} %.",
         figures_table(variants, differences),
     )
-    cpu = {
-        name: {
-            figure.removesuffix("_cpu_us_per_token"): sum(run[figure] for run in of_one) / len(of_one)
-            for figure in of_one[0]
-            if figure.endswith("_cpu_us_per_token")
-        }
-        for name, of_one in runs.items()
-    }
-    if all(cpu.values()):
-        plot = bar_breakdown(report.folder / "cpu.png", cpu, title="CPU per token by process", y_label="us")
-        report.section("CPU", plot)
     report.write({"result": result, "load": load.describe(), "runs": dict(runs)})
 
 

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "weights": {"config", "envs", "utils", "distributed", "extension"},
     # text and tokens of one answer
-    "grammar": {"config", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
+    "grammar": {"config", "utils.installed", "utils.memory", "sampling_params", "step", "tokenizer", "extension"},
     "parsers": {"extension", "_rust"},
     "engine": {
         "grammar.slots",
@@ -125,13 +125,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "utils",
         "weights.sources",  # the same model for others
-        "routing",
         "runner",
         "scheduler",
         "engine",
         "message",
         "metrics",
-        "tokenizer",
         "config",
         "sampling_params",
         "step",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-NOT_THERE = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "matplotlib")
+NOT_THERE = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "llguidance")
 TOOLS = ("cargo", "rustc", "cc", "gcc", "clang")
 QUESTION = {
     "messages": [{"role": "user", "content": "Name the capital of France."}],

@@ -91,7 +91,7 @@ def test_variants_take_turns_on_the_same_prompts(
     assert order == ["a", "whole", "single", "whole", "a", "whole", "single"]  # there and back
     report = (tmp_path / "README.md").read_text()
     assert "| whole | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] | 6.00 [6.00, 6.00] |" in report and "| whole |" in printed
-    assert "| whole | 0 of 8 |" in report and "throughput.svg" in report
+    assert "| whole | 0 of 8 |" in report
     assert json.loads((tmp_path / "raw.json").read_text())["result"] == found
 
 
@@ -103,24 +103,12 @@ def test_who_cannot_start_or_breaks_is_listed_with_the_reason(asked: Asked, caps
     assert "| gone | is not here |" in printed
 
 
-def test_a_recorded_run_is_written_again(asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert bench.main(["compare", "--json", *SMALL, "--variants", "a", "single", "--out", str(tmp_path)]) == 0
-    report = (tmp_path / "README.md").read_text()
-    for name in ("README.md", "throughput.svg"):
-        (tmp_path / name).unlink()
-    asked.clear()
-    assert bench.main(["compare", "--again", "--out", str(tmp_path)]) == 0 and not asked
-    assert (tmp_path / "README.md").read_text() == report
-    assert "<svg" in (tmp_path / "throughput.svg").read_text()
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         (("--concurrency", "0"), "--concurrency"),
         (("--repeats", "0"), "--repeats"),
         (("--agreement-prompts", "-1"), "--agreement-prompts"),
-        (("--again",), "--out"),
         (("--url", "x"), "--url"),
         (("--url", "vllm=http://127.0.0.1:9"), "--url"),
         (("--python", "other=python3"), "--python"),

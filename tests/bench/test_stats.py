@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from minisgl.bench.stats import coefficient_of_variation, jain, mean_interval, paired_difference, summary, t_quantile
+from minisgl.bench.stats import coefficient_of_variation, mean_interval, paired_difference, summary, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,3 @@ def test_summary() -> None:
     assert list(found) == ["mean", "p50", "p90", "p95", "p99", "max"]
     assert list(found.values()) == [50, 50, 90, 95, 99, 100]
     assert math.isnan(summary([])["p99"])
-
-
-def test_jains_index() -> None:
-    assert jain([3.0] * 5) == pytest.approx(1.0) and jain([]) == jain([0.0, 0.0]) == 0.0
-    assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(1 / 4) and jain([1.0, 3.0]) == pytest.approx(16 / 20)

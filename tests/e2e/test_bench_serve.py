@@ -121,7 +121,7 @@ def test_a_trace_file_is_replayed_at_its_times(
     (tmp_path / name).write_text(text)
     flags = ("--trace", str(tmp_path / name), "--time-scale", "0.5", "--warmup-requests", "0")
     out = tmp_path / "report"
-    written = ("--out", str(out)) if name == "azure.csv" else ()  # plots take a second
+    written = ("--out", str(out)) if name == "azure.csv" else ()
     code = cli.main(["bench", "serve", "--base-url", server.url, *flags, *written])
     said = capsys.readouterr()
     (point,) = json.loads(said.out.splitlines()[-1])["points"]

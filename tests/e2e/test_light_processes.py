@@ -17,7 +17,7 @@ from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.engines import CPU
 from tests.helpers.seconds import WAIT_S
 
-OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "google.protobuf", "matplotlib")
+OF_EXTRAS = ("torch", "transformers", "safetensors", "gguf", "sentencepiece", "google.protobuf", "llguidance")
 HEAVY = ("libtorch", "/torch/", "/transformers/", "/tokenizers/")
 FLAGS = {
     "echo": ("--engine", "echo"),

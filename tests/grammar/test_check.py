@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -160,3 +161,10 @@ def test_answers_have_no_more_properties() -> None:
     for schema, more in ((NAMED, False), (opened, True)):
         grammar = grammar_of(GrammarSource("json_schema", schema, "f")).text
         assert accepts(grammar, '{"a": 1}') and accepts(grammar, '{"a": 1, "b": 2}') is more
+
+
+def test_gbnf_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ParamError, match=r"GBNF needs a package .*gbnf"):
+        grammar_of(GrammarSource("grammar", 'root ::= "a"', "grammar"))
+    assert grammar_of(GrammarSource("grammar", 'start: "a"', "grammar")).text

@@ -52,12 +52,12 @@ def test_an_extra_brings_what_the_error_says() -> None:
 
 
 def test_the_package_alone_brings_none_of_it() -> None:
-    assert names(PROJECT["dependencies"]).isdisjoint(brought_by("cuda") | brought_by("bench"))
+    assert names(PROJECT["dependencies"]).isdisjoint(brought_by("cuda") | brought_by("gbnf"))
 
 
 def test_what_is_imported_is_declared() -> None:
     """As what the package needs, or in an extra; and nothing is needed that no file imports."""
-    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "bench", "ray", "receipts")))
+    extras = set[str]().union(*(brought_by(extra) for extra in ("cuda", "gbnf", "ray", "receipts")))
     own = names(PROJECT["dependencies"])
     imported = {
         target.split(".")[0] for file in sources() for target in imports_of(file.read_text(), module_name(file))
@@ -98,6 +98,21 @@ def test_the_lock_is_of_these_dependencies() -> None:
     assert locked == wanted, "run uv lock"
     assert own["version"] == PROJECT["version"]
     assert set(own["metadata"]["provides-extras"]) == set(PROJECT["optional-dependencies"])
+
+
+def test_each_dependency_says_what_it_is_for() -> None:
+    """In half a line behind it, or in the line before it."""
+    silent = []
+    for file in (ROOT / "pyproject.toml", *ROOT.glob("rust/*/Cargo.toml")):
+        before, section = "", ""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            section = line if line.startswith("[") else section
+            named = r'  "(?!minisgl\[)' if file.name == "pyproject.toml" else r'[\w-]+ = (?!\{ path = "\.\./)'
+            wanted = section.startswith("[project") if file.name == "pyproject.toml" else "dependencies]" in section
+            if wanted and re.match(named, line) and "  # " not in line and not before.startswith("#"):
+                silent.append(f"{file.parent.name}: {line}")
+            before = line
+    assert silent == []
 
 
 def test_of_the_installed_package() -> None:

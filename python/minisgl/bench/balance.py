@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from minisgl.bench.load import HTTP_TIMEOUT_S, Server
+from minisgl.bench.load import Server, stats_of
 
 HEAD = ("load", "engines", "hit rate %", "requests, most/mean", "rows, most/mean", "requests by engine", "moved")
 IDLE_S = 2.0  # for the last snapshot of engines that have ended everything
@@ -36,8 +34,7 @@ def counted(server: Server) -> Counted | None:
     deadline = time.monotonic() + IDLE_S
     while True:
         try:
-            answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
-            found = answer.json()
+            found = stats_of(server)
             engines = [one["stats"] for one in found["engines"] if one["stats"] is not None]
             if not engines:
                 return None
@@ -51,7 +48,7 @@ def counted(server: Server) -> Counted | None:
                 sum(one["num_cached_tokens_total"] for one in engines),
                 (found["pool"] or {}).get("num_moved_total", 0),
             )
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return None
 
 

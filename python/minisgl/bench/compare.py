@@ -27,7 +27,7 @@ from minisgl.bench.compare_report import TITLE, Compare, Running, result_of, sho
 from minisgl.bench.compare_variants import VARIANTS, HttpVariant, Missing, Setup, start
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.render import words
-from minisgl.bench.report import JSON_HELP, Report, plain, print_result, public_command, read_raw
+from minisgl.bench.report import JSON_HELP, Report, plain, print_result, public_command
 from minisgl.bench.stats import there_and_back
 from minisgl.bench.stopping import Stopped
 from minisgl.config import ConfigError
@@ -84,15 +84,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     sizes.add_argument(
         "--agreement-prompts", type=int, default=8, metavar="N", help="texts that are compared; 0: none (default: 8)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json, a report and its plots")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
-    parser.add_argument("--again", action="store_true", help="write the report of DIR/raw.json again; measure nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.again:
-        return _again(args.out)
     settings = settings_of(args)
     report = None if args.out is None else Report(args.out, TITLE, command=public_command(args.arguments))
     stopped, found, missing = measure(settings)
@@ -112,17 +109,6 @@ def run(args: argparse.Namespace) -> int:
         return stopped.code
     asked = args.variants or (["minisgl"] if found else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
-
-
-def _again(folder: Path | None) -> int:
-    if folder is None:
-        raise ConfigError("--again: needs --out DIR, which has the raw.json")
-    raw = read_raw(folder)
-    report = Report(folder, raw["title"], command=raw["command"])
-    report.environment = raw["environment"]
-    write(report, raw["result"])
-    print("\n\n".join(shown(raw["result"])))
-    return 0
 
 
 def settings_of(args: argparse.Namespace) -> Compare:

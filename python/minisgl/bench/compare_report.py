@@ -1,6 +1,4 @@
-"""What `minisgl bench compare` found: figures over the rounds with their intervals, how far texts agree, tables, plots.
-
-Everything that a report shows is made from `result_of`'s plain data, so a recorded run can be written again.
+"""What `minisgl bench compare` found: figures over the rounds with their intervals, how far texts agree, tables.
 
 A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
 not shown, for one round. Agreement is told against the first variant, in characters: tokens of others are not known.
@@ -20,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from minisgl.bench.compare_variants import Answer, Setup, Times, Variant
-from minisgl.bench.plots import grouped_bars
 from minisgl.bench.process_usage import Usage
 from minisgl.bench.report import Report, number, table
-from minisgl.bench.stats import Interval, geometric_interval, paired_difference
+from minisgl.bench.stats import geometric_interval, paired_difference
 
 TITLE = "minisgl beside others"
 MIB = 2**20
@@ -176,10 +173,8 @@ def shown(result: Mapping[str, Any]) -> list[str]:
 
 
 def write(report: Report, result: Mapping[str, Any]) -> None:
-    report.clear()
-    plots = [_plot(report.folder, result, *one) for one in PLOTS]
-    report.section("Tokens per second", _about(result), plots[0], speeds(result))
-    report.section("Latency", plots[1], plots[2], latencies(result))
+    report.section("Tokens per second", _about(result), speeds(result))
+    report.section("Latency", latencies(result))
     report.section("What it takes", costs(result))
     if told := agreements(result):
         report.section("Do the answers agree?", _about_agreement(result), told)
@@ -188,40 +183,15 @@ def write(report: Report, result: Mapping[str, Any]) -> None:
     report.write({"result": result})
 
 
-PLOTS = (
-    ("tok_s", "throughput.svg", "tokens per second (more is better)", "Tokens per second"),
-    ("ttft_ms", "ttft.svg", "ms (less is better)", "Time to the first token"),
-    ("itl_ms", "itl.svg", "ms (less is better)", "Time between pieces of text, median"),
-)
-
-
-def _plot(folder: Path, result: Mapping[str, Any], key: str, file: str, unit: str, title: str) -> str:
-    counts = [str(count) for count in result["concurrency"]]
-    series = {
-        name: [as_interval(one[key][count]) if count in one[key] else None for count in counts]
-        for name, one in result["variants"].items()
-        if one[key]
-    }
-    groups = [f"{count} client{'s' if count != '1' else ''}" for count in counts]
-    threads = f"{result['threads']} thread{'s' if result['threads'] != 1 else ''}"
-    text = f"{title}: {result['model']}, {threads}, {result['input_len']} in, {result['output_len']} out"
-    return grouped_bars(folder / file, groups, series, title=text, y_label=unit)
-
-
-def as_interval(found: Sequence[float | None]) -> Interval:
-    """From JSON, where what is infinite is null."""
-    estimate, low, high = found
-    assert estimate is not None
-    return Interval(estimate, -math.inf if low is None else low, math.inf if high is None else high)
-
-
 def cell(found: Sequence[float | None] | None) -> str | None:
-    """A figure with its interval, where there is one."""
+    """Return a figure with its interval; infinite bounds are null, and not shown."""
     if found is None:
         return None
-    one = as_interval(found)
-    known = math.isfinite(one.low) and math.isfinite(one.high)
-    return f"{number(one.estimate)} [{number(one.low)}, {number(one.high)}]" if known else number(one.estimate)
+    estimate, low, high = found
+    assert estimate is not None
+    if low is None or high is None:
+        return number(estimate)
+    return f"{number(estimate)} [{number(low)}, {number(high)}]"
 
 
 def speeds(result: Mapping[str, Any]) -> str:

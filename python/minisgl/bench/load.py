@@ -174,18 +174,27 @@ def model_facts(server: Server) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def stats_of(server: Server) -> dict[str, Any]:
+    """Return what a minisgl server counts (`/stats`); nothing from another server, or an older one."""
+    try:
+        answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
+        found = answer.raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def of_itself(server: Server) -> dict[str, Any] | None:
     """What a minisgl server counted since its start: maxima, and percentiles of a step's schedule time and of writing
     its arrays. None from another server, or an older one."""
     try:
-        answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
-        found = answer.json()
+        found = stats_of(server)
         meters = found["engine"]["meters"]
         return {
             **{f"{name}_most": found["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
             **{f"{name}_us": _in_us(meters[name]) for name in ("schedule", "metadata")},
         }
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
 
 

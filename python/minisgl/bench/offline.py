@@ -18,7 +18,6 @@ import msgspec
 from tqdm import tqdm
 
 from minisgl.bench.offline_run import PARTS, OfflineJob
-from minisgl.bench.plots import bar_breakdown
 from minisgl.bench.report import Report, print_result, table
 from minisgl.bench.stats import paired_difference, turns
 from minisgl.config import ConfigError, EngineConfig
@@ -190,7 +189,6 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
         "Mean us per step: the scheduler's two calls (requests are taken in before the first), the engine's launch and "
         "the wait for it, and the rest of the loop (replies built).",
         table(("scheduler", *PARTS, "other"), rows),
-        bar_breakdown(report.folder / "steps.png", parts, title="Mean time of a step", y_label="us"),
     )
     report.write({"result": result, "runs": runs})
 

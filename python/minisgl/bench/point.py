@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from minisgl.bench import serve
-from minisgl.bench.load import Server, send
+from minisgl.bench.load import Server, send, stats_of
 from minisgl.bench.serve_metrics import figures
 from minisgl.bench.serve_run import load_of, renderer_for, warm_up
 from minisgl.bench.serve_settings import Serve, points_of
@@ -68,14 +66,14 @@ def measure_point(
     (point,) = points_of(settings)
     renderer = renderer_for(settings, target)
     warm_up(settings, target, renderer, point, 0)
-    before = _stats(server)
+    before = stats_of(target).get("engine") or {}
     asked = load_of(settings, renderer, point, 0)
     with meanwhile or contextlib.nullcontext():
         measured = send(target, asked, point.label)
     found = figures(measured, settings.slo)
     if found["failed"]:
         raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")
-    flat = {**_flat(found), **_steps(before, _stats(server))}
+    flat = {**_flat(found), **_steps(before, stats_of(target).get("engine") or {})}
     return {name: value for name, value in flat.items() if value is not None and math.isfinite(value)}
 
 
@@ -94,13 +92,6 @@ def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
         "client_us_per_token": found["client"]["cpu_us_per_token"],
         **{f"{role}_rss_mib": value for role, value in (server.get("rss_mib") or {}).items()},
     }
-
-
-def _stats(server: ServerProcess) -> dict[str, Any]:
-    """The engine's own counts; empty for a server that has none (an older revision)."""
-    answer = httpx.get(f"{server.url}/stats")
-    found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
-    return found.get("engine") or {}
 
 
 def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
     report = Report(folder, "Offline throughput")
     report.section("Throughput", table(("variant", "tok/s"), rows))
-    report.section("Steps", bar_breakdown(folder / "steps.png", parts, title="...", y_label="ms"))
     report.write(raw)            # FOLDER/raw.json and FOLDER/README.md, with the environment
     print_result(summary)        # the last line of stdout
 
@@ -11,7 +10,6 @@ What a report shows is in its raw JSON; NaN and infinities are null there.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
@@ -94,14 +92,6 @@ def write_json(path: Path, data: object) -> None:
     # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
     _replace(path, text)
-
-
-def read_raw(folder: Path) -> dict[str, Any]:
-    """What a report was written from, compressed since or not."""
-    packed = folder / f"{RAW}.gz"
-    data = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / RAW).read_bytes()
-    found: dict[str, Any] = json.loads(data)
-    return found
 
 
 def _replace(path: Path, text: str) -> None:

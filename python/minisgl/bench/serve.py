@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     out.add_argument("--slo-ttft-ms", type=float, help="goodput: the limit of a good answer's TTFT")
     out.add_argument("--slo-tpot-ms", type=float, help="of its time per output token")
     out.add_argument("--slo-e2e-ms", type=float, help="of the whole")
-    out.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report with plots")
+    out.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The result of `minisgl bench serve`: one line a point, and a report with plots.
+"""The result of `minisgl bench serve`: one line a point, and a report.
 
 With repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
 """
@@ -15,9 +15,8 @@ import numpy as np
 from minisgl.bench.balance import HEAD as BALANCE_HEAD
 from minisgl.bench.balance import balance_rows
 from minisgl.bench.load import Server
-from minisgl.bench.plots import Series, cdf_plot, line_plot
 from minisgl.bench.report import Report, table
-from minisgl.bench.serve_metrics import latencies, tokens_of
+from minisgl.bench.serve_metrics import tokens_of
 from minisgl.bench.serve_settings import Measurement, Serve
 from minisgl.bench.stats import SUMMARY
 
@@ -142,18 +141,7 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
         report.section("Failures", table(FAILURES_HEAD, _failures(result)))
     if spread := balance_rows(result):
         report.section("Engines and cache", table(BALANCE_HEAD, spread))
-    report.section("Latencies", latency_table(result), *_latency_plots(report, found))
-    if len(result["points"]) > 1:
-        report.section("Throughput against latency", _curve(report, result))
-    growth = [
-        Series(one.point.label, [s.at for s in one.measured.samples], [float(s.tokens) for s in one.measured.samples])
-        for one in found
-        if one.repeat == 0
-    ]
-    plot = line_plot(
-        report.folder / "growth.png", growth, title="Events with text", x_label="s", y_label="since the start"
-    )
-    report.section("Growth", plot)
+    report.section("Latencies", latency_table(result))
     runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in found]
     report.write({"result": result, "runs": runs})
 
@@ -213,37 +201,3 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         rows += [(point["load"], reason, count) for reason, count in point["failures"].items()]
         rows += [(point["load"], f"says: {text}", count) for text, count in point["errors"].items()]
     return rows
-
-
-def _latency_plots(report: Report, found: Sequence[Measurement]) -> list[str]:
-    ttft, itl = {}, {}
-    for one in found:
-        if one.repeat == 0:
-            of_one = latencies(one.measured.result)
-            ttft[one.point.label] = of_one.ttft[of_one.ttft == of_one.ttft].tolist()
-            itl[one.point.label] = of_one.itl.tolist()
-    return [
-        cdf_plot(report.folder / "ttft.png", ttft, title="Time to the first token", x_label="ms"),
-        cdf_plot(report.folder / "itl.png", itl, title="Between one event with text and the next", x_label="ms"),
-    ]
-
-
-def _curve(report: Report, result: Mapping[str, Any]) -> str:
-    modes = dict.fromkeys(point["mode"] for point in result["points"])
-    series = [
-        Series(
-            f"{name}, {mode}",
-            [point["output_tok_s"] for point in result["points"] if point["mode"] == mode],
-            [point[key][quantile] for point in result["points"] if point["mode"] == mode],
-        )
-        for mode in modes
-        for name, key, quantile in (("TTFT p99", "ttft_ms", "p99"), ("ITL p99", "itl_ms", "p99"))
-    ]
-    return line_plot(
-        report.folder / "curve.png",
-        series,
-        title="Latency against throughput",
-        x_label="output tokens a second",
-        y_label="ms",
-        log_y=True,
-    )

@@ -23,13 +23,6 @@ SUMMARY = ("mean", *PERCENTILES, "max")
 T = TypeVar("T")
 
 
-def jain(values: Sequence[float]) -> float:
-    """Jain's index of what each gets: 1 if all get the same, 1 / n if one gets all; 0 of nothing."""
-    found = np.asarray(values, np.float64)
-    squares = float((found * found).sum()) * len(found)
-    return float(found.sum()) ** 2 / squares if squares else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate and its confidence interval, in the samples' unit. Infinite bounds: one sample cannot tell."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from minisgl import envs
@@ -40,7 +40,8 @@ MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # beside those
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BLOCK, QWEN_BLOCK = 512, 16
-LARGEST = 2**63
+T = TypeVar("T")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 KNOWN = (
     f"a Mooncake trace has {', '.join(MOONCAKE_FIELDS)}; a Qwen trace also {', '.join(QWEN_FIELDS)}; "
     f"an Azure trace is CSV with {', '.join(AZURE_FIELDS)}"
@@ -82,73 +83,56 @@ def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
 # ---------------------------------------------------------------------------------------------------------- JSON lines
 
 
+class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
+    input_length: _Count
+    output_length: _Count
+    hash_ids: list[_Count]
+
+
+class _Qwen(_Mooncake, forbid_unknown_fields=False):
+    """The same with a timestamp in seconds, and fields of its own."""
+
+    chat_id: Any
+    parent_chat_id: Any
+    type: Any
+    turn: Any
+
+
 def _json_lines(lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
-    qwen: bool | None = None
+    kind: type[_Mooncake] | None = None
     for number, line in lines:
-        try:
-            one = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadLine(number, f"not JSON: {error}") from error
-        if not isinstance(one, dict):
-            raise BadLine(number, f"not a JSON object: {str(one)[:40]!r}")
-        if qwen is None:
-            qwen = _is_qwen(number, one)
-        yield _json_request(number, one, qwen)
+        kind = kind or _kind_of(number, _decoded(number, line, dict[str, Any]))
+        one = _decoded(number, line, kind)
+        block_len, scale, name = (QWEN_BLOCK, 1.0, "Qwen") if kind is _Qwen else (BLOCK, 1e3, "Mooncake")
+        needed = -(-one.input_length // block_len)
+        if len(one.hash_ids) != needed:
+            raise BadLine(
+                number,
+                f"hash_ids: {len(one.hash_ids)} for an input_length of {one.input_length}: a {name} trace has one for "
+                f"each {block_len} tokens, which are {needed}",
+            )
+        blocks = tuple(one.hash_ids)
+        yield _request(one.timestamp / scale, one.input_length, one.output_length, blocks, block_len)
 
 
-def _is_qwen(number: int, one: Mapping[str, Any]) -> bool:
-    """By the fields of the first line: four that both have, four that Qwen's traces have alone."""
+def _decoded(number: int, line: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.ValidationError as error:
+        raise BadLine(number, f"{error}: {KNOWN}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadLine(number, f"not JSON: {error}") from error
+
+
+def _kind_of(number: int, one: Mapping[str, Any]) -> type[_Mooncake]:
+    """Return the format of a first line by its fields: four that both have, four that Qwen's traces have alone."""
     if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
     others = [name for name in one if name not in MOONCAKE_FIELDS]
-    if not others:
-        return False
-    if missing := [name for name in QWEN_FIELDS if name not in others]:
-        raise BadLine(number, f"has {', '.join(map(str, others))} and no {', '.join(missing)}: {KNOWN}")
-    return True
-
-
-def _json_request(number: int, one: Mapping[str, Any], qwen: bool) -> TraceRequest:
-    wanted = (*MOONCAKE_FIELDS, *QWEN_FIELDS) if qwen else MOONCAKE_FIELDS
-    if missing := [name for name in wanted if name not in one]:
-        raise BadLine(number, f"no {', '.join(missing)}, which the lines before have")
-    if not qwen and (others := [name for name in one if name not in wanted]):
-        raise BadLine(number, f"has {', '.join(map(str, others))}, which the lines before have not")
-    when = one["timestamp"]
-    if isinstance(when, bool) or not isinstance(when, (int, float)) or not 0 <= when < LARGEST:
-        raise BadLine(number, f"timestamp {when!r}: must be a number, 0 or more, in {'s' if qwen else 'ms'}")
-    given = _count(number, "input_length", one["input_length"])
-    block_len = QWEN_BLOCK if qwen else BLOCK
-    return _request(
-        when if qwen else when / 1e3,
-        given,
-        _count(number, "output_length", one["output_length"]),
-        _blocks(number, one["hash_ids"], given, block_len),
-        block_len,
-    )
-
-
-def _blocks(number: int, ids: object, input_len: int, block_len: int) -> tuple[int, ...]:
-    if not isinstance(ids, list):
-        raise BadLine(number, f"hash_ids {str(ids)[:40]!r}: must be a list of numbers")
-    for one in ids:
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < LARGEST:
-            raise BadLine(number, f"hash_ids: {one!r}: must be a whole number, 0 or more")
-    if len(ids) != -(-input_len // block_len):
-        kind = "Qwen" if block_len == QWEN_BLOCK else "Mooncake"
-        needed = -(-input_len // block_len)
-        raise BadLine(
-            number,
-            f"hash_ids: {len(ids)} for an input_length of {input_len}: a {kind} trace has one for each {block_len} "
-            f"tokens, which are {needed}",
-        )
-    return tuple(ids)
-
-
-def _count(number: int, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST:
-        raise BadLine(number, f"{name} {value!r}: must be a whole number, 0 or more")
-    return value
+    if missing := [name for name in QWEN_FIELDS if others and name not in others]:
+        raise BadLine(number, f"has {', '.join(others)} and no {', '.join(missing)}: {KNOWN}")
+    return _Qwen if others else _Mooncake
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
@@ -180,10 +164,9 @@ def _cells(number: int, line: str) -> list[str]:
 
 def _whole(number: int, name: str, text: str) -> int:
     try:
-        value = int(text)
-    except ValueError as error:
+        return msgspec.convert(text, _Count, strict=False)
+    except msgspec.ValidationError as error:
         raise BadLine(number, f"{name} {text!r}: must be a whole number, 0 or more") from error
-    return _count(number, name, value)
 
 
 def _request(

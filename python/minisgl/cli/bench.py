@@ -28,9 +28,8 @@ COMMANDS = {
     "offline": "minisgl.cli.bench_offline",
     "scheduler": "minisgl.bench.scheduler",
     "serve": "minisgl.bench.serve",
-    "simulate": "minisgl.cli.bench_simulate",
 }
-FORMER = {"control-plane": "scheduler", "what-if": "simulate"}
+FORMER = {"control-plane": "scheduler"}
 """Names that commands had; in no help."""
 
 

@@ -41,9 +41,7 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="which to compare (default: both, or the one of --cpu-backend)",
     )
     job.add_argument("--repeats", type=int, default=3, help="runs of each scheduler, in turns")
-    job.add_argument(
-        "--out", type=Path, metavar="DIR", help="write raw.json and a report with plots (default: nothing)"
-    )
+    job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
     add_settings(parser, ENGINE)
     return parser
 

@@ -13,6 +13,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from minisgl import envs
@@ -48,7 +49,7 @@ OF_EXTRAS = {
     "gguf": "gguf",
     "pyzmq": "zmq",
     "flashinfer-python": "flashinfer",
-    "matplotlib": "matplotlib",
+    "llguidance": "llguidance",
 }
 OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
@@ -154,71 +155,75 @@ def _try(section: str, name: str, probe: Callable[[], str]) -> Finding:
 
 
 def _backends() -> list[Finding]:
-    def torch_engine() -> str:
-        _need_torch("torch")
-        importlib.import_module("minisgl.engine.torch_engine")
-        return "CPU; attention by torch SDPA"
-
-    def cpu_engine() -> str:
-        """Loaded, with a model of no size."""
-        from minisgl.engine.cpu_engine import load_cpu_engine
-
-        with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))
-            settings = EngineConfig(model=folder, load_format="dummy", num_pages=1, max_running_requests=1)
-            with contextlib.closing(load_cpu_engine(settings, lambda *_: None)) as engine:
-                return f"{engine.info.details}; --activations int8 is faster and rounds"
-
-    def cuda_engine() -> str:
-        """Without a device it can be imported, but does not serve."""
-        _need_torch("cuda")
-        import torch
-
-        importlib.import_module("minisgl.engine.cuda_loading")
-        if not torch.cuda.is_available():
-            raise _NotHere("imports; no device to run on")
-        return "see devices"
-
-    def echo_engine() -> str:
-        importlib.import_module("minisgl.engine.echo")
-        return "no model: text that checks the scheduler"
-
-    def control_plane(name: str) -> Callable[[], str]:
-        def probe() -> str:
-            from minisgl.scheduler.api import ControlPlaneConfig
-            from minisgl.scheduler.backend import make_control_plane
-
-            config = ControlPlaneConfig(
-                num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64
-            )
-            make_control_plane(name, config).check()
-            return "works"
-
-        return probe
-
-    def embedded() -> str:
-        from minisgl.weights.sources import find_smollm2
-
-        if why_missing():
-            raise ExtensionMissing(f"a GGUF file {NEEDS}")
-        return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
-
-    def gateway() -> str:
-        from minisgl.server.gateway import gateway_class
-
-        gateway_class()
-        return "the gateway: --frontend rust"
-
     return [
-        _try("engines", "cpu", cpu_engine),
-        _try("engines", "torch", torch_engine),
-        _try("engines", "cuda", cuda_engine),
-        _try("engines", "echo", echo_engine),
-        _try("control planes", "python", control_plane("python")),
-        _try("control planes", "rust_hotpath", control_plane("rust_hotpath")),
-        _try("front ends", "rust", gateway),
-        _try("models", "smollm2", embedded),
+        _try("engines", "cpu", _cpu_engine),
+        _try("engines", "torch", _torch_engine),
+        _try("engines", "cuda", _cuda_engine),
+        _try("engines", "echo", _echo_engine),
+        _try("control planes", "python", partial(_control_plane, "python")),
+        _try("control planes", "rust_hotpath", partial(_control_plane, "rust_hotpath")),
+        _try("front ends", "rust", _gateway),
+        _try("models", "smollm2", _embedded),
     ]
+
+
+def _torch_engine() -> str:
+    _need_torch("torch")
+    importlib.import_module("minisgl.engine.torch_engine")
+    return "CPU; attention by torch SDPA"
+
+
+def _cpu_engine() -> str:
+    """Load the CPU engine with a model of no size."""
+    from minisgl.engine.cpu_engine import load_cpu_engine
+
+    with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))
+        settings = EngineConfig(model=folder, load_format="dummy", num_pages=1, max_running_requests=1)
+        with contextlib.closing(load_cpu_engine(settings, lambda *_: None)) as engine:
+            return f"{engine.info.details}; --activations int8 is faster and rounds"
+
+
+def _cuda_engine() -> str:
+    """Import the CUDA engine, which does not serve without a device."""
+    _need_torch("cuda")
+    import torch
+
+    importlib.import_module("minisgl.engine.cuda_loading")
+    if not torch.cuda.is_available():
+        raise _NotHere("imports; no device to run on")
+    return "see devices"
+
+
+def _echo_engine() -> str:
+    importlib.import_module("minisgl.engine.echo")
+    return "no model: text that checks the scheduler"
+
+
+def _control_plane(name: str) -> str:
+    from minisgl.scheduler.api import ControlPlaneConfig
+    from minisgl.scheduler.backend import make_control_plane
+
+    config = ControlPlaneConfig(
+        num_pages=8, page_size=16, max_running_requests=2, max_prefill_length=16, context_len=64
+    )
+    make_control_plane(name, config).check()
+    return "works"
+
+
+def _embedded() -> str:
+    from minisgl.weights.sources import find_smollm2
+
+    if why_missing():
+        raise ExtensionMissing(f"a GGUF file {NEEDS}")
+    return f"{find_smollm2().name} ({find_smollm2().stat().st_size / 1e6:.0f} MB)"
+
+
+def _gateway() -> str:
+    from minisgl.server.gateway import gateway_class
+
+    gateway_class()
+    return "the gateway: --frontend rust"
 
 
 def _environment() -> list[Finding]:

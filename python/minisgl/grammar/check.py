@@ -23,6 +23,7 @@ from minisgl.grammar.bounds import check_multiples, check_size, checked_choice, 
 from minisgl.grammar.schemas import WHOLE, keywords, served
 from minisgl.grammar.sources import GrammarSource
 from minisgl.sampling_params import ParamError
+from minisgl.utils.installed import how_to_get, missing
 
 MAX_REASON_CHARS = 400
 # of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
@@ -42,6 +43,7 @@ MAX_KNOWN = 4096  # grammars: about a megabyte
 MAX_KEPT_CHARS = 1000
 _known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
 _lock = threading.Lock()
+_IS_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
@@ -173,7 +175,11 @@ def _brief(text: str) -> str:
 
 
 def _as_lark(text: str, field: str) -> str:
-    """Clients send Lark or llama.cpp's GBNF."""
+    """Return a grammar that is in Lark or in llama.cpp's GBNF as Lark. Raises `ParamError`."""
+    if _IS_LARK.search(text):
+        return text
+    if missing("llguidance"):
+        raise ParamError(field, text, f"GBNF needs a package that is not installed on the server: {how_to_get('gbnf')}")
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

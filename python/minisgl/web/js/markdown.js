@@ -5,7 +5,6 @@
 // makes it throw, is shown as plain text.
 
 import { Lexer, Marked } from "../vendor/marked.js";
-import DOMPurify from "../vendor/purify.js";
 import { button, copy, h } from "./dom.js";
 
 const ENTITIES = /** @type {Record<string, string>} */ ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" });
@@ -89,7 +88,7 @@ function html(text) {
 
 /** @param {string} text @returns {DocumentFragment} */
 function parsed(text) {
-  const found = /** @type {any} */ (DOMPurify).sanitize(html(text), CLEAN);
+  const found = /** @type {any} */ (globalThis).DOMPurify.sanitize(html(text), CLEAN);
   for (const link of found.querySelectorAll("a")) {
     link.rel = "noopener noreferrer nofollow";
     link.target = "_blank";

@@ -1,11 +1,10 @@
 // @ts-check
 // Lines over the last minutes, in the colours of the page.
 
-import uPlot from "../vendor/uplot.js";
 import { h } from "./dom.js";
 import { CHANGED, colour } from "./theme.js";
 
-const Lines = /** @type {any} */ (uPlot);
+const Lines = /** @type {any} */ (globalThis).uPlot; // vendor/uplot.js
 const KEPT = 300; // points: five minutes
 const HEIGHT_PX = 150;
 
