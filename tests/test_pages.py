@@ -58,7 +58,9 @@ def of_this_repository(page: Path) -> list[tuple[str, Path, str]]:
     return told
 
 
+SOURCES = {".py", ".pyi", ".rs", ".js", ".sh", ".yaml", ".yml", ".json", ".toml", ".service"}
 EXAMPLES = {"minisgl/a/b.py", "tests/a/test_b.py", "tests/a/test_b_topic.py", "test_MODULE.py", "test_MODULE_TOPIC.py"}
+MADE_UP = {"worklog/2026-01-01-x.md"}
 THEIRS = {"bench_qwen.py"}
 
 
@@ -85,6 +87,26 @@ def test_links_lead_somewhere(page: Path) -> None:
         for link, file, anchor in of_this_repository(page)
         if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file))
     ]
+    assert broken == []
+
+
+def test_links_of_records_and_names_in_code_lead_to_pages_that_are_there() -> None:
+    """Of every `.md` file that git lists the links to pages, and `docs/PAGE.md#ANCHOR` in code, messages and tables."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    known = {page: anchors(page) for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("worklog/**/*.md")]}
+    broken = []
+    for file in (ROOT / name for name in listed):
+        if file.suffix == ".md" and file.exists():
+            named = [(link, target, anchor) for link, target, anchor in of_this_repository(file) if ".md" in link]
+        elif file.suffix in SOURCES and file.exists() and file != Path(__file__):
+            paths = re.findall(r"\b((?:docs|worklog)/[\w.-]+\.md)(?:#([\w-]+))?", text_of(file))
+            named = [(path, ROOT / path, anchor) for path, anchor in paths if path not in MADE_UP]
+        else:
+            continue
+        for link, target, anchor in named:
+            if not target.exists() or (anchor and anchor not in known.get(target, {anchor})):
+                broken.append(f"{file.relative_to(ROOT)}: {link}")
     assert broken == []
 
 
@@ -223,6 +245,12 @@ def num_lines(file: Path, function: str) -> int:
     return max(body.count("\n") + 1 for _, body in bodies)
 
 
+def items(text: str) -> list[str]:
+    """Return the items of a numbered list, each as one line."""
+    found = re.findall(r"^\d+\. (.+(?:\n +.+)*)$", text, re.M)
+    return [re.sub(r"\n +", " ", item) for item in found]
+
+
 def functions_of(text: str) -> list[tuple[str, list[str]]]:
     """Each linked file with the names in backticks that come after it."""
     parts = re.split(r"\[[^\]]+\]\(([^)#]+)\)", text)
@@ -231,14 +259,14 @@ def functions_of(text: str) -> list[tuple[str, list[str]]]:
 
 def test_the_trace_of_a_request_names_what_is_there() -> None:
     page = text_of(ROOT / "docs" / "request.md")
-    steps = re.findall(r"^\d+\. (.+(?:\n +.+)*)$", page, re.M)
+    steps = items(page.partition("## Ten steps")[2].partition("\n## ")[0])
     assert len(steps) == 10
     for file, names in (found for step in steps for found in functions_of(step)):
         source = (ROOT / "docs" / file).read_text(encoding="utf-8")
         for name in names:  # a type may stand elsewhere: the file uses it
             is_type = name[0].isupper()
             assert re.search(rf"\b{name}\b" if is_type else rf"\b(?:def|fn) {name}\b", source), f"{file}: {name}"
-    in_python = "".join(re.findall(r"Python: (.+)", page))
+    in_python = "".join(part for step in steps for part in step.split("- ") if part.startswith("Python: "))
     files = {re.sub(r"(tokenizer)/.*", r"\1", file) for file, _ in functions_of(in_python)}
     assert len(files) <= 10, sorted(files)
     types = re.findall(r"`(\w+)`", page.partition("The types that mean the request")[2].partition("(")[0])
@@ -249,7 +277,7 @@ def test_the_way_of_a_request_is_short() -> None:
     """The README names functions: after a link its file's, a linked one that file's own."""
     section = text_of(ROOT / "README.md").partition("## Read this code")[2].partition("\n## ")[0]
     total = 0
-    steps = re.findall(r"^\d+\. (.+)$", section, re.M)
+    steps = items(section)
     for line in steps:
         file = LINK.findall(line)[0]
         named = re.findall(r"(?:\[`(\w+)`\]\(([^)]+)\))|`(\w+)`", line)
