@@ -25,7 +25,7 @@ PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("deploy/**/*.md"),
     ROOT / "benchmark" / "README.md",
-    ROOT / "tests" / "README.md",
+    *ROOT.glob("tests/**/README.md"),
     ROOT / "worklog" / "README.md",
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)

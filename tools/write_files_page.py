@@ -38,8 +38,7 @@ def by_test(names: Iterable[tuple[str, str]]) -> str:
 
 def architectures() -> str:
     return by_test(
-        (f"`{name}` (`{reader.named}`)", OF_ENCODERS if reader.encoder else CONVERTED)
-        for name, reader in gguf_config.READERS.items()
+        (f"`{name}`", OF_ENCODERS if reader.encoder else CONVERTED) for name, reader in gguf_config.READERS.items()
     )
 
 
