@@ -30,9 +30,8 @@ def by_test(names: Iterable[tuple[str, str]]) -> str:
     tests: dict[str, list[str]] = {}
     for name, test in names:
         tests.setdefault(test, []).append(name)
-    wrapped = (
-        textwrap.wrap(f"- {test}: {', '.join(names)}", 120, subsequent_indent="  ") for test, names in tests.items()
-    )
+    items = (f"- {test}: {', '.join(names)}" for test, names in tests.items())
+    wrapped = (textwrap.wrap(item, 120, subsequent_indent="  ", break_on_hyphens=False) for item in items)
     return "".join(f"{line}\n" for lines in wrapped for line in lines)
 
 
