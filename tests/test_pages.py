@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def links(page: Path) -> list[str]:
     return LINK.findall(CODE.sub("", text_of(page)))
 
 
+@cache
 def anchors(page: Path) -> set[str]:
-    """Of headings, as GitHub makes them: lower case, punctuation gone, blanks as dashes."""
+    """Return those of headings, as GitHub makes them: lower case, punctuation gone, blanks as dashes."""
     without = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(without)}
 
@@ -60,15 +62,21 @@ def of_this_repository(page: Path) -> list[tuple[str, Path, str]]:
 
 SOURCES = {".py", ".pyi", ".rs", ".js", ".sh", ".yaml", ".yml", ".json", ".toml", ".service"}
 EXAMPLES = {"minisgl/a/b.py", "tests/a/test_b.py", "tests/a/test_b_topic.py", "test_MODULE.py", "test_MODULE_TOPIC.py"}
-MADE_UP = {"worklog/2026-01-01-x.md"}
+EXAMPLES |= {"worklog/2026-01-01-x.md"}
 THEIRS = {"bench_qwen.py"}
 
 
-def test_files_of_code_that_pages_and_comments_name_exist() -> None:
+def listed() -> list[Path]:
+    """Return the files that git knows or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    ends = {"/".join(parts[at:]) for parts in (one.split("/") for one in listed) for at in range(len(parts))}
-    code = [ROOT / one for one in listed if re.match(r"(python|rust|tests|benchmark|tools)/.*\.(pyi?|rs)$", one)]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def test_files_of_code_that_pages_and_comments_name_exist() -> None:
+    files = [file.relative_to(ROOT) for file in listed()]
+    ends = {"/".join(file.parts[at:]) for file in files for at in range(len(file.parts))}
+    code = [ROOT / one for one in files if re.match(r"(python|rust|tests|benchmark|tools)/.*\.(pyi?|rs)$", str(one))]
     named = re.compile(r"`([\w./-]+\.(?:py|rs))`")
     absent = {
         f"{file.relative_to(ROOT)}: {name}"
@@ -90,24 +98,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-def test_links_of_records_and_names_in_code_lead_to_pages_that_are_there() -> None:
-    """Of every `.md` file that git lists the links to pages, and `docs/PAGE.md#ANCHOR` in code, messages and tables."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    known = {page: anchors(page) for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("worklog/**/*.md")]}
-    broken = []
-    for file in (ROOT / name for name in listed):
-        if file.suffix == ".md" and file.exists():
-            named = [(link, target, anchor) for link, target, anchor in of_this_repository(file) if ".md" in link]
-        elif file.suffix in SOURCES and file.exists() and file != Path(__file__):
-            paths = re.findall(r"\b((?:docs|worklog)/[\w.-]+\.md)(?:#([\w-]+))?", text_of(file))
-            named = [(path, ROOT / path, anchor) for path, anchor in paths if path not in MADE_UP]
-        else:
-            continue
-        for link, target, anchor in named:
-            if not target.exists() or (anchor and anchor not in known.get(target, {anchor})):
-                broken.append(f"{file.relative_to(ROOT)}: {link}")
-    assert broken == []
+def test_pages_that_records_and_code_name_are_there() -> None:
+    """Check the links of every `.md` file to pages and their headings, and the names of pages in all other files."""
+    gone = []
+    for file in listed():
+        if file.suffix == ".md":
+            pages = [(page, anchor) for link, page, anchor in of_this_repository(file) if ".md" in link]
+            gone += [
+                (file, page) for page, anchor in pages if not page.exists() or (anchor and anchor not in anchors(page))
+            ]
+        elif file.suffix in SOURCES:
+            names = re.findall(r"\b(?:docs|worklog)/[\w.-]+\.md", text_of(file))
+            gone += [(file, name) for name in names if not (ROOT / name).exists() and name not in EXAMPLES]
+    assert gone == []
 
 
 def test_every_page_of_docs_is_in_its_index() -> None:
