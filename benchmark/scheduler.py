@@ -9,7 +9,7 @@
 (`rust/minisgl-core/benches/prefix_cache.rs`, built by cargo).
 
 `parts` times each building block in Python, in Rust through PyO3 and inside Rust, then whole steps with each part in
-Rust, in one run: the tables of docs/hotpath.md.
+Rust, in one run: the tables of benchmark/runs/2026-11-29-hot-path.
 
 `traces` asks whether any decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
 steps overlapping by one as the server's do, a pool that evicts; every plan, array, output and count is compared. A

@@ -18,9 +18,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_examples_of_the_page() -> None:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "hotpath.md").read_text(), flags=re.DOTALL | re.MULTILINE
-    )
+    page = (ROOT / "docs" / "scheduler.md").read_text(encoding="utf-8").partition("## Its parts, from a script")[2]
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

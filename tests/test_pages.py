@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -25,7 +26,7 @@ PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("deploy/**/*.md"),
     ROOT / "benchmark" / "README.md",
-    ROOT / "tests" / "README.md",
+    *ROOT.glob("tests/**/README.md"),
     ROOT / "worklog" / "README.md",
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
@@ -42,8 +43,9 @@ def links(page: Path) -> list[str]:
     return LINK.findall(CODE.sub("", text_of(page)))
 
 
+@cache
 def anchors(page: Path) -> set[str]:
-    """Of headings, as GitHub makes them: lower case, punctuation gone, blanks as dashes."""
+    """Return those of headings, as GitHub makes them: lower case, punctuation gone, blanks as dashes."""
     without = re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(without)}
 
@@ -58,15 +60,23 @@ def of_this_repository(page: Path) -> list[tuple[str, Path, str]]:
     return told
 
 
+SOURCES = {".py", ".pyi", ".rs", ".js", ".sh", ".yaml", ".yml", ".json", ".toml", ".service"}
 EXAMPLES = {"minisgl/a/b.py", "tests/a/test_b.py", "tests/a/test_b_topic.py", "test_MODULE.py", "test_MODULE_TOPIC.py"}
+EXAMPLES |= {"worklog/2026-01-01-x.md"}
 THEIRS = {"bench_qwen.py"}
 
 
-def test_files_of_code_that_pages_and_comments_name_exist() -> None:
+def listed() -> list[Path]:
+    """Return the files that git knows or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    ends = {"/".join(parts[at:]) for parts in (one.split("/") for one in listed) for at in range(len(parts))}
-    code = [ROOT / one for one in listed if re.match(r"(python|rust|tests|benchmark|tools)/.*\.(pyi?|rs)$", one)]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def test_files_of_code_that_pages_and_comments_name_exist() -> None:
+    files = [file.relative_to(ROOT) for file in listed()]
+    ends = {"/".join(file.parts[at:]) for file in files for at in range(len(file.parts))}
+    code = [ROOT / one for one in files if re.match(r"(python|rust|tests|benchmark|tools)/.*\.(pyi?|rs)$", str(one))]
     named = re.compile(r"`([\w./-]+\.(?:py|rs))`")
     absent = {
         f"{file.relative_to(ROOT)}: {name}"
@@ -86,6 +96,29 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file))
     ]
     assert broken == []
+
+
+def test_pages_that_records_and_code_name_are_there() -> None:
+    """Check the links of every `.md` file to pages and their headings, and the names of pages in all other files.
+
+    A run that was removed is listed where the runs are; records may still name it.
+    """
+    gone = []
+    runs = ROOT / "benchmark" / "runs"
+    listed_runs = text_of(runs / "README.md")
+    for file in listed():
+        if file.suffix == ".md":
+            pages = [(page, anchor) for link, page, anchor in of_this_repository(file) if ".md" in link]
+            gone += [
+                (file, page)
+                for page, anchor in pages
+                if (not page.exists() or (anchor and anchor not in anchors(page)))
+                and not (page.is_relative_to(runs) and page.relative_to(runs).parts[0] in listed_runs)
+            ]
+        elif file.suffix in SOURCES:
+            names = re.findall(r"\b(?:docs|worklog)/[\w.-]+\.md", text_of(file))
+            gone += [(file, name) for name in names if not (ROOT / name).exists() and name not in EXAMPLES]
+    assert gone == []
 
 
 def test_every_page_of_docs_is_in_its_index() -> None:
@@ -223,6 +256,12 @@ def num_lines(file: Path, function: str) -> int:
     return max(body.count("\n") + 1 for _, body in bodies)
 
 
+def items(text: str) -> list[str]:
+    """Return the items of a numbered list, each as one line."""
+    found = re.findall(r"^\d+\. (.+(?:\n +.+)*)$", text, re.M)
+    return [re.sub(r"\n +", " ", item) for item in found]
+
+
 def functions_of(text: str) -> list[tuple[str, list[str]]]:
     """Each linked file with the names in backticks that come after it."""
     parts = re.split(r"\[[^\]]+\]\(([^)#]+)\)", text)
@@ -231,14 +270,14 @@ def functions_of(text: str) -> list[tuple[str, list[str]]]:
 
 def test_the_trace_of_a_request_names_what_is_there() -> None:
     page = text_of(ROOT / "docs" / "request.md")
-    steps = re.findall(r"^\d+\. (.+(?:\n +.+)*)$", page, re.M)
+    steps = items(page.partition("## Ten steps")[2].partition("\n## ")[0])
     assert len(steps) == 10
     for file, names in (found for step in steps for found in functions_of(step)):
         source = (ROOT / "docs" / file).read_text(encoding="utf-8")
         for name in names:  # a type may stand elsewhere: the file uses it
             is_type = name[0].isupper()
             assert re.search(rf"\b{name}\b" if is_type else rf"\b(?:def|fn) {name}\b", source), f"{file}: {name}"
-    in_python = "".join(re.findall(r"Python: (.+)", page))
+    in_python = "".join(part for step in steps for part in step.split("- ") if part.startswith("Python: "))
     files = {re.sub(r"(tokenizer)/.*", r"\1", file) for file, _ in functions_of(in_python)}
     assert len(files) <= 10, sorted(files)
     types = re.findall(r"`(\w+)`", page.partition("The types that mean the request")[2].partition("(")[0])
@@ -249,7 +288,7 @@ def test_the_way_of_a_request_is_short() -> None:
     """The README names functions: after a link its file's, a linked one that file's own."""
     section = text_of(ROOT / "README.md").partition("## Read this code")[2].partition("\n## ")[0]
     total = 0
-    steps = re.findall(r"^\d+\. (.+)$", section, re.M)
+    steps = items(section)
     for line in steps:
         file = LINK.findall(line)[0]
         named = re.findall(r"(?:\[`(\w+)`\]\(([^)]+)\))|`(\w+)`", line)

@@ -1,4 +1,4 @@
-"""Pictures of single ideas of the scheduler for docs/scheduler-explained.md and state-layers.md, from real servers:
+"""Pictures of single ideas of the scheduler for docs/scheduler.md and state-layers.md, from real servers:
 few requests, in slow motion, on the echo engine, whose tokens are bytes.
 
 Invariants: a scene is made by what requests ask for, each sent when the ones before have their first token.

@@ -1,7 +1,9 @@
-"""Writes the tables of docs/api.md out of the server's bodies, answers and routes: `python -m tools.write_api_page`.
+"""Writes the fields of the pages about the API out of the server's bodies, answers and routes:
+`python -m tools.write_api_page`.
 
-What stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails
-when the page is not what this would write.
+What stands between a `begin` and an `end` mark is made here, the rest of a page by hand; a test fails
+when a page is not what this would write. `begin body A except B C` leaves out the fields that A shares with B or C;
+`begin answer A B C` has a line for each.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -24,7 +28,7 @@ from minisgl.server.responses import body as responses_body
 from minisgl.server.routes import ROUTES
 from minisgl.server.sampling_fields import Sampling, Structured
 
-PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+PAGES = [Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("api", "other-apis", "vectors")]
 MODULES = (
     bodies,
     sampling_fields,
@@ -40,22 +44,38 @@ MODULES = (
     classify,
     bodies,
 )
-MARKED = re.compile(r"(<!-- begin (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- begin (\S+) ([\w ]+?)(?: except ([\w ]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(model: type[BaseModel], leave_out: frozenset[str] = frozenset()) -> str:
-    """The fields of a body or an answer."""
+def table(model: type[BaseModel], leave_out: frozenset[str]) -> str:
+    """Return the fields of a body, a row each, without those of `leave_out`."""
     schema = model.model_json_schema()
     required = set(schema.get("required", ()))
-    explained = any("description" in one for one in schema.get("properties", {}).values())
-    rows = ["| field | type | meaning |", "|---|---|---|"] if explained else ["| field | type |", "|---|---|"]
+    rows = ["| field | type | meaning |", "|---|---|---|"]
     for name, one in schema.get("properties", {}).items():
-        if name in leave_out:
-            continue
-        limits = bounds(one)
-        shown = kind(one) + (f", {limits}" if limits else "") + (" (required)" if name in required else "")
-        rows.append(f"| `{name}` | {shown} |" + (f" {one.get('description', '')} |" if explained else ""))
+        if name not in leave_out:
+            limits = bounds(one)
+            shown = kind(one) + (f", {limits}" if limits else "") + (" (required)" if name in required else "")
+            rows.append(f"| `{name}` | {shown} | {one.get('description', '')} |")
     return "\n".join(rows) + "\n"
+
+
+def answer(model: type[BaseModel]) -> str:
+    """Return the fields of an answer as an item of a list: first those that are always there."""
+    schema = model.model_json_schema()
+    shown = {name: f"`{name}` ({kind(one)})" for name, one in schema.get("properties", {}).items()}
+    required = set(schema.get("required", ()))
+    text = f"- `{model.__name__}`: " + ", ".join(one for name, one in shown.items() if name in required)
+    if optional := [one for name, one in shown.items() if name not in required]:
+        text += "; where it applies " + ", ".join(optional)
+    return paragraph(text, "  ")
+
+
+def paragraph(text: str, indent: str = "") -> str:
+    """Wrap a text at 120 columns, without a break within backticks; `indent` begins all lines but the first."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ") + "\n"
 
 
 def routes() -> str:
@@ -72,38 +92,47 @@ def model_of(name: str) -> type[BaseModel]:
     return found
 
 
-def as_usual(model: type[BaseModel]) -> frozenset[str]:
-    """Fields that mean what they mean in every request that generates."""
-    common = next((one for one in (Sampling, Structured) if model is not one and issubclass(model, one)), None)
-    found = common.model_fields.items() if common is not None else ()
-    return frozenset(name for name, one in found if model.model_fields[name].description == one.description)
+def shared(model: type[BaseModel], others: Iterable[type[BaseModel]]) -> frozenset[str]:
+    """Return the fields of a model that mean what they mean in one of the others."""
+    same = (
+        name
+        for other in others
+        for name, one in other.model_fields.items()
+        if name in model.model_fields and model.model_fields[name].description == one.description
+    )
+    return frozenset(same)
 
 
-def part(what: str, name: str) -> str:
+def refused(model: type[Sampling]) -> str:
+    """Return the fields that are an error, each with the values that are accepted."""
+    common = {} if model is Sampling else Sampling.NOT_YET
+    told = [
+        f"`{name}`" + (f" ({', '.join(f'`{json.dumps(value)}`' for value in nothing)})" if nothing else "")
+        for name, nothing in model.NOT_YET.items()
+        if common.get(name) != nothing
+    ]
+    return paragraph(", ".join(told) + ".")
+
+
+def part(what: str, name: str, others: str) -> str:
     if what == "routes":
         return routes()
-    if what == "refused":
-        model = model_of(name)
-        rows = ["| field | accepted values |", "|---|---|"]
-        shared = {} if model is Sampling else Sampling.NOT_YET
-        for field, nothing in model.NOT_YET.items():
-            if shared.get(field) == nothing:
-                continue
-            rows.append(f"| `{field}` | {', '.join(f'`{json.dumps(value)}`' for value in nothing) or 'none'} |")
-        return "\n".join(rows) + "\n"
-    if what == "body":
-        model = model_of(name)
-        return table(model, as_usual(model))
     if what == "answer":
-        return table(model_of(name))
+        return "".join(answer(model_of(one)) for one in name.split())
+    model = model_of(name)
+    if what == "refused":
+        return refused(model)  # type: ignore[arg-type]
+    if what == "body":
+        common = [one for one in (Sampling, Structured) if model is not one and issubclass(model, one)]
+        return table(model, shared(model, [*common[:1], *map(model_of, others.split())]))
     raise ValueError(f"no such part: {what}")
 
 
 def written(page: str) -> str:
-    return MARKED.sub(lambda found: found[1] + part(found[2], found[3]) + found[4], page)
+    return MARKED.sub(lambda found: found[1] + part(found[2], found[3], found[4] or "") + found[5], page)
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(written(before), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
     sys.exit(0)

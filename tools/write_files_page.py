@@ -1,12 +1,13 @@
 """Writes the tables of docs/files.md out of what the code reads: `python -m tools.write_files_page`.
 
 What stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails when the page
-is not what this would write. Each row of a table ends with the test that saw a file which another program wrote.
+is not what this would write. Each name stands with the test that saw a file which another program wrote.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from minisgl.weights import gguf_config, gguf_tokenizer, hub_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 MARKED = re.compile(r"(<!-- begin (\S+) gguf -->\n).*?(<!-- end -->)", re.DOTALL)
-OUR_FILE = "`tests/weights/test_gguf_tokenizer_llama_cpp.py`: our file, llama.cpp's ids"
+OUR_FILE = "`tests/weights/test_gguf_tokenizer_llama_cpp.py` (our file, llama.cpp's ids)"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -24,13 +25,19 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def by_test(names: Iterable[tuple[str, str]]) -> str:
+    """Return a bullet for each test, with the names that it proves; a name is a pair with its test."""
+    tests: dict[str, list[str]] = {}
+    for name, test in names:
+        tests.setdefault(test, []).append(name)
+    items = (f"- {test}: {', '.join(names)}" for test, names in tests.items())
+    wrapped = (textwrap.wrap(item, 120, subsequent_indent="  ", break_on_hyphens=False) for item in items)
+    return "".join(f"{line}\n" for lines in wrapped for line in lines)
+
+
 def architectures() -> str:
-    return table(
-        ("`general.architecture`", "read as", "test"),
-        (
-            (f"`{name}`", f"`{reader.named}`", OF_ENCODERS if reader.encoder else CONVERTED)
-            for name, reader in gguf_config.READERS.items()
-        ),
+    return by_test(
+        (f"`{name}`", OF_ENCODERS if reader.encoder else CONVERTED) for name, reader in gguf_config.READERS.items()
     )
 
 
@@ -45,23 +52,20 @@ SEEN_TOKENIZERS: dict[str, str] = {"smollm": "`tests/e2e/test_smollm2.py`", "dee
 
 
 def types() -> str:
-    return table(("type", "test"), ((f"`{name}`", SEEN_TYPES[name]) for name in _rust.GGUF_TYPES))
+    return by_test((f"`{name}`", SEEN_TYPES[name]) for name in _rust.GGUF_TYPES)
 
 
 def tokenizers() -> str:
-    """Names that split a text the same way are one row."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    """Return the names by test; those that split a text the same way are joined by `=`."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, pre in gguf_tokenizer.PRE.items():
-        rows.setdefault(pre.patterns, []).append(name)
-    return table(
-        ("`tokenizer.ggml.pre`", "test"),
+        alike.setdefault(pre.patterns, []).append(name)
+    return by_test(
         (
-            (
-                ", ".join(f"`{name}`" for name in names),
-                next((SEEN_TOKENIZERS[n] for n in names if n in SEEN_TOKENIZERS), OUR_FILE),
-            )
-            for names in rows.values()
-        ),
+            " = ".join(f"`{name}`" for name in names),
+            next((SEEN_TOKENIZERS[n] for n in names if n in SEEN_TOKENIZERS), OUR_FILE),
+        )
+        for names in alike.values()
     )
 
 

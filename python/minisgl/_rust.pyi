@@ -240,7 +240,7 @@ class ControlPlane:
     def free_pages(self) -> list[int]: ...
     reserve_ratio: int
 
-# -------------------------------------------------------------------------- minisgl.hotpath, see docs/hotpath.md
+# ------------------------------------------------------------------------------- minisgl.hotpath, see docs/scheduler.md
 
 _Numbers: TypeAlias = list[int] | Int32Array
 

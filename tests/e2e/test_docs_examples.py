@@ -26,10 +26,7 @@ from tests.helpers.meaning import BEGINNINGS, FRANCE, embedded_model
 from tests.helpers.seconds import WAIT_S
 
 ROOT = Path(__file__).parents[2]
-FOR_USERS = (
-    *("batches", "cache", "embeddings", "messages", "ollama", "quick-start", "responses", "structured-output"),
-    "tools-and-reasoning",
-)
+FOR_USERS = (*("batches", "cache", "other-apis", "quick-start", "structured-output", "vectors"),)
 PAGES = ("README.md", *(f"docs/{name}.md" for name in FOR_USERS))
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
 ADDRESS = "http://127.0.0.1:1919"

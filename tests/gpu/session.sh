@@ -12,7 +12,7 @@
 # Each phase has a limit in seconds, writes $OUT/PHASE.log, and runs although one before it failed. What it leaves is
 # written before the limit kills it: JUnit files, raw.json. A test that takes the whole process or the device with it
 # costs the tests of its own file; the other files go on. Exit status: 0, or 1 if any phase failed.
-# docs/gpu-machine.md says what to carry there, and in which order to call this.
+# tests/gpu/README.md says what to carry there, and in which order to call this.
 set -uo pipefail
 
 declare -A limits=([install]=60 [smoke]=500 [tests]=560 [together]=400 [benchmark]=540 [experts]=200 [serve]=540)

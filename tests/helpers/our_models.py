@@ -1,5 +1,5 @@
 """Measure the tiny checkpoints of tests/helpers/variants.py. `our_models.json` keeps the figures of a run;
-docs/features.md has them in three tables.
+docs/features.md has them in two tables and a list.
 
 `python -m tests.helpers.our_models NAME...` measures names of the table, of `CASES`, and rows of
 tests/helpers/gguf_rows.py beside llama.cpp, or `all`, besides what was never measured; then it writes
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,22 +117,26 @@ def _stem(architecture: str) -> str:
     return architecture.removesuffix("Model").removesuffix("ForMaskedLM").removesuffix(CLASSIFIES)
 
 
-def theirs(figures: Figures) -> list[tuple[str, ...]]:
-    lines = [("architecture", "with", "largest difference of a logit")]
-    return lines + [(f"`{one.architecture}`", one.notes, f"{figures['theirs'][one.name]:.0e}") for one in CASES]
+def theirs(figures: Figures) -> str:
+    """Return the cases as a paragraph, each with its notes and the largest difference of a logit."""
+    known = ((one.architecture, one.notes, f"{figures['theirs'][one.name]:.0e}") for one in CASES)
+    items = (f"`{name}` ({', '.join(filter(None, (notes, figure)))})" for name, notes, figure in known)
+    return textwrap.fill("; ".join(items) + ".", 120, break_on_hyphens=False) + "\n"
 
 
-TABLES = {"native models": native, "encoders": encoders, "seen through transformers": theirs}
+TABLES = {"native models": native, "encoders": encoders}
 """The tables, by the mark before each in the page."""
 
 
 def written(page: str, figures: Figures) -> str:
-    """The page with its tables as the figures have them."""
+    """Return the page with its tables and its list as the figures have them."""
+    parts = {"seen through transformers": theirs(figures)}
     for mark, table in TABLES.items():
         head, *lines = table(figures)
-        rows = "".join(f"| {' | '.join(line)} |\n" for line in (head, ("---",) * len(head), *lines))
+        parts[mark] = "".join(f"| {' | '.join(line)} |\n" for line in (head, ("---",) * len(head), *lines))
+    for mark, text in parts.items():
         before, begin, rest = page.partition(f"<!-- {mark} -->\n")
-        page = before + begin + rows + "<!-- end -->\n" + rest.partition("<!-- end -->\n")[2]
+        page = before + begin + text + "<!-- end -->\n" + rest.partition("<!-- end -->\n")[2]
     return page
 
 

@@ -278,7 +278,7 @@ def test_gemma_4_merges_text(tmp_path: Path) -> None:
 
 GOLDEN = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
 """Texts, and what llama.cpp's server made of them with each name, over one vocabulary whose merges reach across every
-place where a pattern may split (worklog/2026-11-25-gguf-tokenizers.md)."""
+place where a pattern may split (worklog/2026-11-first-week.md#2026-11-25-gguf-tokenizers)."""
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN["ids"]))

@@ -1,5 +1,5 @@
 """What Python says of a request that the gateway asks about: the whole of what happens once a request. The gateway does
-what happens once a token (`rust/minisgl-gateway/src/message/prepared.rs` reads it; docs/protocol.md).
+what happens once a token (`rust/minisgl-gateway/src/message/prepared.rs` reads it; docs/request.md#messages).
 
 Invariants: fields are added at the end, with a new `SCHEMA_VERSION`; the bytes of each message are recorded
 (`tests/message/golden_frames.py`).

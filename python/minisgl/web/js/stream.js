@@ -1,5 +1,5 @@
 // @ts-check
-// `/stats/stream`, read for as long as somebody looks; begun again when it is lost. docs/stats-stream.md.
+// `/stats/stream`, read for as long as somebody looks; begun again when it is lost. docs/metrics.md#the-live-stream.
 
 import { ApiError, request } from "./api.js";
 import { read } from "./sse.js";

@@ -1,4 +1,4 @@
-//! The messages of the engine process, and their bytes: docs/protocol.md.
+//! The messages of the engine process, and their bytes: docs/request.md#messages.
 //!
 //! Invariants: a frame of another schema version, or one that does not fit the types, is a [`MessageError`], never a
 //! wrong message; what this side writes is byte for byte what Python writes for the same messages.
