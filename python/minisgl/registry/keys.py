@@ -18,7 +18,8 @@ from types import TracebackType
 
 from minisgl.config import ApiKey
 from minisgl.metrics.keys import KeyReading
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.streams import STREAMS
 
