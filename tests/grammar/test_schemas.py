@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minisgl.grammar import sources
+from minisgl.grammar import pieces
 from minisgl.grammar.check import Made, taken
 from minisgl.sampling_params import ParamError
 from tests.helpers.grammar import accepts
@@ -123,7 +123,7 @@ OBEYED: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize(("schema", "yes", "no"), OBEYED, ids=lambda one: json.dumps(one)[-60:])
 def test_what_the_library_lacks_is_said_in_other_words(schema: Any, yes: list[Any], no: list[Any]) -> None:
-    grammar = sources.grammar(sources.piece(taken(source(schema))))
+    grammar = pieces.grammar(pieces.piece(taken(source(schema))))
     for value in (*yes, *no):
         assert accepts(grammar, json.dumps(value)) is (value in yes), value
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, Hello, StepTokens, ToEngine
 from minisgl.message.codec import FrameReader, decode_from_engine, decode_to_engine, encode, framed
-from minisgl.runner.front_ends import split, within
+from minisgl.runner.front_end_ids import split, within
 from tests.helpers.seconds import WAIT_S
 
 M = TypeVar("M")

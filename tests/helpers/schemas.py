@@ -14,7 +14,7 @@ import numpy as np
 from jsonschema.validators import validator_for
 
 from minisgl.engine.echo import EOS_ID, VOCAB_SIZE
-from minisgl.grammar import sources
+from minisgl.grammar import pieces
 from minisgl.grammar.check import taken
 from minisgl.grammar.slots import Matcher
 from minisgl.grammar.sources import GrammarSource
@@ -43,7 +43,7 @@ def source(schema: Any, strict: bool = False) -> GrammarSource:
 def answers(schema: Any, num_walks: int, seed: str) -> Drawn:
     """Draw answers to a schema. Raises `ParamError` if it is refused."""
     found = taken(source(schema))
-    start = matcher(sources.grammar(sources.piece(found)))
+    start = matcher(pieces.grammar(pieces.piece(found)))
     drawn, rng = Drawn(found.left_out), random.Random(seed)
     asked = without(schema, found.left_out)
     kind = jsonschema.Draft7Validator if '"items": [' in json.dumps(asked) else jsonschema.Draft202012Validator

@@ -26,8 +26,8 @@ from minisgl.message import (
     TokenLogprobs,
 )
 from minisgl.message.codec import MAX_FRAME_BYTES, encode, framed
-from minisgl.runner import front_ends
-from minisgl.runner.front_ends import MAX_CONNECTIONS, owner, split, within
+from minisgl.runner import front_end
+from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
 from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
@@ -276,7 +276,7 @@ def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_come
 
 
 def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "RULES", front_ends.FrontEndRules(max_queued_bytes=50_000))
+    monkeypatch.setattr(front_end, "RULES", front_end.FrontEndRules(max_queued_bytes=50_000))
     stalled, other = hub.peer("stalled"), hub.peer()
     stalled.send(*(add(i, [3, i], LONG) for i in range(8)))
     requests = [add(0, [1], 1000)]

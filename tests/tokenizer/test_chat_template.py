@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError, chat_template
-from minisgl.tokenizer.chat_template import Work
+from minisgl.tokenizer.rendering import Work
 from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import reference_tokenizer, tokenizer_named

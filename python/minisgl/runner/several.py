@@ -30,7 +30,7 @@ from minisgl.config import ConfigError, EngineConfig, ServerConfig, most_of
 from minisgl.engine.choice import may_use_cuda
 from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.message.heartbeat import TIMES
-from minisgl.runner.front_ends import RULES
+from minisgl.runner.front_end import RULES
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess, LastWords
 
 if TYPE_CHECKING:  # the extension may be missing
