@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 from minisgl.registry.entries import Entry
 from minisgl.registry.room import Tenant
@@ -91,24 +91,18 @@ class Model:
         return Tenant(self.name, need, self.use.last, self.entry.pin, busy)
 
 
-class Leases(Protocol):
-    """What ends a lease: the registry."""
-
-    def end(self, lease: Lease) -> None: ...
-
-
 class Lease:
-    """A request's right to a model, from its beginning to the last byte of its answer. Use `with`; `ready` becomes the
-    server, or the `ApiError` that says why there is none."""
+    """A request's right to a model, from its beginning to the last byte of its answer. Use `with`, which calls `end`;
+    `ready` becomes the server, or the `ApiError` that says why there is none."""
 
-    def __init__(self, leases: Leases, model: Model, *, in_background: bool = False) -> None:
+    def __init__(self, end: Callable[[Lease], None], model: Model, *, in_background: bool = False) -> None:
         self.model = model
         self.in_background = in_background
         self.ready: asyncio.Future[ModelServer] = asyncio.get_running_loop().create_future()
-        self._leases = leases
+        self._end = end
 
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._leases.end(self)
+    def __exit__(self, *_: object) -> None:
+        self._end(self)

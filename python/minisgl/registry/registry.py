@@ -127,7 +127,7 @@ class Registry:
         """Raises `ApiError`: it never fits, it failed just now, too many wait."""
         if self._is_closed:
             raise draining()
-        lease = Lease(self, model)
+        lease = Lease(self.end, model)
         model.use.last = next(self._count)
         if model.state == "loaded" and model.name not in self._leaving:
             self._give(lease)
@@ -149,7 +149,7 @@ class Registry:
             raise draining()
         if model.state == "loaded" and model.name not in self._leaving:
             assert model.server is not None
-            lease = Lease(self, model, in_background=True)
+            lease = Lease(self.end, model, in_background=True)
             model.use.num_lines += 1
             lease.ready.set_result(model.server)
             return lease
