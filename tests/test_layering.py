@@ -408,6 +408,16 @@ def test_what_a_client_sent_is_decoded_in_few_places() -> None:
     assert found == MAY_DECODE.keys()
 
 
+def test_every_room_says_what_it_is_for() -> None:
+    """In three to ten lines: what a folder or a crate is for, what does not belong there, and where to start."""
+    said = {file.parent.name: ast.get_docstring(ast.parse(file.read_text())) for file in PACKAGE.glob("*/__init__.py")}
+    for file in (ROOT / "rust").glob("*/src/lib.rs"):
+        said[file.parts[-3]] = "".join(re.findall(r"^//!.*\n", file.read_text(), re.MULTILINE)).rstrip()
+    said.pop("server")
+    lines = {room: 0 if text is None else text.count("\n") + 1 for room, text in said.items()}
+    assert {room: number for room, number in lines.items() if not 3 <= number <= 10} == {}
+
+
 def begins_with_of(source: str) -> list[int]:
     """Lines of docstrings, those of names among them, that say whose something is and not what it is."""
     texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))

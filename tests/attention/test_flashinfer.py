@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from minisgl.attention import flashinfer
 from minisgl.attention.backend import BackendError
@@ -35,12 +36,95 @@ class Fence:
         self._waits.append(1)
 
 
+class _Kernels:
+    """What a compiled module of the package is to its Python: `plan` and `paged_run` (or `run`), C++ signatures."""
+
+    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        self._kind = kind
+        self._window = bool(arguments[7])
+        self._planned: dict[int, list[Tensor]] = {}
+
+    def build_and_load(self) -> _Kernels:
+        return self
+
+    def plan(self, *given: Any) -> list[int]:
+        assert len(given) == {"decode": 15, "fa2": 19, "fa3": 16}[self._kind]
+        float_workspace, int_workspace, pinned = given[:3]
+        assert (
+            float_workspace.dtype == torch.uint8
+            and len(int_workspace) == len(pinned) == helpers_flashinfer.INT_WORKSPACE
+        )
+        if self._kind == "decode":
+            lists, rest = [given[3]], given[4:]
+            batch, heads, kv_heads, _, graph, window, *_ = rest
+            assert heads // kv_heads in helpers_flashinfer.GROUPS
+            helpers_flashinfer.log.append(f"decode {batch} {'graph' if graph else 'eager'}")
+        else:
+            lists = list(given[3:6])
+            tokens, batch, _heads, _kv_heads, _page_size, graph, _dim, _dim_vo, causal, window = given[6:16]
+            assert tokens == int(lists[0][-1])
+            name = f"prefill {batch}" if causal else f"decode {batch} {'graph' if graph else 'eager'}"
+            helpers_flashinfer.log.append(name)
+        assert (window >= 0) == self._window
+        for tensor in lists:
+            assert tensor.dtype == torch.int32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        self._planned[int_workspace.data_ptr()] = [tensor.clone() for tensor in lists]
+        return [len(self._planned)]
+
+    def run(self, *given: Any) -> None:
+        assert self._kind == "decode" and len(given) == 19
+        _, ints, _, q, k, v, indptr, indices, last, out, lse, layout, window, pdl = given[:14]
+        assert lse is None and layout == 0 and not pdl
+        (planned,) = self._planned[ints.data_ptr()]
+        assert torch.equal(planned, indptr)
+        out.copy_(helpers_flashinfer.attend_pages(q, (k, v), torch.arange(len(q) + 1), (indptr, indices, last), window))
+
+    def ragged_run(self, *given: Any) -> None:
+        raise AssertionError("minisgl has pages only")
+
+    def paged_run(self, *given: Any) -> None:
+        assert len(given) == {"fa2": 27, "fa3": 24}[self._kind]
+        _, ints, _, q, k, v, qo_indptr, indptr, indices, last, out, lse, mask, layout, window, pdl = given[:16]
+        assert lse is None and layout == 0 and not pdl and mask in (0, 1)
+        planned_qo, planned, lens = self._planned[ints.data_ptr()]
+        assert torch.equal(planned_qo, qo_indptr) and torch.equal(planned, indptr)
+        assert torch.equal(lens, (indptr.diff() - 1) * k.shape[1] + last)
+        assert mask == 1 or len(q) == len(last)  # rows of one token need no mask
+        out.copy_(helpers_flashinfer.attend_pages(q, (k, v), qo_indptr, (indptr, indices, last), window))
+
+
+def with_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts plain softmax in the place of the package's kernels: all of its Python runs on the CPU, and what it hands to
+    C++ is checked."""
+    import flashinfer.decode
+    import flashinfer.prefill
+
+    def decode(*arguments: Any) -> _Kernels:
+        return _Kernels("decode", arguments)
+
+    def prefill(backend: str, *arguments: Any) -> _Kernels:
+        return _Kernels(backend, arguments)
+
+    empty = torch.empty
+
+    def unpinned(*size: Any, pin_memory: bool = False, **settings: Any) -> Tensor:
+        return empty(*size, **settings)
+
+    monkeypatch.setattr(flashinfer.decode, "gen_batch_decode_module", decode)
+    monkeypatch.setattr(flashinfer.prefill, "gen_batch_prefill_module", prefill)
+    for folder in (flashinfer.decode, flashinfer.prefill):
+        monkeypatch.setattr(folder, "device_support_pdl", lambda device: False)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    for cached in (flashinfer.decode.get_batch_decode_module, flashinfer.prefill.get_batch_prefill_module):
+        cached.cache_clear()
+
+
 @pytest.fixture(params=["stand-in", "package"])
 def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     if request.param == "package":
         pytest.importorskip("flashinfer")
-        helpers_flashinfer.with_plain_kernels(monkeypatch)
+        with_plain_kernels(monkeypatch)
     else:
         monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
     monkeypatch.setattr(flashinfer, "recorded_event", lambda: Fence(found))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.frontend.engine_client import MAX_FRAMES, EngineSocket, ProcessClient
+from minisgl.frontend.engine_client import MAX_FRAMES, ProcessClient
+from minisgl.frontend.engine_socket import EngineSocket
 from minisgl.message import AddRequest, EngineFailed, Hello, LoadProgress
 from minisgl.message.codec import FrameReader, MessageError, decode_to_engine, encode, framed
 from minisgl.sampling_params import SamplingParams

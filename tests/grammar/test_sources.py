@@ -7,7 +7,8 @@ import json
 import pytest
 
 from minisgl.grammar.check import checked
-from minisgl.grammar.sources import GrammarSource, Kind, Piece, grammar, literal, piece
+from minisgl.grammar.pieces import Piece, grammar, literal, piece
+from minisgl.grammar.sources import GrammarSource, Kind
 from tests.helpers.grammar import accepts
 
 

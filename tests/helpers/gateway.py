@@ -1,18 +1,11 @@
-"""A gateway that passes everything on: what the Python side of one can be tested with."""
+"""A gateway that does nothing, for tests of what Python asks of one."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import socket
-import threading
-
-from minisgl.metrics.gateway import OTHER, Readings
+from minisgl.metrics.gateway import Readings
 from minisgl.metrics.keys import KeyReading
 from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
-from tests.helpers.seconds import WAIT_S
 
 PASSED_ON = {"return_token_ids": True}
 """Fields of a request for text that the gateway leaves to the Python server."""
@@ -82,59 +75,3 @@ class Recording:
 
     def stop(self, grace_s: float) -> None:
         pass
-
-
-class PassesOn(Recording):
-    """See `minisgl.server.gateway.Gateway`."""
-
-    def __init__(self, listener_fd: int, engine: str, fallback: str) -> None:
-        super().__init__()
-        self._listener = socket.socket(fileno=os.dup(listener_fd))
-        self._listener.setblocking(True)
-        self._fallback = fallback
-        self._open: set[socket.socket] = set()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def stop(self, grace_s: float) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for one in list(self._open):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        self._thread.join(WAIT_S)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._tunnel, args=(client,), daemon=True).start()
-
-    def _tunnel(self, client: socket.socket) -> None:
-        with client, socket.socket(socket.AF_UNIX) as server:
-            self._open |= {client, server}
-            try:
-                server.connect(self._fallback)
-                self.found["requests"] = [(OTHER, "route", sum(one[2] for one in self.found["requests"]) + 1)]
-                _both_ways(client, server)
-            except OSError:
-                pass
-            finally:
-                self._open -= {client, server}
-
-
-def _both_ways(client: socket.socket, server: socket.socket) -> None:
-    """Until the server closes; the client may close its half. What was reset at one end is closed at the other."""
-    halves = [client, server]
-    while True:
-        for one in select.select(halves, (), ())[0]:
-            other = server if one is client else client
-            data = one.recv(1 << 16)
-            if data:
-                other.sendall(data)
-            elif one is server:
-                return
-            else:
-                halves.remove(client)
-                server.shutdown(socket.SHUT_WR)

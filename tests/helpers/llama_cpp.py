@@ -80,31 +80,6 @@ if kind:
     params.overrides = ctypes.addressof(overrides)
 sys.exit(library.llama_model_quantize(source.encode(), file.encode(), ctypes.byref(params)))
 """
-_TOKENIZER = """
-import ctypes, json, sys
-folder, texts, *files = sys.argv[1:]
-library = ctypes.CDLL(f"{folder}/xllamacpp/xllamacpp.abi3.so")
-class Params(ctypes.Structure):
-    _fields_ = [("opaque", ctypes.c_byte * 512)]  # more than llama_model_params has, which is the last argument
-pointer, number = ctypes.c_void_p, ctypes.c_int32
-quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, pointer)(lambda level, text, _: None)
-library.llama_log_set(quiet, None)
-library.llama_model_default_params.restype = Params
-library.llama_model_load_from_file.restype = library.llama_model_get_vocab.restype = pointer
-library.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Params]
-library.llama_model_get_vocab.argtypes = library.llama_model_free.argtypes = [pointer]
-library.llama_tokenize.argtypes = [pointer, ctypes.c_char_p, number, pointer, number, ctypes.c_bool, ctypes.c_bool]
-with open(texts, encoding="utf-8") as opened:
-    encoded = [text.encode() for text in json.load(opened)]
-room = (number * 1_000_000)()
-for file in files:
-    model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
-    assert model, file
-    vocab = library.llama_model_get_vocab(model)
-    counts = (library.llama_tokenize(vocab, text, len(text), room, len(room), False, True) for text in encoded)
-    print(json.dumps([room[:count] for count in counts]), flush=True)
-    library.llama_model_free(model)
-"""
 _VECTORS = """
 import json, sys
 import xllamacpp
@@ -199,18 +174,6 @@ def requantized(source: Path, kind: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * WAIT_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return file
-
-
-def tokenized(files: Sequence[Path], texts: Path) -> Iterator[list[list[int]]]:
-    """The ids of the texts in a JSON file by each of some models, without what stands before and behind every prompt;
-    by the library that the server is made of, since a request takes a hundred times as long."""
-    folder = str(environment("llama-cpp", FILES))
-    command = [sys.executable, "-c", _TOKENIZER, folder, str(texts), *map(str, files)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        for _ in files:
-            yield json.loads(process.stdout.readline())
-    assert process.returncode == 0
 
 
 class LlamaCpp:

@@ -7,7 +7,7 @@ runs come from a seed or from hypothesis, which shrinks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any
@@ -18,23 +18,14 @@ from minisgl.scheduler.api import ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.scheduler.digest import live_regions
 from minisgl.scheduler.reference import ReferenceControlPlane
-from minisgl.scheduler.reference.request import Request
 from minisgl.step import (
-    NOT_FINITE,
-    Abort,
     Arrival,
-    ClearCache,
-    Draft,
     Event,
     EventError,
     Events,
-    Finish,
     ForwardFailed,
-    PagesRead,
     RingEntry,
     StepPlan,
-    TokenBudget,
-    Unpin,
 )
 
 Draw = Callable[[int, int], int]
@@ -150,28 +141,6 @@ def _unless_refused(call: Callable[[Any], Any], plane: Any) -> Any:
         return error
 
 
-def draw_config(draw: Draw) -> ControlPlaneConfig:
-    page_size = (1, 4, 16)[draw(0, 2)]
-    config = ControlPlaneConfig(
-        num_pages=draw(8, 64 if page_size == 1 else 24),
-        page_size=page_size,
-        max_running_requests=draw(1, 8),
-        max_prefill_length=(1, 5, 24, 256)[draw(0, 3)],
-        context_len=(24, 64, 300)[draw(0, 2)],
-        eos_ids=(2,),
-        cache=("lru", "lru", "lfu", "naive")[draw(0, 3)],  # type: ignore[arg-type]
-        graph_sizes=((), (1, 2, 4, 8))[draw(0, 1)],
-        cache_token_budget=draw(0, 3) * 20 if draw(0, 3) == 0 else 0,
-        cache_max_prompt=draw(1, 30) if draw(0, 3) == 0 else 0,
-        max_draft_len=draw(1, 5) if draw(0, 1) else 0,
-        schedule_policy=("fcfs", "lpm", "srpf")[draw(0, 2)],  # type: ignore[arg-type]
-    )
-    if not config.max_draft_len and draw(0, 1):
-        interval, slots = page_size * draw(1, 4), draw(0, 9)
-        config = replace(config, checkpoint_interval=interval, num_checkpoints=slots)
-    return replace(config, max_pinned_pages=draw(0, config.num_pinnable_pages))
-
-
 def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
     """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide; some repeat, so that
     what follows is guessed."""
@@ -207,36 +176,6 @@ def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]
 
 def without_pins(events: Sequence[Event]) -> list[Event]:
     return [replace(event, pin=False) if isinstance(event, Arrival) else event for event in events]
-
-
-def draw_steering(draw: Draw, next_id: int) -> list[Event]:
-    """What is done to the cache and to the budget in a step, and what was read for it; ids of requests that may have a
-    pin, or wait, or had one, or never lived."""
-    events: list[Event] = []
-    if draw(0, 12) == 0:
-        events.append(Unpin(draw(0, next_id)))
-    if draw(0, 30) == 0:
-        events.append(ClearCache())
-    if draw(0, 4) == 0:
-        events.append(PagesRead(draw(0, next_id), draw(0, 3) // 2, draw(0, 12)))
-    if draw(0, 8) == 0:
-        events.append(draw_budget(draw))
-    return events
-
-
-def draw_drafts(draw: Draw, live: Mapping[int, Request]) -> list[Event]:
-    """Of texts as they are, or as they were or will be; too long ones, and of requests that never lived."""
-    found: list[Event] = []
-    for req_id, request in live.items():
-        length = len(request.tokens) + (draw(-2, 2) if draw(0, 4) == 0 else 0)
-        tokens = tuple(draw(0, 2) for _ in range(draw(0, 7)))
-        found.append(Draft(req_id if draw(0, 20) else 10**9, length, tokens))
-    return found
-
-
-def draw_budget(draw: Draw) -> TokenBudget:
-    background = (1, 300, 2000, 9000, 2**40, 10**14)[draw(0, 5)]
-    return TokenBudget(draw(1, 20), draw(1, 40) if draw(0, 3) else 10**12, background)
 
 
 class Player:
@@ -285,43 +224,3 @@ class Player:
         plan = self._in_flight.pop(0)
         ended = set(self.pair.commit(plan.step, np.array(tokens, np.int32)))
         self.live = [req_id for req_id in self.live if req_id not in ended]
-
-
-def run(draw: Draw, num_steps: int, backend: str = "rust_hotpath") -> Pair:
-    """`num_steps` steps of one configuration. Raises `Divergence`."""
-    config = draw_config(draw)
-    player = Player(config, overlap=draw(0, 1) == 1, backend=backend)
-    limit = config.limits().max_seq_len
-    load = draw(1, 6)
-    breaks = draw(0, 2) == 0
-    drafts = draw(0, 1) == 1
-    next_id, sequences = 1, list[list[int]]()
-    for _ in range(num_steps):
-        events: list[Event] = []
-        for _ in range(draw(0, 2) if draw(0, load) == 0 else 0):
-            arrived = replace(draw_arrival(draw, next_id, limit, sequences), pin=draw(0, 3) == 0)
-            events.append(arrived)
-            sequences = [*sequences[-8:], arrived.tokens.tolist()]
-            next_id += 1
-        if player.live and draw(0, 12) == 0:
-            req_id = player.live[draw(0, len(player.live) - 1)] if draw(0, 9) else 10**9
-            events.append(Abort(req_id) if draw(0, 1) else Finish(req_id))
-        events += draw_steering(draw, next_id)
-        if drafts and draw(0, 2):
-            events += draw_drafts(draw, player.pair.ours.state.live)
-        ratio = (102, 1024)[draw(0, 1)] if draw(0, 40) == 0 else None
-        player.schedule(events, ratio)
-        if draw(0, 150) == 0:
-            player.fail()
-            continue
-        if (num_rows := player.num_rows_due) is not None:
-            guessed = player.guessed() if draw(0, 2) else {}
-            tokens = [guessed.get(row, draw(0, 2)) for row in range(num_rows)]
-            if breaks and draw(0, 8) == 0 and num_rows:  # a row, sampling or not
-                tokens[draw(0, num_rows - 1)] = NOT_FINITE
-            player.commit(tokens)
-        if draw(0, 7) == 0:
-            player.pair.check()
-    player.pair.ours.check()
-    player.pair.check()
-    return player.pair

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from minisgl.message import AbortRequest, AddRequest, FinishRequest, FromEngine, Hello, StepTokens, ToEngine
 from minisgl.message.codec import FrameReader, decode_from_engine, decode_to_engine, encode, framed
-from minisgl.runner.front_ends import split, within
+from minisgl.runner.front_end_ids import split, within
 from tests.helpers.seconds import WAIT_S
 
 M = TypeVar("M")
@@ -96,7 +95,7 @@ class FrontEndPeer:
     def __enter__(self) -> FrontEndPeer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from minisgl.config import EngineConfig, Limits, ServerConfig
 from minisgl.engine.echo import EchoModel
 from minisgl.registry.entries import Entry
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.registry.server import ModelServer, NotLoaded
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.seconds import WAIT_S

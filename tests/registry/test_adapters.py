@@ -125,6 +125,6 @@ async def test_one_that_cannot_be_loaded_again_is_forgotten(tmp_path: Path) -> N
             await use(found, "a")
         assert fleet.configs["a"].engine.lora == (("late", str(tmp_path)),) and found.find_exactly("late") is None
         fleet.refuse.clear()
-        a.retry_at = 0.0
+        a.failure.retry_at = 0.0
         await use(found, "a")
         assert fleet.configs["a"].engine.lora == () and states(found) == {"a": "loaded"}

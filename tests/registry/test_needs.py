@@ -36,11 +36,11 @@ async def test_the_next_server_makes_room_for_what_this_one_saw(file: Path) -> N
         fleet.used["a"] = NEED * 2
         for name in "ab":
             await use(first, name)
-            await first._measure(first.models[name])
+            await first.measure(first.models[name])
     given = fleet.configs["a"].engine.memory
     async with several(*map(entry, "ab"), room_for=2.5, needs=Needs(file)) as (again, second):
         again.used["a"] = NEED
-        assert (second.models["a"].measured, second.models["b"].measured) == (NEED * 2, NEED)
+        assert (second.models["a"].seen.most_bytes, second.models["b"].seen.most_bytes) == (NEED * 2, NEED)
         await use(second, "a")
         assert second.set_aside == NEED * 2
         assert again.configs["a"].engine.memory == given, "what is measured grows with what is given"

@@ -9,7 +9,9 @@ import time
 import pytest
 
 from minisgl.registry import registry as module
-from minisgl.registry.registry import Lease, Registry
+from minisgl.registry import room
+from minisgl.registry.model import Lease
+from minisgl.registry.registry import Registry
 from minisgl.server.errors import ApiError
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import MIB, NEED, entry, several, states, until, use
@@ -63,11 +65,11 @@ async def test_who_serves_is_not_unloaded_and_who_waits_gets_its_room_then() -> 
 
 async def test_a_model_that_is_always_asked_for_gives_way_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new requests wait behind the one that waits for its room, and those in flight end."""
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(room, "PATIENCE_S", 0.0)
     async with several(entry("a"), entry("b"), room_for=1) as (fleet, found):
         with found.lease(found.models["a"]) as first:
             await first.ready
-            found.models["a"].load_s = 0.0
+            found.models["a"].seen.load_s = 0.0
             waits = asyncio.ensure_future(use(found, "b"))
             await until(lambda: bool(found._leaving))
             late = asyncio.ensure_future(use(found, "a"))
@@ -137,10 +139,10 @@ async def test_what_does_not_load_says_why_and_is_not_tried_at_once_again() -> N
             assert error.value.headers["retry-after"] == "1"
         assert fleet.started == ["a"]
         await use(found, "b")
-        found.models["a"].retry_at = 0.0
+        found.models["a"].failure.retry_at = 0.0
         fleet.refuse.clear()
         await use(found, "a")
-        assert states(found) == {"a": "loaded", "b": "unloaded"} and not found.models["a"].failure
+        assert states(found) == {"a": "loaded", "b": "unloaded"} and not found.models["a"].failure.reason
 
 
 async def test_a_server_that_dies_is_started_again_by_the_next_request() -> None:
@@ -157,9 +159,9 @@ async def test_what_takes_more_than_was_thought_is_remembered_and_makes_others_g
         await use(found, "a")
         await use(found, "b")
         fleet.servers["b"].used = NEED + MIB
-        await found._measure(found.models["b"])
+        await found.measure(found.models["b"])
         await until(lambda: states(found)["a"] == "unloaded")
-        assert found.set_aside == NEED + MIB and found.models["b"].measured == NEED + MIB
+        assert found.set_aside == NEED + MIB and found.models["b"].seen.most_bytes == NEED + MIB
 
 
 async def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ async def test_what_is_not_here_is_fetched_before_room_is_made_for_it(monkeypatc
         assert error.value.status == 503 and "the hub does not know it" in str(error.value)
         assert states(found) == {"a": "loaded", "b": "unloaded"}  # nobody had to go for it
         fleet.refuse.clear()
-        found.models["b"].retry_at = 0.0
+        found.models["b"].failure.retry_at = 0.0
         waits = asyncio.ensure_future(use(found, "b"))
         await until(lambda: len(fleet.fetched) == 2)
         sizes["b"] = 0
@@ -205,7 +207,7 @@ async def test_the_end_refuses_those_who_wait_and_stops_what_loads() -> None:
 
 def check(found: Registry, held: dict[str, int]) -> None:
     for name, model in found.models.items():
-        assert model.num_serving >= held[name] and (model.state == "loaded" or not held[name]), name
+        assert model.use.num_serving >= held[name] and (model.state == "loaded" or not held[name]), name
     assert found.set_aside <= found.budget
 
 
@@ -213,7 +215,7 @@ def check(found: Registry, held: dict[str, int]) -> None:
 async def test_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Six models of different needs, of which two or three fit: each request gets its model, and no model is unloaded
     under one."""
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(room, "PATIENCE_S", 0.0)
 
     async def client(found: Registry, rng: random.Random, held: dict[str, int], most: int) -> None:
         for _ in range(most):
@@ -287,14 +289,14 @@ async def test_a_line_has_no_model_unloaded_that_somebody_uses(monkeypatch: pyte
 
 
 async def test_who_waits_for_a_model_takes_the_room_of_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(room, "PATIENCE_S", 3600.0)
     async with several(entry("a"), entry("b", ttl_s=0.001), room_for=1) as (fleet, found):
         with await line(found, "a"):
             await use(found, "b")
             assert states(found) == {"a": "unloaded", "b": "loaded"} and fleet.servers["a"].stopped.is_set()
         await until(lambda: states(found)["b"] == "unloaded")
         with await line(found, "b"):
-            await until(lambda: time.monotonic() > found.models["b"].idle_since + 0.001)
+            await until(lambda: time.monotonic() > found.models["b"].use.idle_since + 0.001)
             found._turn()
             assert states(found)["b"] == "loaded"  # what answers a line is not idle
-        assert found.models["a"].num_lines == found.models["b"].num_lines == 0
+        assert found.models["a"].use.num_lines == found.models["b"].use.num_lines == 0

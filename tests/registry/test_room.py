@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from minisgl.registry.room import Tenant, never_fits, victims
+from minisgl.registry.room import Move, Room, Tenant, make_room, move, never_fits, retry_after_s, victims
 
 
 def test_the_least_recently_used_goes_first_and_no_more_than_must() -> None:
@@ -56,3 +56,18 @@ def test_random_tenants(times: int) -> None:
                 there,
                 going,
             )
+
+
+def test_a_busy_model_gives_way_once_it_was_waited_for_as_long_as_it_takes_to_load() -> None:
+    busy, idle = Tenant("a", 10, used=1, busy=True), Tenant("a", 10, used=1)
+    full = Room(15, 10, [busy])
+    assert make_room(full, 10) is None
+    assert move(full, 10, 0.5, {"a": 3.0}) == Move(again_s=2.5)
+    assert move(full, 10, 3.0, {"a": 3.0}) == Move(leave=["a"])
+    assert move(Room(15, 10, [idle]), 10, 0.0, {}) == Move(unload=["a"])
+    assert move(Room(15, 10, []), 10, 0.0, {}) == Move(unload=[])  # until what is being unloaded is gone
+    assert move(Room(20, 10, [busy]), 10, 0.0, {}) == Move(load=True, unload=[])
+
+
+def test_a_load_that_failed_is_tried_again_after_twice_the_time() -> None:
+    assert [retry_after_s(number) for number in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 60.0]

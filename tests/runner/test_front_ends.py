@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,13 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.engine.echo import EchoEngine
 from minisgl.message import (
     ID_LIMIT,
     SCHEMA_VERSION,
     AbortRequest,
     AddRequest,
     EngineFailed,
+    EngineReady,
     FinishRequest,
+    FromEngine,
     Hello,
     LoadProgress,
     PromptLogprobs,
@@ -25,16 +33,115 @@ from minisgl.message import (
     StepTokens,
     TokenLogprobs,
 )
-from minisgl.message.codec import MAX_FRAME_BYTES, encode, framed
-from minisgl.runner import front_ends
-from minisgl.runner.front_ends import MAX_CONNECTIONS, owner, split, within
+from minisgl.message.codec import MAX_FRAME_BYTES, Codec, encode, framed
+from minisgl.message.heartbeat import Activity
+from minisgl.runner import front_end
+from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
+from minisgl.runner.front_ends import FrontEnds, ParentGone
+from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
 from minisgl.step import FinishReason
-from tests.helpers.hub import LENGTH, PLANE, Hub, add, alone, streams
+from tests.helpers.hub import LENGTH, Stream, add, streams
 from tests.helpers.long_fuzz import for_long
 from tests.helpers.peers import FrontEndPeer
-from tests.helpers.server import STATS
+from tests.helpers.seconds import WAIT_S
+from tests.helpers.server import READY, STATS
+
+MAX_SEQ_LEN = 20_000
+NUM_PAGES = 4096
+PLANE = ControlPlaneConfig(NUM_PAGES, 16, 64, 2048, MAX_SEQ_LEN, ())
+
+
+def engine() -> EchoEngine:
+    return EchoEngine(
+        num_pages=NUM_PAGES, page_size=16, max_rows=64, max_seq_len=MAX_SEQ_LEN, context_len=MAX_SEQ_LEN, eos_ids=()
+    )
+
+
+def alone(plane: ControlPlane, requests: Iterable[AddRequest]) -> dict[int, Stream]:
+    """What each request gets in a loop without sockets."""
+    sent: list[FromEngine] = []
+    driven = engine()
+    loop = StepLoop(plane, driven, sent.extend)
+    requests = list(requests)
+    loop.step(requests)
+    while not loop.idle:
+        loop.step([])
+    driven.close()
+    return streams(sent)
+
+
+class Hub:
+    """Use in a `with`; the end checks that nothing lives any more. `steps` are scheduled so far."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name) / "engine"
+        self.address = f"ipc://{path}"
+        self._engine = engine()
+        self.plane = plane
+        self._lifeline, self.parent = os.pipe()
+        self.activity = Activity()
+        self.front_ends = FrontEnds(path, Codec(), self._lifeline, self.activity)
+        self.loop = StepLoop(plane, self._engine, self.front_ends.send)
+        self.error: BaseException | None = None
+        self.peers: list[FrontEndPeer] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.front_ends.send([READY])
+            while not self.loop.shutdown:
+                messages = self.front_ends.receive(block=self.loop.idle)
+                self.activity.enter("working")
+                self.loop.step(messages)
+            self.loop.drain()
+        except ParentGone as error:
+            self.error = error
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def peer(self, name: str = "test") -> FrontEndPeer:
+        found = FrontEndPeer(self.address, name)
+        self.peers.append(found)
+        found.next(EngineReady)
+        return found
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline and self._thread.is_alive(), "never came"
+            time.sleep(0.001)
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for one in self.peers:
+            one.close()
+        if self._thread.is_alive():
+            with FrontEndPeer(self.address, "end") as peer:
+                if kind is None:
+                    self.wait_until(lambda: self.loop.idle)
+                    self.plane.check()
+                    stats = self.plane.stats()
+                    assert stats.num_free_pages + stats.num_evictable_pages == NUM_PAGES
+                peer.send(Shutdown())
+                self.join()
+        self.front_ends.close()
+        self._engine.close()
+        os.close(self._lifeline)
+        if self.parent >= 0:
+            os.close(self.parent)
+        self._folder.cleanup()
+
 
 MakePlane = Callable[[ControlPlaneConfig], ControlPlane]
 LONG = 1_000  # tokens of a request that goes on
@@ -276,7 +383,7 @@ def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_come
 
 
 def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "RULES", front_ends.FrontEndRules(max_queued_bytes=50_000))
+    monkeypatch.setattr(front_end, "RULES", front_end.FrontEndRules(max_queued_bytes=50_000))
     stalled, other = hub.peer("stalled"), hub.peer()
     stalled.send(*(add(i, [3, i], LONG) for i in range(8)))
     requests = [add(0, [1], 1000)]

@@ -14,7 +14,8 @@ import pytest
 from minisgl.message import AddRequest, EngineFailed, EngineReady, Heartbeat, LoadProgress
 from minisgl.message.codec import Codec
 from minisgl.message.heartbeat import Activity
-from minisgl.runner.front_ends import Connection, FrontEnds, ParentGone
+from minisgl.runner.front_end import Connection
+from minisgl.runner.front_ends import FrontEnds, ParentGone
 from tests.helpers.hub import add
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S

@@ -22,7 +22,7 @@ from minisgl.message.heartbeat import TIMES
 from minisgl.routing.api import KeyShare, Policy, RouterConfig
 from minisgl.runner import several
 from minisgl.runner import several as module
-from minisgl.runner.front_ends import RULES
+from minisgl.runner.front_end import RULES
 from minisgl.runner.several import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,

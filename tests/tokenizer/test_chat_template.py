@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.tokenizer import ChatTemplate, ChatTemplateError, chat_template
-from minisgl.tokenizer.chat_template import Work
+from minisgl.tokenizer import ChatTemplate, ChatTemplateError, rendering
+from minisgl.tokenizer.rendering import Work
 from tests.helpers.meaning import embedded_model
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.text import reference_tokenizer, tokenizer_named
@@ -304,7 +304,7 @@ def test_the_sandbox_has_no_way_out(source: str) -> None:
 @pytest.mark.parametrize("loop", ["x", "{{ messages }}", ""])
 def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that writes nothing but empty pieces."""
-    monkeypatch.setattr(chat_template, "MAX_RENDERED", 2**16)
+    monkeypatch.setattr(rendering, "MAX_RENDERED", 2**16)
     source = "{% for i in range(99999) %}{% for j in range(99999) %}" + loop + "{{ '' }}{% endfor %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="too long a prompt"):
         ChatTemplate(source, {}).render([USER])

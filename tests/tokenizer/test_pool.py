@@ -14,8 +14,8 @@ from tokenizers import models
 
 from minisgl.metrics.meters import Meter
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat_template import Work
 from minisgl.tokenizer.pool import TokenizePool
+from minisgl.tokenizer.rendering import Work
 from tests.helpers.server import WAIT_S, Frontend, chat_body, check_error
 
 TEXT = "/v1/completions"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.tokenizer import ChatTemplate, ChatTemplateError, template_bounds
-from minisgl.tokenizer.chat_template import Work
+from minisgl.tokenizer.rendering import Work
 from tests.helpers.seconds import WAIT_S
 
 USER = {"role": "user", "content": "ab\nab\t"}

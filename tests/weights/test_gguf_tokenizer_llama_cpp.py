@@ -7,8 +7,10 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,8 +25,9 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from minisgl.tokenizer.echo import char_to_byte
 from minisgl.weights.gguf_config import Fields
 from minisgl.weights.gguf_tokenizer import PRE, tokenizer_files
+from tests.helpers.clients import environment
 from tests.helpers.gguf import Edit, write_gguf
-from tests.helpers.llama_cpp import tokenized
+from tests.helpers.llama_cpp import FILES
 from tests.helpers.models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -32,6 +35,45 @@ pytestmark = pytest.mark.slow
 NUM_TEXTS = 2_000
 ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
+_TOKENIZER = """
+import ctypes, json, sys
+folder, texts, *files = sys.argv[1:]
+library = ctypes.CDLL(f"{folder}/xllamacpp/xllamacpp.abi3.so")
+class Params(ctypes.Structure):
+    _fields_ = [("opaque", ctypes.c_byte * 512)]  # more than llama_model_params has, which is the last argument
+pointer, number = ctypes.c_void_p, ctypes.c_int32
+quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, pointer)(lambda level, text, _: None)
+library.llama_log_set(quiet, None)
+library.llama_model_default_params.restype = Params
+library.llama_model_load_from_file.restype = library.llama_model_get_vocab.restype = pointer
+library.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Params]
+library.llama_model_get_vocab.argtypes = library.llama_model_free.argtypes = [pointer]
+library.llama_tokenize.argtypes = [pointer, ctypes.c_char_p, number, pointer, number, ctypes.c_bool, ctypes.c_bool]
+with open(texts, encoding="utf-8") as opened:
+    encoded = [text.encode() for text in json.load(opened)]
+room = (number * 1_000_000)()
+for file in files:
+    model = library.llama_model_load_from_file(file.encode(), library.llama_model_default_params())
+    assert model, file
+    vocab = library.llama_model_get_vocab(model)
+    counts = (library.llama_tokenize(vocab, text, len(text), room, len(room), False, True) for text in encoded)
+    print(json.dumps([room[:count] for count in counts]), flush=True)
+    library.llama_model_free(model)
+"""
+
+
+def tokenized(files: Sequence[Path], texts: Path) -> Iterator[list[list[int]]]:
+    """The ids of the texts in a JSON file by each of some models, without what stands before and behind every prompt;
+    by the library that the server is made of, since a request takes a hundred times as long."""
+    folder = str(environment("llama-cpp", FILES))
+    command = [sys.executable, "-c", _TOKENIZER, folder, str(texts), *map(str, files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for _ in files:
+            yield json.loads(process.stdout.readline())
+    assert process.returncode == 0
+
+
 # fmt: off
 SCRIPTS = (
     (0x41, 0x5A), (0x61, 0x7A), (0xA1, 0xFF), (0x100, 0x24F), (0x250, 0x2FF), (0x370, 0x3FF), (0x400, 0x52F),

@@ -1,4 +1,8 @@
-"""Attention over paged KV: a backend stores the K and V of a step's tokens and attends through the page table."""
+"""Attention over paged KV: a backend stores the K and V of a step's tokens and attends through the page table.
+
+Weights belong to `layers/`, a request's pages to the scheduler. Start with `api.py`, then `torch_sdpa.py`, which
+the other backends are compared with.
+"""
 
 from minisgl.attention.api import AttentionBackend, AttentionRows, LayerAttention
 from minisgl.attention.kv_pool import KVPool

@@ -1,3 +1,5 @@
-"""A chat in the terminal, for any OpenAI-compatible server: `client` (HTTP), `session` (conversation and commands),
-`terminal` (reading and writing), `own_server` (a server of its own).
+"""A chat in the terminal with any OpenAI-compatible server, and `client`, which speaks HTTP to one.
+
+It is a client like any other: nothing of the server belongs here, and nothing here is imported by it. Start with
+`terminal.py`, which reads lines and shows answers.
 """

@@ -1,9 +1,10 @@
-"""The command line: `minisgl serve|chat|generate|batch|pull|list|rm|cache|verify|bench|replay|doctor`, and
-`minisgl --model X` for serve.
+"""The command line: each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
+
+What a command does belongs to the room that it calls; here are flags, and messages about them. Start with `serve.py`
+and `flags.py`, the table of settings.
 
 Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
-traceback for what a user did; importing this package brings no torch. Each command is a module with `add_parser` and
-`run`.
+traceback for what a user did; importing this package brings no torch.
 """
 
 from __future__ import annotations

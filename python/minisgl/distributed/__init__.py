@@ -1,5 +1,7 @@
 """Tensor parallelism: a group of processes, its collectives, and how sizes are cut among its ranks.
 
+Starting and watching the processes belongs to `runner/ranks.py`. Start with `group.py`.
+
 Invariants: only `torch_group` imports torch, so that a process without a group does without.
 """
 

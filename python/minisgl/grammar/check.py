@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
-from minisgl.grammar import sources
+from minisgl.grammar import pieces
 from minisgl.grammar.bounds import check_multiples, check_size, checked_choice, checked_lark, checked_schema
 from minisgl.grammar.schemas import WHOLE, keywords, served
 from minisgl.grammar.sources import GrammarSource
@@ -64,11 +64,11 @@ class Made:
 def grammar_of(source: GrammarSource) -> Made:
     """Return the grammar of `source`. Takes up to seconds. Raises `ParamError`."""
     found = taken(source)
-    return Made(sources.grammar(sources.piece(found)), found.left_out)
+    return Made(pieces.grammar(pieces.piece(found)), found.left_out)
 
 
 def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None = None) -> GrammarSource:
-    """Within bounds, with a value that `sources.piece` takes: a schema as an object, a grammar in Lark's notation.
+    """Within bounds, with a value that `pieces.piece` takes: a schema as an object, a grammar in Lark's notation.
     `without`: keywords that the library refused. Raises `ParamError`."""
     value, left_out = source.value, list[str]()
 
@@ -97,7 +97,7 @@ def taken(source: GrammarSource) -> GrammarSource:
     without = dict[str, frozenset[str]]()
     while True:
         found = checked(source, without)
-        grammar = sources.grammar(sources.piece(found))
+        grammar = pieces.grammar(pieces.piece(found))
         if why_missing() or not (reason := _reason(grammar)):
             validate(grammar, source.field, source.value)
             return found
@@ -128,7 +128,7 @@ def _refused(reason: str, schema: Any) -> dict[str, frozenset[str]]:
 
 
 def _grammar_of(schema: Any) -> str:
-    return sources.grammar(sources.Piece(sources.schema(schema)))
+    return pieces.grammar(pieces.Piece(pieces.schema(schema)))
 
 
 def _is_empty(schema: Any) -> bool:

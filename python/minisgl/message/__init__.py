@@ -1,6 +1,9 @@
 """Typed messages between the HTTP process and the engine process. Token ids and request ids travel as packed
 little-endian arrays, never as lists.
 
+Sockets belong to the two ends (`frontend/engine_socket.py`, `runner/front_ends.py`). Start with `AddRequest` and
+`StepTokens`; docs/protocol.md has the bytes.
+
 Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
 """
 

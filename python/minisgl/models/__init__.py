@@ -1,6 +1,7 @@
-"""Models by the architecture that their config names.
+"""Models by the architecture that their config names: what a config says, and what torch computes of it.
 
-What a config says is here, for whoever computes; what torch computes is in `decoder`, which `registry` builds.
+Reading files belongs to `weights/`, the steps of an engine to `engine/`. Start with `architectures.py`, a table, and
+`decoder.py`; the CPU engine computes the same in `rust/minisgl-cpu/src/model`.
 """
 
 from minisgl.models.architectures import ARCHITECTURES, MoeConfig, own_name

@@ -1,4 +1,8 @@
-"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`."""
+"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
+
+A replica is a whole server: what one machine does belongs to `server/` and `supervisor/`. Start with `application.py`,
+then `ingress.py` and `relay.py`, the way of a request.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from minisgl.config import ConfigError
 from minisgl.metrics.families import BATCH_LINES, Gauge
 from minisgl.registry.keys import KeyLimits
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.server.formatter import json_response
 from minisgl.server.ollama.models import listed, running
 from minisgl.server.passing import Headers, Lost, ask_whole, request_bytes
@@ -56,7 +57,7 @@ def card(model: Model) -> list[dict[str, Any]]:
     """As /v1/models has it: the model's, then those of its adapters."""
     entry = model.entry
     try:
-        size, failure = entry.size(), model.failure
+        size, failure = entry.size(), model.failure.reason
     except ConfigError as error:
         size, failure = None, str(error)
     found: dict[str, Any] = {
@@ -65,17 +66,17 @@ def card(model: Model) -> list[dict[str, Any]]:
         "created": STARTED,
         "owned_by": "minisgl",
         "root": entry.config.engine.shown_model,
-        "max_model_len": model.max_model_len,
+        "max_model_len": model.seen.max_model_len,
         "state": model.state,
         "size": size,
-        "memory": model.measured or None,
+        "memory": model.seen.most_bytes or None,
     }
     if entry.aliases:
         found["aliases"] = list(entry.aliases)
     if entry.pin:
         found["pinned"] = True
     if model.state == "loading":
-        found["doing"] = model.doing
+        found["doing"] = model.seen.doing
     if failure:
         found["failure"] = failure
     of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
@@ -97,7 +98,7 @@ def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:
         first, *adapters = card(model)
         names = [model.name, *(one["id"] for one in adapters)]
         cards = listed(names, STARTED, first["size"] or 0, model.name)
-        found += running(cards, model.used_bytes, model.max_model_len or 0, "") if are_loaded else cards
+        found += running(cards, model.seen.used_bytes, model.seen.max_model_len or 0, "") if are_loaded else cards
     return {"models": found}
 
 
@@ -108,17 +109,17 @@ def health(registry: Registry, draining: bool) -> dict[str, Any]:
         "memory": {
             "budget": registry.budget,
             "set_aside": registry.set_aside,
-            "used": sum(m.used_bytes for m in models),
+            "used": sum(m.seen.used_bytes for m in models),
         },
         "requests_waiting": registry.num_waiting,
         "models": {
             model.name: {
                 "state": model.state,
-                "requests": model.num_serving,
+                "requests": model.use.num_serving,
                 "waiting": len(model.waiting),
-                "used_bytes": model.used_bytes,
-                "load_s": round(model.load_s, 3),
-                **({"failure": model.failure} if model.failure else {}),
+                "used_bytes": model.seen.used_bytes,
+                "load_s": round(model.seen.load_s, 3),
+                **({"failure": model.failure.reason} if model.failure.reason else {}),
             }
             for model in models
         },
@@ -163,9 +164,9 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
 
     rows = [
         ("model_loaded", "gauge", "1: the model is loaded", of_each(lambda model: model.state == "loaded")),
-        ("model_memory_bytes", "gauge", "memory of its server", of_each(lambda model: model.used_bytes)),
+        ("model_memory_bytes", "gauge", "memory of its server", of_each(lambda model: model.seen.used_bytes)),
         ("model_requests_waiting", "gauge", "that wait for it", of_each(lambda model: len(model.waiting))),
-        ("model_requests_serving", "gauge", "that it answers", of_each(lambda model: model.num_serving)),
+        ("model_requests_serving", "gauge", "that it answers", of_each(lambda model: model.use.num_serving)),
         ("model_loads_total", "counter", "how often it was loaded", of_each(lambda m: registry.num_loads[m.name])),
         (
             "model_unloads_total",

@@ -10,7 +10,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.server.admin import LOAD, UNLOAD
 from minisgl.server.errors import wrong
 

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp
 from minisgl.config import ServerConfig
 from minisgl.registry.entries import Entry
 from minisgl.registry.keys import KeyLimits
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.server.batches.background import LINES
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said

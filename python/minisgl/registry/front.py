@@ -28,7 +28,8 @@ from minisgl.registry import adapters
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.batches import BatchesOfSeveral
 from minisgl.registry.keys import Asked, KeyLimits
-from minisgl.registry.registry import Lease, Model, Registry
+from minisgl.registry.model import Lease, Model
+from minisgl.registry.registry import Registry
 from minisgl.registry.server import ModelServer
 from minisgl.server.batches.endpoint import not_kept
 from minisgl.server.batches.store import Store
@@ -220,7 +221,7 @@ async def until_ready(lease: Lease, registry: Registry) -> None:
             await asyncio.shield(lease.ready)
     except TimeoutError as error:
         model, place = lease.model, registry.place(lease.model)
-        doing = f"it is loading: {model.doing}" if model.state == "loading" else f"{place} models wait before it"
+        doing = f"it is loading: {model.seen.doing}" if model.state == "loading" else f"{place} models wait before it"
         reason = f"{model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
         raise model_not_loaded(reason) from error
 
@@ -350,7 +351,7 @@ class _Passed:
 
     def _loading(self) -> str:
         model, place = self._model, self._registry.place(self._model)
-        doing = model.doing if model.state == "loading" else f"{place} models before it"
+        doing = model.seen.doing if model.state == "loading" else f"{place} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
 
     async def _begin(self, status: int, headers: Headers) -> None:

@@ -14,11 +14,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from minisgl.config import ApiKey
 from minisgl.metrics.keys import KeyReading
-from minisgl.registry.registry import Model, Registry
+from minisgl.registry.model import Model
+from minisgl.registry.registry import Registry
 from minisgl.server.api_keys import KeyUse
 from minisgl.server.streams import STREAMS
 
@@ -46,7 +46,7 @@ class Asked:
         self._limits.waiting[self._number].add(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.begins()
         if self._has_place and self._places is not None:
             self._places.release()

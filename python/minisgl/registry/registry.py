@@ -15,91 +15,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable
-from types import TracebackType
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from minisgl.config import ConfigError, Limits
-from minisgl.registry.entries import PROCESSES_BYTES, Entry
+from minisgl.registry.entries import Entry
+from minisgl.registry.model import Lease, Model
 from minisgl.registry.needs import Needs
-from minisgl.registry.room import Tenant, never_fits, victims
+from minisgl.registry.room import Move, Room, make_room, move, never_fits, retry_after_s, victims
 from minisgl.registry.server import Fetch, ModelServer, NotLoaded, Start, fetch
+from minisgl.registry.servers import Servers
 from minisgl.server.context import LATEST
 from minisgl.server.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
 from minisgl.server.log import say, warn
 
-State = Literal["unloaded", "loading", "loaded", "unloading"]
 MEASURE_S = 1.0
-PATIENCE_S = 1.0  # at least: else as long as it took to load the model that is to go
 QUIET_S = 60.0  # so long a model was not asked for before a batch has it unloaded
-FIRST_WAIT_S = 1.0  # after a load that failed; then twice as long each time
-LONGEST_WAIT_S = 60.0
-
-
-class Model:
-    """An entry and what it is now."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.state: State = "unloaded"
-        self.server: ModelServer | None = None
-        self.waiting: list[Lease] = []
-        self.num_serving = 0  # leases
-        self.num_lines = 0  # of batches, that it answers in the background
-        self.asked_at = -math.inf  # when the last lease of somebody who waits ended
-        self.used = 0  # its last lease's place among all
-        self.idle_since = 0.0
-        self.queued_since = 0.0
-        self.measured = 0  # bytes, the most that were seen, now or by a server before this one; 0: never
-        self.used_bytes = 0  # of the last look
-        self.max_model_len: int | None = None  # known once it was loaded
-        self.load_s = 0.0
-        self.doing = ""  # what its server said last
-        self.was_fetched = False
-        self.adapters = dict[str, str]()  # loaded over HTTP, and their folders; "": it is being loaded
-        self.failure = ""
-        self.num_failures = 0  # in succession
-        self.retry_at = 0.0
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    def need(self) -> int | None:
-        """Raises `ConfigError` if its files are gone."""
-        found = self.entry.need()
-        return max(found or 0, self.measured) or found
-
-    def use_of(self, number: int) -> tuple[int, int]:
-        """Requests of a key that wait at its server, and tokens that the key used there."""
-        use = () if self.server is None else self.server.use
-        return use[number] if number < len(use) else (0, 0)
-
-    def tenant(self, need: int, *, is_in_use: bool = False) -> Tenant:
-        """Lines of batches keep it from nobody who waits."""
-        busy = self.state != "loaded" or bool(self.num_serving) or is_in_use
-        return Tenant(self.name, need, self.used, self.entry.pin, busy)
-
-
-class Lease:
-    """Use `with`; `server` may be used once `ready` is done."""
-
-    def __init__(self, registry: Registry, model: Model, *, in_background: bool = False) -> None:
-        self.model = model
-        self.in_background = in_background
-        self.ready: asyncio.Future[ModelServer] = asyncio.get_running_loop().create_future()
-        self._registry = registry
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._registry.end(self)
 
 
 class Registry:
@@ -117,12 +50,11 @@ class Registry:
         needs: Needs | None = None,
     ) -> None:
         self.models = {entry.name: Model(entry) for entry in entries}
-        self._known = needs or Needs(None)
+        self._servers = Servers(start, fetch, needs or Needs(None))
         for model in self.models.values():
-            model.measured = self._known.of(model.entry)
+            self._servers.recall(model)
         self.budget = budget
         self.load_timeout_s = load_timeout_s
-        self._start, self._fetch = start, fetch
         self._most_waiting = limits.max_queued_requests
         self._names = {
             name: model
@@ -195,8 +127,8 @@ class Registry:
         """Raises `ApiError`: it never fits, it failed just now, too many wait."""
         if self._is_closed:
             raise draining()
-        lease = Lease(self, model)
-        model.used = next(self._count)
+        lease = Lease(self.end, model)
+        model.use.last = next(self._count)
         if model.state == "loaded" and model.name not in self._leaving:
             self._give(lease)
             return lease
@@ -205,7 +137,7 @@ class Registry:
             raise queue_full(f"{waiting} requests wait for models already (--max-queued-requests)")
         model.waiting.append(lease)
         if model.state != "loading" and model not in self._queue:
-            model.queued_since = time.monotonic()
+            model.use.queued_since = time.monotonic()
             self._queue.append(model)
         self._turn_soon()
         return lease
@@ -217,35 +149,36 @@ class Registry:
             raise draining()
         if model.state == "loaded" and model.name not in self._leaving:
             assert model.server is not None
-            lease = Lease(self, model, in_background=True)
-            model.num_lines += 1
+            lease = Lease(self.end, model, in_background=True)
+            model.use.num_lines += 1
             lease.ready.set_result(model.server)
             return lease
         self._check_can_be(model)
         if model.state == "unloaded" and not self._queue and not self._is_fetched_first(model):
             quiet = time.monotonic() - QUIET_S
-            in_use = [one.name for one in self.models.values() if one.num_lines or one.asked_at > quiet]
-            self._take_room(model, self._tenants(in_use))
+            in_use = [one.name for one in self.models.values() if one.use.num_lines or one.use.asked_at > quiet]
+            need = self._need(model)
+            self._make(model, need, make_room(self._room(in_use), need))
         return None
 
     def end(self, lease: Lease) -> None:
-        model = lease.model
-        model.idle_since = time.monotonic()
+        model, use = lease.model, lease.model.use
+        use.idle_since = time.monotonic()
         if lease.in_background:
-            model.num_lines -= 1
+            use.num_lines -= 1
             self._turn_soon()
             return
-        model.used, model.asked_at = next(self._count), model.idle_since
+        use.last, use.asked_at = next(self._count), use.idle_since
         if lease in model.waiting:
             model.waiting.remove(lease)
         elif lease.ready.done() and not lease.ready.cancelled() and lease.ready.exception() is None:
-            model.num_serving -= 1
+            use.num_serving -= 1
         lease.ready.cancel()
         self._turn_soon()
 
     async def unload(self, model: Model) -> None:
         """Raises `ApiError` 409: it is in use."""
-        num_serving = model.num_serving + model.num_lines
+        num_serving = model.use.num_serving + model.use.num_lines
         if num_serving or model.waiting or model.state == "loading":
             what = "being loaded" if model.state == "loading" else f"used by {num_serving} requests"
             raise ApiError(409, f"{model.name}: not unloaded: it is {what}", code="model_busy")
@@ -265,7 +198,7 @@ class Registry:
         while True:
             await asyncio.sleep(MEASURE_S)
             for model in self.models.values():
-                await self._measure(model)
+                await self.measure(model)
 
     async def close(self) -> None:
         """End all servers."""
@@ -288,12 +221,12 @@ class Registry:
     # ------------------------------------------------------------------------------------------------------ decisions
 
     def _check_can_be(self, model: Model) -> None:
-        if model.failure and (wait_s := model.retry_at - time.monotonic()) > 0:
+        if model.failure.reason and (wait_s := model.failure.retry_at - time.monotonic()) > 0:
             raise not_loaded(model, math.ceil(wait_s))
         try:
             need = model.need() or 0
         except ConfigError as error:
-            model.failure = str(error)
+            model.failure.reason = str(error)
             raise not_loaded(model) from error
         others = [one.tenant(one.need() or 0) for one in self._pinned() if one is not model]
         if never_fits(self.budget, others, need):
@@ -322,7 +255,7 @@ class Registry:
                 continue
             if model.name not in self._leaving:
                 self._admit(model)
-            elif not model.num_serving:
+            elif not model.use.num_serving:
                 self._unload(model, "its room is needed")
         if self._timer is not None:
             self._timer.cancel()
@@ -343,24 +276,22 @@ class Registry:
             if self._is_fetched_first(head):
                 self._queue.pop(0)
                 continue
-            tenants = self._tenants()
-            if self._take_room(head, tenants):
-                if head.state == "unloaded":
-                    break  # until those that are being unloaded are gone
+            need, waited_s = self._need(head), now - head.use.queued_since
+            load_s = {name: model.seen.load_s for name, model in self.models.items()}
+            found = move(self._room(), need, waited_s, load_s)
+            self._make(head, need, found)
+            if head.state != "unloaded":
                 self._queue.pop(0)
                 continue
-            wanted = victims(self.budget, tenants, self._need(head), even_busy=True) or []
-            patience_s = max(PATIENCE_S, *(self.models[name].load_s for name in wanted), 0.0)
-            if (left_s := head.queued_since + patience_s - now) > 0:
-                return left_s
-            self._leaving.update(name for name in wanted if self.models[name].state == "loaded")
-            break
+            if found.again_s < math.inf:
+                return found.again_s
+            break  # until those that are being unloaded are gone
         self._make_room_for_growth()
         return math.inf
 
     def _is_fetched_first(self, model: Model) -> bool:
         """Then it is known what it needs."""
-        if model.need() is not None or model.was_fetched:
+        if model.need() is not None or model.seen.was_fetched:
             return False
         model.state = "loading"
         self._spawn(self._get(model))
@@ -371,18 +302,17 @@ class Registry:
         need = model.need()
         return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
 
-    def _take_room(self, model: Model, tenants: list[Tenant]) -> bool:
-        """Load it, or unload those in its place. False: they are busy."""
-        need = self._need(model)
-        if (going := victims(self.budget, tenants, need)) is None:
-            return False
-        for name in going:
+    def _make(self, model: Model, need: int, found: Move | None) -> None:
+        """Do what was decided for a model that wants room of `need` bytes."""
+        if found is None:
+            return
+        for name in found.unload:
             self._unload(self.models[name], f"{model.name} needs its room")
-        if not going and self.set_aside + need <= self.budget:
+        self._leaving.update(name for name in found.leave if self.models[name].state == "loaded")
+        if found.load:
             self._needs[model.name] = need
             model.state = "loading"
             self._spawn(self._load(model, need, model.entry.need() or need))
-        return True
 
     def _check_now(self, head: Model) -> bool:
         """Whether it can be loaded, now that it is its turn; else those who wait for it know."""
@@ -393,23 +323,25 @@ class Registry:
             return False
         return True
 
-    def _tenants(self, in_use: Collection[str] = ()) -> list[Tenant]:
-        """Those that stay, as far as is known now."""
+    def _room(self, in_use: Collection[str] = ()) -> Room:
+        """Return the room with the models that stay, as far as is known now."""
         staying = [name for name in self._needs if self.models[name].state != "unloading"]
-        return [self.models[name].tenant(self._needs[name], is_in_use=name in in_use) for name in staying]
+        tenants = [self.models[name].tenant(self._needs[name], is_in_use=name in in_use) for name in staying]
+        return Room(self.budget, self.set_aside, tenants)
 
     def _make_room_for_growth(self) -> None:
         """Unload models where others take more than was thought."""
-        for name in victims(self.budget, self._tenants(), 0) or ():
+        for name in victims(self.budget, self._room().tenants, 0) or ():
             self._unload(self.models[name], "more memory is used than was thought")
 
     def _end_idle(self, now: float) -> float:
+        """Unload models that nobody asked for in their time; return the seconds until the next one is due."""
         wait_s = math.inf
         for model in self.models.values():
             ttl_s = model.entry.ttl_s
-            if ttl_s is None or model.state != "loaded" or model.num_serving or model.num_lines or model.waiting:
+            if ttl_s is None or not model.is_free:
                 continue
-            if (left_s := model.idle_since + ttl_s - now) <= 0:
+            if (left_s := model.use.idle_since + ttl_s - now) <= 0:
                 self._unload(model, f"no request for {ttl_s:g} s")
             else:
                 wait_s = min(wait_s, left_s)
@@ -419,7 +351,7 @@ class Registry:
 
     def _give(self, lease: Lease) -> None:
         assert lease.model.server is not None
-        lease.model.num_serving += 1
+        lease.model.use.num_serving += 1
         lease.ready.set_result(lease.model.server)
 
     def _admit(self, model: Model) -> None:
@@ -447,37 +379,24 @@ class Registry:
             self._num_preloading -= 1
 
     async def _get(self, model: Model) -> None:
-        """Fetch it: then it is known what it needs, and it waits for that first of all."""
-        say(f"{model.name}: fetching {model.entry.config.engine.model}")
-        model.doing = "fetching"
+        """Fetch its files: then it is known what it needs, and it waits for that first of all."""
         try:
-            await self._fetch(model.entry.config, lambda line: setattr(model, "doing", line))
+            await self._servers.fetch(model)
         except (NotLoaded, OSError) as error:
             self._failed(model, str(error))
         else:
-            model.was_fetched = True
-            model.measured = max(model.measured, self._known.of(model.entry))
             self._queue.insert(0, model)
         finally:
             model.state = "unloaded"
             self._turn_soon()
 
     async def _load(self, model: Model, need: int, given: int) -> None:
-        """`given`: its engine's and its processes' share, which does not grow with what was measured."""
-        began = time.monotonic()
-        model.doing, model.failure = "starting", ""
-        config = model.entry.config
-        engine = msgspec.structs.replace(
-            config.engine,
-            memory=max(1, given - PROCESSES_BYTES // 2),
-            lora=(*config.engine.lora, *self._adapters_of(model)),
-        )
+        """Have its server started, within `given` of the `need` bytes that are set aside for it."""
+        model.failure.reason = ""
         say(f"{model.name}: loading: {_mib(need)} of {_mib(self.budget)} are set aside for it")
         server: ModelServer | None = None
         try:
-            server = await self._start(
-                msgspec.structs.replace(config, engine=engine), lambda line: setattr(model, "doing", line)
-            )
+            server = await self._servers.start(model, given, lambda name: self.forget_adapter(model, name))
         except (NotLoaded, OSError) as error:
             self._failed(model, str(error))
             for name in list(model.adapters):  # it must not be kept away by what it is no part of
@@ -490,42 +409,33 @@ class Registry:
                 self._turn_soon()
         if server is None:
             return
-        model.server, model.state, model.num_failures = server, "loaded", 0
-        model.load_s, model.max_model_len = time.monotonic() - began, server.max_model_len
-        model.idle_since = time.monotonic()
+        model.server, model.state, model.failure.count = server, "loaded", 0
+        model.use.idle_since = time.monotonic()
         self.num_loads[model.name] += 1
         server.ended.add_done_callback(lambda _: self._ended(model, server))
         self._admit(model)  # before anything may unload it again
-        say(f"{model.name}: loaded after {model.load_s:.2f} s, for {model.num_serving} requests")
-        await self._measure(model)
-        await asyncio.to_thread(self._known.keep, model.entry, model.measured)
+        say(f"{model.name}: loaded after {model.seen.load_s:.2f} s, for {model.use.num_serving} requests")
+        await self.measure(model)
+        await self._servers.keep(model)
         self._turn_soon()
 
-    def _adapters_of(self, model: Model) -> list[tuple[str, str]]:
-        """Those that it had."""
-        had = [(name, folder) for name, folder in model.adapters.items() if folder]
-        for name, folder in had:
-            if not os.path.isdir(folder):
-                warn(f"{model.name}: its adapter {name} is not known any more: its folder is gone")
-                self.forget_adapter(model, name)
-        return [(name, folder) for name, folder in had if name in model.adapters]
-
     def _failed(self, model: Model, reason: str) -> None:
-        model.failure, model.num_failures = reason, model.num_failures + 1
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (model.num_failures - 1))
-        model.retry_at = time.monotonic() + wait_s
+        failure = model.failure
+        failure.reason, failure.count = reason, failure.count + 1
+        wait_s = retry_after_s(failure.count)
+        failure.retry_at = time.monotonic() + wait_s
         warn(f"{model.name}: not loaded: {reason}")
         self._refuse(model, not_loaded(model, math.ceil(wait_s)))
 
     def _ended(self, model: Model, server: ModelServer) -> None:
-        """Its server is gone, asked or not."""
+        """Unload a model whose server is gone, unless it was asked to go."""
         if model.server is server and model.state == "loaded":
-            warn(f"{model.name}: its server ended with code {server.ended.result()}: {model.doing}")
+            warn(f"{model.name}: its server ended with code {server.ended.result()}: {model.seen.doing}")
             self._unload(model, "its server ended")
 
     def _unload(self, model: Model, why: str) -> None:
         model.state = "unloading"
-        say(f"{model.name}: unloading: {why} ({model.num_serving} requests)")
+        say(f"{model.name}: unloading: {why} ({model.use.num_serving} requests)")
         self._spawn(self._stop(model), f"unload {model.name}")
 
     async def _stop(self, model: Model) -> None:
@@ -534,25 +444,23 @@ class Registry:
         await model.server.stop()
         for number, (_, tokens) in enumerate(model.server.use):
             self.used_by_gone[number] += tokens
-        model.server, model.state, model.used_bytes = None, "unloaded", 0
+        model.server, model.state, model.seen.used_bytes = None, "unloaded", 0
         self._needs.pop(model.name, None)
         self.num_unloads[model.name] += 1
         say(f"{model.name}: unloaded after {time.monotonic() - began:.2f} s")
         self._turn_soon()
-        await asyncio.to_thread(self._known.keep, model.entry, model.measured)
+        await self._servers.keep(model)
 
-    async def _measure(self, model: Model) -> None:
-        if model.server is None or model.state != "loaded":
-            return
-        found = await asyncio.to_thread(model.server.used_bytes)
-        model.used_bytes, model.measured = found, max(model.measured, found)
+    async def measure(self, model: Model) -> None:
+        """Look how much memory its server takes, and set aside more where it is more than was thought."""
+        found = await self._servers.measure(model)
         if found > self._needs.get(model.name, found):
             self._needs[model.name] = found
             self._turn_soon()
 
 
 def not_loaded(model: Model, retry_after_s: int = 1) -> ApiError:
-    return model_not_loaded(f"{model.name}: not loaded: {model.failure}", retry_after_s)
+    return model_not_loaded(f"{model.name}: not loaded: {model.failure.reason}", retry_after_s)
 
 
 def _mib(num_bytes: int) -> str:

@@ -1,1 +1,5 @@
-"""Which of several engines gets a request, and when. `api` says what a router is, `reference` is the plain one."""
+"""Which of several engines gets a request, and when: the policy, without sockets.
+
+Carrying messages belongs to the pool (`rust/minisgl-router`). Start with `api.py`, which says what a router is, and
+`reference.py`, the plain one.
+"""

@@ -1,15 +1,8 @@
 """The front ends of an engine process: it listens on a Unix socket, and several connect.
 
-Request ids of several front ends in one engine process: a connection's number stands above a front end's own id.
-
-The connection of one front end, as the engine process sees it.
-
 Invariants: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
 requests aborted, and one that talks nonsense is told so and put out: the others notice nothing. The engine waits for a
-front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds. What a
-front end gets of a step is its own rows in their order, with its own ids; nothing here is done token by token. Frames
-leave whole and in order, whichever thread sends them; sending never waits: what the front end does not take yet is
-kept, in bounds.
+front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds.
 """
 
 from __future__ import annotations
@@ -26,10 +19,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from minisgl.message import (
-    ID_BITS,
     ID_LIMIT,
     AbortRequest,
     AddPrefix,
@@ -47,201 +38,10 @@ from minisgl.message import (
     ToEngine,
     Watched,
 )
-from minisgl.message.codec import Codec, FrameReader, MessageError, encode, framed
+from minisgl.message.codec import Codec, MessageError, encode, framed
 from minisgl.message.heartbeat import Activity
-from minisgl.step import Int64Array
-
-MAX_CONNECTIONS = 1 << (63 - ID_BITS)  # ever; their numbers lie below
-_OWN = ID_LIMIT - 1
-_Mask = npt.NDArray[np.bool_]
-
-
-def within(number: int, req_id: int) -> int:
-    """The id within this process of a front end's own id."""
-    return number << ID_BITS | req_id
-
-
-def owner(req_id: int) -> int:
-    """The number of the connection that a request came from."""
-    return req_id >> ID_BITS
-
-
-def split(message: StepTokens) -> dict[int, StepTokens]:
-    """A step by number of connection."""
-    ids = np.frombuffer(message.req_ids, np.int64)
-    admitted = np.frombuffer(message.admitted_ids, np.int64)
-    owners, admitted_owners = ids >> ID_BITS, admitted >> ID_BITS
-    first = int(owners[0]) if len(owners) else -1
-    if (
-        first >= 0
-        and (owners == first).all()
-        and (admitted_owners == first).all()
-        and all(owner(req_id) == first for req_id in _of_prompts(message))
-    ):
-        return {first: _renamed(message, ids, admitted) if first else message}
-    numbers = {*owners.tolist(), *admitted_owners.tolist()}
-    numbers.update(map(owner, _of_prompts(message)))
-    return {
-        number: _renamed(
-            *_selected(message, number, ids, owners == number, admitted, admitted_owners == number),
-        )
-        for number in sorted(numbers)
-    }
-
-
-def _of_prompts(message: StepTokens) -> list[int]:
-    """Requests of whose prompts there are log probabilities or an embedding in it."""
-    return [one.req_id for one in message.prompt_logprobs] + [one.req_id for one in message.embeddings]
-
-
-def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> StepTokens:
-    """With the front end's own ids; `ids` and `admitted` are those of `message`."""
-    return msgspec.structs.replace(
-        message,
-        req_ids=(ids & _OWN).tobytes(),
-        admitted_ids=(admitted & _OWN).tobytes(),
-        errors={req_id & _OWN: text for req_id, text in message.errors.items()},
-        prompt_logprobs=tuple(
-            msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.prompt_logprobs
-        ),
-        embeddings=tuple(msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.embeddings),
-    )
-
-
-def _selected(
-    message: StepTokens, number: int, ids: Int64Array, rows: _Mask, admitted: Int64Array, new: _Mask
-) -> tuple[StepTokens, Int64Array, Int64Array]:
-    """The rows and admissions of one connection, by masks; also as arrays."""
-    tokens, reasons = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.reasons, np.int32)
-    cached = np.frombuffer(message.cached_lens, np.int32)
-    index = np.cumsum(rows) - 1  # where a row goes
-    found = StepTokens(
-        step=message.step,
-        req_ids=b"",
-        tokens=tokens[rows].tobytes(),
-        reasons=reasons[rows].tobytes(),
-        cached_lens=cached[new].tobytes(),
-        errors={req_id: text for req_id, text in message.errors.items() if owner(req_id) == number},
-        logprobs=tuple(
-            msgspec.structs.replace(one, index=int(index[one.index])) for one in message.logprobs if rows[one.index]
-        ),
-        prompt_logprobs=tuple(one for one in message.prompt_logprobs if owner(one.req_id) == number),
-        embeddings=tuple(one for one in message.embeddings if owner(one.req_id) == number),
-    )
-    return found, ids[rows], admitted[new]
-
-
-class FrontEndRules(msgspec.Struct, frozen=True):
-    """What front ends are held to, and told; also by the pool (`rust/minisgl-router`), which gets all of it.
-
-    `send_buffer_bytes`: what the kernel holds for a front end. It says that there is room when at most a quarter is
-    used: a few steps of hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and
-    the first token of a new request would stand at its end."""
-
-    max_front_ends: int = 64
-    max_name: int = 64
-    send_buffer_bytes: int = 1 << 17
-    max_queued_bytes: int = 64 << 20  # for one that stalls while others go on
-    too_many: str = "the engine process has too many front ends"
-    hello_first: str = "the first message of a connection must be hello"
-    does_not_read: str = "it does not read what is sent to it"
-    not_above: str = "request id {req_id} does not lie above the last one, {last_id}"
-    ends: str = "the engine process ends the connection: {reason}"
-    put_out: str = "{name} was put out: {reason}; {num_live} of its requests are aborted"
-    has_gone: str = "{name} has gone; {num_live} of its requests are aborted"
-
-
-RULES = FrontEndRules()
-READ_BYTES = 1 << 18
-MAX_READ_BYTES = 16 << 20  # in one turn
-
-
-class Connection:
-    """`number` is never used again; `live` are the ids, within this process, of its requests that have not ended."""
-
-    def __init__(self, number: int, sock: socket.socket) -> None:
-        self.number = number
-        self.name = f"front end {number}"
-        self.greeted = False
-        self.live: set[int] = set()
-        self.last_id = -1  # the front end's own
-        self.has_room = True  # as far as is known
-        self.frames = FrameReader()
-        self._socket = sock
-        self._lock = threading.Lock()
-        self._queue: deque[memoryview] = deque()
-        self._num_queued = 0
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RULES.send_buffer_bytes // 2)  # the kernel doubles it
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    @property
-    def waits(self) -> bool:
-        """Whether something is queued."""
-        return bool(self._queue)
-
-    @property
-    def is_lost(self) -> bool:
-        """More is queued than may be."""
-        return self._num_queued > RULES.max_queued_bytes
-
-    def send(self, frame: bytes, *, droppable: bool = False) -> None:
-        """`frame` with its length in front. One that is `droppable` is not queued."""
-        with self._lock:
-            if self._queue:
-                if not droppable:
-                    self._put(memoryview(frame))
-                return
-            sent = self._write(frame)
-            if sent < len(frame) and (sent or not droppable):
-                self._put(memoryview(frame)[sent:])
-
-    def flush(self) -> None:
-        """Send of what is queued what the front end takes now."""
-        with self._lock:
-            while self._queue:
-                first = self._queue[0]
-                sent = self._write(first)
-                self._num_queued -= sent
-                if sent < len(first):
-                    self._queue[0] = first[sent:]
-                    return
-                self._queue.popleft()
-
-    def _put(self, data: memoryview) -> None:
-        self._queue.append(data)
-        self._num_queued += len(data)
-
-    def _write(self, data: bytes | memoryview) -> int:
-        """How much was sent. One that is gone takes everything: who reads finds out."""
-        try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)
-
-    def read(self) -> bool:
-        """Take in what is there; False at the end."""
-        for _ in range(MAX_READ_BYTES // READ_BYTES):
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            self.frames.feed(data)
-            if len(data) < READ_BYTES:
-                return True
-        return True
-
-    def close(self) -> None:
-        self._socket.close()
-
+from minisgl.runner.front_end import RULES, Connection
+from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
 
 NUM_LINES = 256  # of what was said while loading, for front ends that connect later
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL

@@ -20,7 +20,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +29,7 @@ from minisgl.config import ConfigError, EngineConfig, ServerConfig, most_of
 from minisgl.engine.choice import may_use_cuda
 from minisgl.extension import NEEDS, _rust, why_missing
 from minisgl.message.heartbeat import TIMES
-from minisgl.runner.front_ends import RULES
+from minisgl.runner.front_end import RULES
 from minisgl.runner.launch import AT_ONCE_S, SOCKET, STOP_TIMEOUT_S, EngineProcess, LastWords
 
 if TYPE_CHECKING:  # the extension may be missing
@@ -336,7 +335,7 @@ class EngineProcesses:
     def __enter__(self) -> EngineProcesses:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """If `stop` was not called."""
         for child in self._children:
             child.kill()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
-from minisgl.grammar import sources
+from minisgl.grammar import pieces
 from minisgl.grammar.check import Made, checked, grammar_of, taken, validate
 from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
 from minisgl.parsers.choice import thinking, tool_format
@@ -272,11 +272,11 @@ class TurnGrammar:
             thinking = None
         if self.use is None and thinking is None and self.source is not None:
             return grammar_of(self.source)
-        body: sources.Piece | None = None
+        body: pieces.Piece | None = None
         left_out: tuple[str, ...] = ()
         if self.source is not None:
             of_answer = taken(self.source)
-            body, left_out = sources.piece(of_answer), of_answer.left_out
+            body, left_out = pieces.piece(of_answer), of_answer.left_out
         use = self.use
         bound = {} if use is None else bound_arguments(use)
         rules = _rust.answer_rules(
@@ -289,7 +289,7 @@ class TurnGrammar:
             use is not None and use.parallel and use.named is None,
             self.budget,
         )
-        found = sources.grammar(rules, [] if body is None else [body])
+        found = pieces.grammar(rules, [] if body is None else [body])
         validate(found, "tools" if self.source is None else self.source.field)
         return Made(found, (*left_out, *(field for source in bound.values() for field in source.left_out)))
 
@@ -297,8 +297,8 @@ class TurnGrammar:
 def _callable(tool: FunctionTool, source: GrammarSource | None) -> tuple[str, str, str | None]:
     """Return its name, a rule for its arguments, and their schema if they are bound to it."""
     if source is None:
-        return tool.name, sources.schema(ANY_OBJECT), None
-    return tool.name, sources.schema(source.value), json.dumps(source.value)
+        return tool.name, pieces.schema(ANY_OBJECT), None
+    return tool.name, pieces.schema(source.value), json.dumps(source.value)
 
 
 def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
@@ -318,13 +318,13 @@ def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
     only where it refuses one of them. Raises `ParamError`."""
     asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
     bound = {name: _of_object(checked(source)) for name, source in asked.items()}
-    size = sum(len(sources.schema(source.value)) for source in bound.values())
+    size = sum(len(pieces.schema(source.value)) for source in bound.values())
     if size > MAX_BYTES:
         raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
 
     def check(some: Iterable[GrammarSource]) -> None:
-        rules = " | ".join(sources.schema(source.value) for source in some)
-        validate(sources.grammar(f"start: {rules}"), "tools")
+        rules = " | ".join(pieces.schema(source.value) for source in some)
+        validate(pieces.grammar(f"start: {rules}"), "tools")
 
     if not bound:
         return bound

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from minisgl.metrics.meters import Meter
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer, TooManyTokens
-from minisgl.tokenizer.chat_template import MAX_WORK, TooMuchWork, Work
+from minisgl.tokenizer.rendering import MAX_WORK, TooMuchWork, Work
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16

@@ -20,7 +20,7 @@ import numpy as np
 from minisgl.config import ConfigError
 from minisgl.extension import _rust, why_missing
 from minisgl.step import Int32Array
-from minisgl.tokenizer.chat_template import MAX_WORK, ChatTemplate, ChatTemplateError, Message, Work
+from minisgl.tokenizer.chat_template import ChatTemplate, Message
 from minisgl.tokenizer.echo import ECHO_BOS, ECHO_CHAT_TEMPLATE, ECHO_EOS, echo_json
 from minisgl.tokenizer.guard import guards_of
 from minisgl.tokenizer.reference import (
@@ -30,6 +30,7 @@ from minisgl.tokenizer.reference import (
     ReferenceTokenizer,
     TooManyTokens,
 )
+from minisgl.tokenizer.rendering import MAX_WORK, ChatTemplateError, Work
 
 if TYPE_CHECKING:
     from minisgl._rust import TextDecoder, TextStream, TextTokenizer

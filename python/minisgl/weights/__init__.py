@@ -1,4 +1,5 @@
 """From a model's name to a filled model: where it lies, its safetensors, GGUF import, dummy weights.
 
-Imports nothing: `sources` and `gguf_import` do without torch, and so do processes that need no more.
+What an architecture is belongs to `models/`; the CPU engine reads files itself (`rust/minisgl-cpu/src/files`). Start
+with `sources.py`. This file imports nothing: `sources` and `gguf_import` do without torch.
 """

@@ -1,9 +1,8 @@
-//! The CPU engine as pure Rust: it runs step plans of the scheduler on models from GGUF and safetensors files.
+//! The CPU engine as pure Rust: it runs step plans of the scheduler on models from GGUF and safetensors files. What is
+//! computed on numbers, and how they lie in memory, belongs to `minisgl-kernels`.
 //!
-//! `files` reads them, `weights` has them packed into panels once, or takes them from the cache, `model` is the one decoder of
-//! all architectures, `sampling` turns logits into tokens, `threads` is the pool that all of it runs on, `engine` is the
-//! whole behind one call a step; `head` is one product for the torch engine. What is computed on numbers, and how they lie in
-//! memory, is the crate `minisgl-kernels`.
+//! Start with `engine`, the whole behind one call a step, then `model`, the one decoder of all architectures. `files` are
+//! read, `weights` packed once, `sampling` turns logits into tokens, `threads` is the pool; `head` serves the torch engine.
 //!
 //! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
 //! an order of sums of their own), the number of threads and the other rows of the step; no input file and no request can crash the process.

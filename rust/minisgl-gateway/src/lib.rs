@@ -1,15 +1,11 @@
 //! HTTP in front of an engine process: connections of clients, and every token of an answer. What happens once a request
 //! is Python's: it says what is to be generated for a POST, or what the whole answer is, or answers it itself.
 //!
+//! Start with [`worker`], all steps of a request; [`http`] has connections, [`answer`] generations and the shapes of answers,
+//! [`engine`] the connection to an engine process, [`questions`] what Python is asked, [`server`] what its owner sees.
+//!
 //! Invariants: a request is answered by exactly one of the two sides; a slow Python stops no stream; a panic in one request
 //! is that request's error only.
-//!
-//! - [`message`]: the messages of the engine process and of Python, and their bytes.
-//! - [`engine`]: the connection to an engine process.
-//! - [`http`]: connections of clients, and passing requests on.
-//! - [`questions`]: what Python is asked; [`waiting`]: what waits, for Python's limits.
-//! - [`answer`]: generations, and the shapes of answers; [`live`]: those in the engine; [`worker`]: all steps of a request.
-//! - [`server`]: the gateway as its owner sees it, [`shared`] and [`metrics`]: what both see.
 
 #![deny(unsafe_code)]
 

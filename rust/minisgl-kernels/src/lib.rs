@@ -1,8 +1,8 @@
-//! What the CPU engine computes with, as functions of numbers in memory: they know no model, no file and no thread.
+//! What the CPU engine computes with, as functions of numbers in memory. Models, files and threads belong to
+//! `minisgl-cpu`; this crate depends on nothing, so that cargo begins with it.
 //!
-//! `blocks` is how files store numbers, `tensor` a view of stored ones, `panels` how products want them, `kernels` what is
-//! computed on whatever instruction set there is, `lanes` the vectors that what is written once is compiled for, `kv` pages of
-//! keys and values, `attention` what reads them, `memory` where all of it lies.
+//! Start with `blocks`, how files store numbers, and `panels`, how products want them; then `kernels`, what is computed on
+//! whatever instruction set there is, `kv` and `attention`. `lanes` are the vectors that what is written once is compiled for.
 //!
 //! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
 //! an order of sums of their own), the number of threads and the other rows of a step.

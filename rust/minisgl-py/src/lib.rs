@@ -1,5 +1,7 @@
-//! The extension module `minisgl._rust`: a thin layer over `minisgl-core`, `minisgl-cpu`, `minisgl-gateway`,
-//! `minisgl-loadgen` and `minisgl-store`.
+//! The extension module `minisgl._rust`: a thin layer over the other crates, and the only one that knows Python.
+//!
+//! It converts arguments, results and errors; a decision or a computation belongs to the crate that it calls. Start
+//! with `hotpath`, the parts of the scheduler, or with the file of the class that you look for.
 
 #![deny(unsafe_code)]
 

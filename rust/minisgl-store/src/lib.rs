@@ -1,4 +1,5 @@
-//! Pages of KV, and states, on disk: a prefix that was computed once comes back after a restart, an eviction, in another process.
+//! Pages of KV, and states, on disk: a prefix that was computed once comes back after a restart, an eviction, in another
+//! process. Which pages are kept is the engine's to say. Start with `store`, then `folder`, what lies on the disk.
 //!
 //! Invariants: what is read is what was written under its key, or nothing; nobody who computes waits for the disk.
 

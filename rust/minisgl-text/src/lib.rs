@@ -1,4 +1,5 @@
 //! Text of requests and answers, without HTTP and without an engine: encoding, decoding, stop strings, parts of answers.
+//! Chat templates are Python's (`minisgl.tokenizer`). Start with `tokenizer`, then `decode` and `answer`.
 //!
 //! Invariants: the same ids and the same text as transformers' for the same files.
 

@@ -328,7 +328,7 @@ fn properties(tool: &Callable) -> Option<Vec<(&str, Value, bool)>> {
     Some(found.collect())
 }
 
-/// White space as `grammar/sources.py` bounds it.
+/// White space as `grammar/pieces.py` bounds it.
 fn json(schema: &Value) -> String {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
     schema.insert(

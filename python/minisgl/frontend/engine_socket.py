@@ -1,0 +1,114 @@
+"""The connection to an engine process, on one event loop.
+
+Invariants: nothing here waits; frames leave in order; what came stays in the socket until it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from minisgl.message.codec import FrameReader, framed
+
+RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
+READ_BYTES = 1 << 14
+LINGER_S = 0.5
+
+
+class EngineSocket:
+    """`open` first. `address`: ipc://PATH."""
+
+    def __init__(self, address: str) -> None:
+        self._path = address.removeprefix("ipc://")
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._on_readable: Callable[[], None] = lambda: None
+        self._frames = FrameReader()
+        self._unsent = bytearray()
+
+    def open(self, on_readable: Callable[[], None]) -> None:
+        """Connect as soon as somebody listens; `on_readable` is called while there is something to read."""
+        self._loop = asyncio.get_running_loop()
+        self._on_readable = on_readable
+        self._connect()
+
+    def _connect(self) -> None:
+        assert self._loop is not None
+        found = socket.socket(socket.AF_UNIX)
+        found.setblocking(False)
+        try:
+            found.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            found.close()
+            self._retry = self._loop.call_later(RETRY_S, self._connect)
+            return
+        self._retry = None
+        self._socket = found
+        self._loop.add_reader(found.fileno(), self._on_readable)
+        self._send()
+
+    def write(self, frame: bytes) -> None:
+        """Soon and in order; what is not taken yet is kept."""
+        waits = bool(self._unsent)
+        self._unsent += framed(frame)
+        if not waits:
+            self._send()
+
+    def _send(self) -> None:
+        if self._socket is None or self._loop is None:
+            return
+        taken = 0
+        with contextlib.suppress(BlockingIOError):
+            try:
+                taken = self._socket.send(self._unsent) if self._unsent else 0
+            except (BrokenPipeError, ConnectionResetError):  # who reads finds out
+                taken = len(self._unsent)
+        del self._unsent[:taken]
+        if self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._send)
+        else:
+            self._loop.remove_writer(self._socket.fileno())
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether something was taken out of the socket that `read` has not returned."""
+        return not self._frames.is_empty
+
+    def read(self) -> bytes | None:
+        """The next frame; None if it is not here yet. Raises `EOFError` behind the last, and `MessageError`."""
+        while (frame := self._frames.next()) is None:
+            if self._socket is None:
+                return None
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._frames.feed(data)
+        return frame
+
+    def stop_reading(self) -> None:
+        """Idempotent."""
+        if self._loop is not None and self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def close(self) -> None:
+        """What was written and not sent has half a second. Idempotent."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._loop is None or self._socket is None:
+            return
+        self.stop_reading()
+        self._loop.remove_writer(self._socket.fileno())
+        if self._unsent:
+            self._socket.settimeout(LINGER_S)
+            with contextlib.suppress(OSError):
+                self._socket.sendall(self._unsent)
+        self._socket.close()
+        self._socket = None

@@ -1,0 +1,68 @@
+"""Fetches models, starts, measures and stops their servers, and remembers what they took: all that takes time.
+
+Invariants: nothing here decides which model is loaded; a model's state is the registry's to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from minisgl.registry.entries import PROCESSES_BYTES
+from minisgl.registry.model import Model
+from minisgl.registry.needs import Needs
+from minisgl.registry.server import Fetch, ModelServer, Start
+from minisgl.server.log import say, warn
+
+
+class Servers:
+    """`start` starts a server, `fetch` fetches a model's files, `known` has what servers took in earlier runs."""
+
+    def __init__(self, start: Start, fetch: Fetch, known: Needs) -> None:
+        self._start, self._fetch, self._known = start, fetch, known
+
+    def recall(self, model: Model) -> None:
+        """Read what its server took before, of the files that are here now."""
+        model.seen.most_bytes = max(model.seen.most_bytes, self._known.of(model.entry))
+
+    async def fetch(self, model: Model) -> None:
+        """Fetch its files, after which it is known what it needs. Raises `NotLoaded`, `OSError`."""
+        say(f"{model.name}: fetching {model.entry.config.engine.model}")
+        model.seen.doing = "fetching"
+        await self._fetch(model.entry.config, partial(setattr, model.seen, "doing"))
+        model.seen.was_fetched = True
+        self.recall(model)
+
+    async def start(self, model: Model, given: int, forget: Callable[[str], None]) -> ModelServer:
+        """Start its server, with `given` bytes for its engine and processes, which do not grow with what was measured.
+        `forget` is called with each adapter whose folder is gone. Raises `NotLoaded`, `OSError`."""
+        began = time.monotonic()
+        seen, config = model.seen, model.entry.config
+        seen.doing = "starting"
+        had = {name: folder for name, folder in model.adapters.items() if folder}
+        for name in [name for name, folder in had.items() if not os.path.isdir(folder)]:
+            warn(f"{model.name}: its adapter {name} is not known any more: its folder is gone")
+            forget(name)
+            del had[name]
+        memory = max(1, given - PROCESSES_BYTES // 2)
+        engine = replace(config.engine, memory=memory, lora=(*config.engine.lora, *had.items()))
+        server = await self._start(replace(config, engine=engine), partial(setattr, seen, "doing"))
+        seen.load_s, seen.max_model_len = time.monotonic() - began, server.max_model_len
+        return server
+
+    async def measure(self, model: Model) -> int:
+        """Return the bytes that its server takes now; 0 if there is none."""
+        if model.server is None or model.state != "loaded":
+            return 0
+        found = await asyncio.to_thread(model.server.used_bytes)
+        model.seen.used_bytes, model.seen.most_bytes = found, max(model.seen.most_bytes, found)
+        return found
+
+    async def keep(self, model: Model) -> None:
+        """Write down for later runs what its server took."""
+        await asyncio.to_thread(self._known.keep, model.entry, model.seen.most_bytes)

@@ -1,0 +1,127 @@
+"""The connection of one front end, as the engine process sees it, and the rules that front ends are held to.
+
+Invariants: frames leave whole and in order, whichever thread sends them; sending never waits: what the front end does
+not take yet is kept, in bounds.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+
+import msgspec
+
+from minisgl.message.codec import FrameReader
+
+
+class FrontEndRules(msgspec.Struct, frozen=True):
+    """What front ends are held to, and told; also by the pool (`rust/minisgl-router`), which gets all of it.
+
+    `send_buffer_bytes`: what the kernel holds for a front end. It says that there is room when at most a quarter is
+    used: a few steps of hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and
+    the first token of a new request would stand at its end."""
+
+    max_front_ends: int = 64
+    max_name: int = 64
+    send_buffer_bytes: int = 1 << 17
+    max_queued_bytes: int = 64 << 20  # for one that stalls while others go on
+    too_many: str = "the engine process has too many front ends"
+    hello_first: str = "the first message of a connection must be hello"
+    does_not_read: str = "it does not read what is sent to it"
+    not_above: str = "request id {req_id} does not lie above the last one, {last_id}"
+    ends: str = "the engine process ends the connection: {reason}"
+    put_out: str = "{name} was put out: {reason}; {num_live} of its requests are aborted"
+    has_gone: str = "{name} has gone; {num_live} of its requests are aborted"
+
+
+RULES = FrontEndRules()
+READ_BYTES = 1 << 18
+MAX_READ_BYTES = 16 << 20  # in one turn
+
+
+class Connection:
+    """`number` is never used again; `live` are the ids, within this process, of its requests that have not ended."""
+
+    def __init__(self, number: int, sock: socket.socket) -> None:
+        self.number = number
+        self.name = f"front end {number}"
+        self.greeted = False
+        self.live: set[int] = set()
+        self.last_id = -1  # the front end's own
+        self.has_room = True  # as far as is known
+        self.frames = FrameReader()
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._queue: deque[memoryview] = deque()
+        self._num_queued = 0
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RULES.send_buffer_bytes // 2)  # the kernel doubles it
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is queued."""
+        return bool(self._queue)
+
+    @property
+    def is_lost(self) -> bool:
+        """More is queued than may be."""
+        return self._num_queued > RULES.max_queued_bytes
+
+    def send(self, frame: bytes, *, droppable: bool = False) -> None:
+        """`frame` with its length in front. One that is `droppable` is not queued."""
+        with self._lock:
+            if self._queue:
+                if not droppable:
+                    self._put(memoryview(frame))
+                return
+            sent = self._write(frame)
+            if sent < len(frame) and (sent or not droppable):
+                self._put(memoryview(frame)[sent:])
+
+    def flush(self) -> None:
+        """Send of what is queued what the front end takes now."""
+        with self._lock:
+            while self._queue:
+                first = self._queue[0]
+                sent = self._write(first)
+                self._num_queued -= sent
+                if sent < len(first):
+                    self._queue[0] = first[sent:]
+                    return
+                self._queue.popleft()
+
+    def _put(self, data: memoryview) -> None:
+        self._queue.append(data)
+        self._num_queued += len(data)
+
+    def _write(self, data: bytes | memoryview) -> int:
+        """How much was sent. One that is gone takes everything: who reads finds out."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
+
+    def read(self) -> bool:
+        """Take in what is there; False at the end."""
+        for _ in range(MAX_READ_BYTES // READ_BYTES):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            self.frames.feed(data)
+            if len(data) < READ_BYTES:
+                return True
+        return True
+
+    def close(self) -> None:
+        self._socket.close()

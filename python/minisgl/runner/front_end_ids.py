@@ -1,0 +1,93 @@
+"""Request ids of several front ends in one engine process: a connection's number stands above a front end's own id.
+
+Invariants: what a front end gets of a step is its own rows in their order, with its own ids; nothing here is done token
+by token.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.message import ID_BITS, ID_LIMIT, StepTokens
+from minisgl.step import Int64Array
+
+MAX_CONNECTIONS = 1 << (63 - ID_BITS)  # ever; their numbers lie below
+_OWN = ID_LIMIT - 1
+_Mask = npt.NDArray[np.bool_]
+
+
+def within(number: int, req_id: int) -> int:
+    """The id within this process of a front end's own id."""
+    return number << ID_BITS | req_id
+
+
+def owner(req_id: int) -> int:
+    """The number of the connection that a request came from."""
+    return req_id >> ID_BITS
+
+
+def split(message: StepTokens) -> dict[int, StepTokens]:
+    """A step by number of connection."""
+    ids = np.frombuffer(message.req_ids, np.int64)
+    admitted = np.frombuffer(message.admitted_ids, np.int64)
+    owners, admitted_owners = ids >> ID_BITS, admitted >> ID_BITS
+    first = int(owners[0]) if len(owners) else -1
+    if (
+        first >= 0
+        and (owners == first).all()
+        and (admitted_owners == first).all()
+        and all(owner(req_id) == first for req_id in _of_prompts(message))
+    ):
+        return {first: _renamed(message, ids, admitted) if first else message}
+    numbers = {*owners.tolist(), *admitted_owners.tolist()}
+    numbers.update(map(owner, _of_prompts(message)))
+    return {
+        number: _renamed(
+            *_selected(message, number, ids, owners == number, admitted, admitted_owners == number),
+        )
+        for number in sorted(numbers)
+    }
+
+
+def _of_prompts(message: StepTokens) -> list[int]:
+    """Requests of whose prompts there are log probabilities or an embedding in it."""
+    return [one.req_id for one in message.prompt_logprobs] + [one.req_id for one in message.embeddings]
+
+
+def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> StepTokens:
+    """With the front end's own ids; `ids` and `admitted` are those of `message`."""
+    return msgspec.structs.replace(
+        message,
+        req_ids=(ids & _OWN).tobytes(),
+        admitted_ids=(admitted & _OWN).tobytes(),
+        errors={req_id & _OWN: text for req_id, text in message.errors.items()},
+        prompt_logprobs=tuple(
+            msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.prompt_logprobs
+        ),
+        embeddings=tuple(msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.embeddings),
+    )
+
+
+def _selected(
+    message: StepTokens, number: int, ids: Int64Array, rows: _Mask, admitted: Int64Array, new: _Mask
+) -> tuple[StepTokens, Int64Array, Int64Array]:
+    """The rows and admissions of one connection, by masks; also as arrays."""
+    tokens, reasons = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.reasons, np.int32)
+    cached = np.frombuffer(message.cached_lens, np.int32)
+    index = np.cumsum(rows) - 1  # where a row goes
+    found = StepTokens(
+        step=message.step,
+        req_ids=b"",
+        tokens=tokens[rows].tobytes(),
+        reasons=reasons[rows].tobytes(),
+        cached_lens=cached[new].tobytes(),
+        errors={req_id: text for req_id, text in message.errors.items() if owner(req_id) == number},
+        logprobs=tuple(
+            msgspec.structs.replace(one, index=int(index[one.index])) for one in message.logprobs if rows[one.index]
+        ),
+        prompt_logprobs=tuple(one for one in message.prompt_logprobs if owner(one.req_id) == number),
+        embeddings=tuple(one for one in message.embeddings if owner(one.req_id) == number),
+    )
+    return found, ids[rows], admitted[new]

@@ -1,0 +1,191 @@
+"""Renders chat templates as transformers does: the same jinja environment, filters and globals.
+
+Invariants: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
+the calls of its macros, together, and the time that they take; what goes wrong in it is a `ChatTemplateError` for the
+client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, NoReturn
+
+import jinja2
+import jinja2.compiler
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from minisgl.tokenizer import template_bounds
+
+MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
+_TURN = "true"  # a variable whose name no template can read or set: there it is a constant
+_GUARD = "guard of texts"  # another one
+
+
+class ChatTemplateError(ValueError):
+    """The conversation does not fit the template, or there is none. The text is meant for the client."""
+
+
+class TooMuchWork(ChatTemplateError):
+    """A template's loops and macros did more than they may."""
+
+
+class Work(NamedTuple):
+    """Turns of loops and calls of macros, and seconds of the processor's time. They are read at each turn, which may
+    sort a hundred thousand values."""
+
+    turns: int
+    seconds: float
+
+
+TRIAL_WORK = Work(1 << 14, 1.0)
+MAX_WORK = Work(1 << 21, 10.0)  # as many turns take some seconds; the gateway's renderer counts its steps
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; rendering ignores the mark."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class says set)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class _CodeGenerator(template_bounds.BoundedCode):
+    """Leaves constants to the rendering: jinja computes them, of any size, in branches that nothing takes too."""
+
+    def _output_child_to_const(
+        self,
+        node: jinja2.nodes.Expr,
+        frame: jinja2.compiler.Frame,
+        finalize: jinja2.compiler.CodeGenerator._FinalizeInfo,
+    ) -> str:
+        if not isinstance(node, jinja2.nodes.TemplateData | jinja2.nodes.Const):
+            raise jinja2.nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_Call(self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False) -> None:
+        """Write the call of `_TURN` without what the sandbox asks of each call."""
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == _TURN:
+            self.visit(node.node, frame)
+            self.write("()")
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+
+
+_PLAIN = (str, jinja2.runtime.LoopContext, template_bounds.QuietNamespace)
+_NOT_THERE = object()
+
+
+class _Environment(template_bounds.BoundedEnvironment):
+    """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute or a key, as the sandbox does. Its checks are left out for keys of dictionaries and
+        public attributes of texts, loops and namespaces, where they find nothing and which templates read most."""
+        kind = type(obj)
+        if kind is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        if kind in _PLAIN and not attribute.startswith(("_", "format")):
+            found = getattr(obj, attribute, _NOT_THERE)
+            if found is not _NOT_THERE:
+                return found
+        return super().getattr(obj, attribute)
+
+    def _generate(
+        self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        def turn(line: int) -> jinja2.nodes.Call:
+            return jinja2.nodes.Call(jinja2.nodes.Name(_TURN, "load", lineno=line), [], [], None, None, lineno=line)
+
+        for node in source.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
+            line = node.lineno
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # turns that it leaves out count, too
+                node.test = jinja2.nodes.And(turn(line), node.test, lineno=line)
+            else:
+                node.body.insert(0, jinja2.nodes.ExprStmt(turn(line), lineno=line))
+        source.set_environment(self)
+        return super()._generate(source, name, filename, defer_init)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+@jinja2.pass_context
+def _tojson(
+    context: jinja2.runtime.Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    guard = context.parent.get(_GUARD)
+    found = json.dumps(
+        value, ensure_ascii=ensure_ascii and not guard, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return _escaped(found, guard) if ensure_ascii and guard else found
+
+
+def _escaped(text: str, guard: str) -> str:
+    """JSON with escapes for all that is not ASCII, but for guards."""
+    return guard.join(
+        re.sub("[\x7f-\U0010ffff]+", lambda found: json.dumps(found[0])[1:-1], part) for part in text.split(guard)
+    )
+
+
+def environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], optimized=False
+    )
+    environment.code_generator_class = _CodeGenerator
+    environment.filters["tojson"] = _tojson
+    environment.bound_filters()
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, guard: str = "") -> str:
+    """Render the template, within `most`. `guard`: the character that its own JSON leaves as it is. Raises
+    `ChatTemplateError`."""
+    pieces: list[str] = []
+    size = 0
+    turns = itertools.count(1)
+    end = time.thread_time() + most.seconds
+    template_bounds.begin([*variables["messages"], *(variables["tools"] or ())])
+
+    def turn() -> bool:
+        if next(turns) > most.turns:
+            raise TooMuchWork("messages: the chat template takes too many turns over them")
+        if time.thread_time() > end:
+            raise TooMuchWork("messages: the chat template takes too long over them")
+        return True
+
+    try:
+        # as `Template.generate`, which copies all that there is
+        context = template.new_context({**template.globals, **variables, _TURN: turn, _GUARD: guard}, shared=True)
+        for piece in template.root_render_func(context):
+            pieces.append(piece)
+            size += len(piece) + 1
+            if size > MAX_RENDERED:
+                raise ChatTemplateError("messages: the chat template makes too long a prompt of them")
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
+    except ChatTemplateError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        # a template is a program: its own mistakes on odd input are the input's mistakes to the client
+        raise ChatTemplateError(f"messages: the chat template fails on them: {error}") from error
+    return "".join(pieces)
