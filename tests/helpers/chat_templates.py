@@ -96,6 +96,8 @@ OPEN = """
 FIRST_LETTER = """
 {%- for m in messages %}[{{ m.role }}]{% if not m.content[0].thinking %}{{ m.content }}{% endif %}{% endfor -%}
 {%- if add_generation_prompt %}[assistant]{% endif %}"""
+# The system text is a part of the last message, if that is a user's (Mistral Nemo).
+LAST = NINE.replace("loop.first and system is defined", "loop.last and system is defined")
 
 SOURCES = {
     "strict": STRICT,
@@ -103,6 +105,7 @@ SOURCES = {
     "bare": BARE,
     "channels": CHANNELS,
     "nine": NINE,
+    "last": LAST,
     "collected": COLLECTED,
     "open": OPEN,
     "first letter": FIRST_LETTER,

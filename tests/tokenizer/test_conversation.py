@@ -117,6 +117,21 @@ CASES: dict[str, tuple[str, list[Message], str]] = {
         '[INST]q[/INST]look</s>[INST][/INST][CALLS]{"name": "f", "arguments": {"a": 1}} b8936a705[RESULT]1x</s>'
         "[INST]p[/INST]",
     ),
+    "system with the last question alone, behind an answer": (
+        "last",
+        [system("s"), user("q"), says("a")],
+        "[INST]s\n\nq[/INST]a</s>",
+    ),
+    "system with the last question alone, behind a result": (
+        "last",
+        [system("s"), user("q"), calls("f"), result("f", "1")],
+        '[INST]s\n\nq[/INST][CALLS]{"name": "f", "arguments": {"a": 1}} b8936a705[RESULT]1',
+    ),
+    "system with the last question alone, before a question": (
+        "last",
+        [system("s"), user("q"), says("a"), user("p")],
+        "[INST]s\n\nq[/INST]a</s>[INST]p[/INST]",
+    ),
     "system collected": (
         "collected",
         [system("s"), user("q"), says("a"), system("t"), user("p")],

@@ -85,6 +85,8 @@ class Shown:
             refused |= {("text", "call"), *((before, "tool") for before in others)}
             if (None, "text") in refused:
                 refused |= {(None, "call"), ("system", "call")}
+        if any(trial.shows(*kinds) and trial.omits("system", *kinds) for kinds in _endings(calls)):
+            refused |= {(None, "system")}
         return Shown(
             refused=refused,
             late_system=all(trial.shows(*kinds) for kinds in _late_systems(calls)),
@@ -119,6 +121,12 @@ class _Trial:
         """Return whether the template renders these, and leaves out a part of them."""
         messages = [_message(kind, at) for at, kind in enumerate(kinds)]
         return self.prompt(messages) is not None and not self.shows_all(messages)
+
+    def omits(self, *kinds: Kind) -> bool:
+        """Return whether the template renders these, and the words of the first are nowhere in the prompt."""
+        messages = [_message(kind, at) for at, kind in enumerate(kinds)]
+        text = self.prompt(messages)
+        return text is not None and not all(word in text for word in _words(messages[0]))
 
     def prompt(self, messages: list[Message]) -> str | None:
         """Return the prompt; None if the template refuses the messages."""
@@ -202,6 +210,13 @@ def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind
     if one in (None, "system") and other != "user":
         behind += ("user",) if other != "call" else ("text", "user")
     return (*before[one], other, *behind)
+
+
+def _endings(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
+    """Yield conversations that end with each kind: a template may show a leading system text before some ends only."""
+    yield from (("user", "text", "user"), ("user", "text"))
+    if calls:
+        yield from (("user", "call"), ("user", "call", "tool"), ("user", "call", "tool", "text", "user"))
 
 
 def _late_systems(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
