@@ -169,6 +169,21 @@ def test_a_conversation_without_a_question_is_refused_with_the_template_s_reason
 
 # --------------------------------------------------------------------------------------------------------- arguments
 
+
+@pytest.mark.parametrize("name", [*OURS, *REAL])
+def test_an_empty_list_of_parts_is_an_empty_text(name: str) -> None:
+    template = (OURS | REAL)[name]
+
+    def prompt(content: Any) -> str | None:
+        turns = [says(content), user("p"), calls("f", text=content), result("f", content), system(content), user("r")]
+        try:
+            return template.render([system(content), user("q"), *turns, user(content)])
+        except ChatTemplateError:
+            return None
+
+    assert prompt([]) == prompt("")
+
+
 BROKEN = ["not json", "[1]", '"x"', '{"a":3', '{"a": 1}}', "3", "true", "{'a': 1}", "<a>", '{"a": ' + "1" * 5000 + "}"]
 
 

@@ -262,7 +262,7 @@ def _about_reasoning(trial: _Trial, calls: CallForm | None) -> dict[str, Any]:
 def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Message]:
     """Return the messages as a template that shows `shown` takes them. Raises `ValueError` for a call that no template
     can show; it names the field."""
-    found = [_with_calls(dict(message), shown, at) for at, message in enumerate(messages)]
+    found = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
     found = _with_results(list(_with_systems(found, shown)), shown)
     if not shown.several_calls:
         found = _one_by_one(found)
@@ -271,6 +271,11 @@ def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Messag
     if not shown.empty_text:
         found = [{**message, "content": " "} if message == EMPTY else message for message in found]
     return found if shown.calls is None else _in_form(found, shown.calls)
+
+
+def _with_text(message: Mapping[str, Any]) -> Message:
+    """Return a copy of a message with an empty text in the place of an empty list of parts."""
+    return {**message, "content": ""} if message.get("content") == [] else dict(message)
 
 
 def _kind(message: Message) -> Kind | None:
