@@ -710,6 +710,7 @@ impl Reader {
         self.gap += &comma.map_or_else(String::new, |at| json_spaces(&word[at + 1..]));
         let kinds = match self.quote {
             None if is_scalar(value) => Kinds::default(), // JSON says its types
+            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a text has quotes
             _ => self.kinds(),
         };
         if self.quote.is_some() {
