@@ -391,7 +391,11 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (GEMMA, "{size:2", json!({"size": 2})),
         (GEMMA, "{code:700}", json!({"code": "700"})),
         (GEMMA, "{size:null,body:null}", json!({"size": null, "body": null})),
-        (GEMMA, "{size:None,list:[null,x]}", json!({"size": null, "list": [null, "x"]})),
+        (
+            GEMMA,
+            "{size:None,list:[null,x]}",
+            json!({"size": null, "list": [null, "x"]}),
+        ),
         (GEMMA, "{any:True,flag:False}", json!({"any": true, "flag": false})),
         (
             GEMMA,
@@ -413,6 +417,26 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
             &["functiongemma"],
             "{body:<escape>a, b<escape>,size:2}",
             json!({"body": "a, b", "size": 2}),
+        ),
+        (
+            &["functiongemma"],
+            "{list:[<escape>a<escape> <escape>b<escape>]}",
+            json!({"list": ["a", "b"]}),
+        ),
+        (
+            &["functiongemma"],
+            "{body:<escape>a<escape> <escape>size<escape>:2}",
+            json!({"body": "a", "size": 2}),
+        ),
+        (
+            &["functiongemma"],
+            "{<escape>body<escape> <escape>a<escape>}",
+            body("a"),
+        ),
+        (
+            GEMMA,
+            "{list:[<|\"|>a<|\"|> <|\"|>b<|\"|>]}",
+            json!({"list": ["a", "b"]}),
         ),
         (QWEN, "<parameter=body>\nblue", body("blue")),
         (
