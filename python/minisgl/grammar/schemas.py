@@ -147,7 +147,7 @@ class _Work:
     num_added: int = 0
     num_asked: int = 0
     states: list[int] = dataclasses.field(default_factory=list)
-    """Of the multiples that are served."""
+    """The states of the multiples that are served."""
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
     """References to the definitions that they are served as."""
     waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -244,7 +244,8 @@ class _Work:
         """Bounds that the library's numbers do not have are moved inward; those that lead beyond its numbers and
         multiples that it does not have are left out; where no multiple is within, nothing fits."""
         for name in (*LEAST, *MOST):
-            value, up = out.get(name), name in LEAST
+            value: Any = out.get(name)
+            up = name in LEAST
             if not _is_number(value) or abs(value) <= EXACT:
                 continue
             del out[name]
