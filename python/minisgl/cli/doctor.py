@@ -243,7 +243,7 @@ def _chat_template(model: str) -> str:
     from minisgl.tokenizer import Tokenizer
     from minisgl.weights.sources import find_tokenizer
 
-    found = Tokenizer.load(find_tokenizer(model, lambda _: None)).kept_thoughts()
+    found = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
     if found is None:
         raise _NotHere("none")
     if found.shown == found.of:
