@@ -187,6 +187,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
         "utils",
         "extension",
+        "tokenizer",
     },  # tries everything
     "cli.batch": {"chat", "server.batches.store"},  # its server's folder
     "cli.batch_run": {"config", "server.batches.lines", "server.batches.store", "utils"},

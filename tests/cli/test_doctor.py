@@ -17,7 +17,9 @@ import pytest
 from minisgl import envs
 from minisgl.cli import doctor
 from minisgl.extension import HOW_TO_BUILD
+from minisgl.tokenizer.echo import echo_json
 from minisgl.utils.installed import how_to_get
+from tests.helpers.chat_templates import FORGETS
 
 PACKAGE = Path(doctor.__file__).parents[1]
 
@@ -158,6 +160,20 @@ def test_it_says_whether_the_test_data_is_there(
         monkeypatch.setenv(envs.DATA, value)
         _, found = findings(capsys)
         assert expected in found["environment", envs.DATA]["detail"]
+
+
+def test_doctor_with_a_model_names_the_variable_that_keeps_reasoning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(echo_json())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(FORGETS.replace("FORGETS", "not keeps"))
+    doctor.main(["--json", "--model", str(tmp_path)])
+    [said] = [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]
+    assert said["ok"] and "shows 0 of 3" in said["detail"] and '{"keeps": true}' in said["detail"]
+    doctor.main(["--json", "--model", str(tmp_path / "nowhere")])
+    [said] = [one for one in json.loads(capsys.readouterr().out) if one["section"] == "model"]
+    assert said["ok"] is False and "nowhere" in said["detail"]
 
 
 # --- the extension itself ---

@@ -31,7 +31,6 @@ def refusal(kind: Kind, value: Any) -> ParamError:
         ({"$ref": "http://localhost/x"}, "f", "not present"),
         ({"$ref": "#"}, "f", "nothing can satisfy it"),
         (False, "f", "schema is false"),
-        ({"properties": {"n": {"multipleOf": 999983}}}, "f.properties.n.multipleOf", "at most 10000"),
         ({"not": {}}, "f", "schema is false"),
         ({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5}, "f", "Unsatisfiable"),
         ({"enum": ["x" * 5_000]}, "f.enum", "at most 4096 bytes"),

@@ -326,6 +326,12 @@ OBEYED: list[tuple[Any, list[Any], list[Any]]] = [
     ({**TEXT, "format": "date-time"}, ["2024-02-29T23:59:59Z"], ["2023-02-29T23:59:59Z", "2024-02-29T23:59:60Z"]),
     ({**NUMBER, "maximum": 2**63 - 1}, [1, 2**62], [2**63, 2**63 - 1]),
     ({"type": "number", "minimum": -3.5e38, "maximum": 3.5e38}, [1, -2.5], ["x"]),
+    ({**NUMBER, "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -(2**62), 2**62], [2**63, -(2**63) - 1, 1.5]),
+    ({**NUMBER, "minimum": -(2**63)}, [0, -(2**62)], [-(2**64)]),
+    ({**NUMBER, "minimum": 10**18}, [10**18, 2**62], [10**18 - 1, 0, -(10**18)]),
+    ({**NUMBER, "exclusiveMaximum": -1e18}, [-(2**62)], [-(10**18), 0]),
+    ({"type": "number", "minimum": 0, "maximum": 2**64}, [0.5, 2**62], [-1]),
+    ({**NUMBER, "multipleOf": 1e-9, "minimum": -(2**63)}, [5, -3], [0.5]),
     ({"enum": [2**60 + 1, 3]}, [3], [2**60]),
 ]
 
@@ -356,6 +362,13 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
     ({**TEXT, "not": {"pattern": "x"}}, ["not"]),
     ({"if": {"pattern": "x"}, "then": TEXT}, ["if"]),
     ({"$dynamicRef": "#nowhere"}, ["$dynamicRef"]),
+    ({"properties": {"n": {**NUMBER, "multipleOf": 10**18}}}, ["properties.n.multipleOf"]),
+    ({**NUMBER, "multipleOf": 999983}, ["multipleOf"]),
+    ({"type": "number", "multipleOf": 1e-300}, ["multipleOf"]),
+    ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, ["allOf.1.multipleOf"]),
+    ({**NUMBER, "multipleOf": 100_000, "minimum": -(2**63), "maximum": 2**63 - 1}, ["multipleOf"]),
+    ({**NUMBER, "minimum": 2**63}, ["minimum"]),
+    ({"type": "number", "maximum": -1e300}, ["maximum"]),
 ]
 
 

@@ -96,6 +96,10 @@ OPEN = """
 FIRST_LETTER = """
 {%- for m in messages %}[{{ m.role }}]{% if not m.content[0].thinking %}{{ m.content }}{% endif %}{% endfor -%}
 {%- if add_generation_prompt %}[assistant]{% endif %}"""
+# The system text is a part of the last message, if that is a user's (Mistral Nemo).
+LAST = NINE.replace("loop.first and system is defined", "loop.last and system is defined")
+# Reasoning is left out where an expression in the place of FORGETS is true.
+FORGETS = STRICT.replace("if m.reasoning_content %}", "if m.reasoning_content and not (FORGETS) %}")
 
 SOURCES = {
     "strict": STRICT,
@@ -103,6 +107,7 @@ SOURCES = {
     "bare": BARE,
     "channels": CHANNELS,
     "nine": NINE,
+    "last": LAST,
     "collected": COLLECTED,
     "open": OPEN,
     "first letter": FIRST_LETTER,

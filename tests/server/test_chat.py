@@ -12,6 +12,7 @@ from minisgl.message import FinishRequest
 from minisgl.sampling_params import choice_seed
 from minisgl.server import chat, generation
 from tests.helpers.server import (
+    EOS,
     MAX_SEQ_LEN,
     MODEL,
     Frontend,
@@ -63,6 +64,7 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
                 "message": {"role": "assistant", "content": "Hello", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "matched_stop": EOS,
             }
         ],
         "usage": {

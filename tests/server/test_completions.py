@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.server import MODEL, Frontend, chat_body, events, post, prompt_ids
+from tests.helpers.server import EOS, MODEL, Frontend, chat_body, events, post, prompt_ids
 
 PATH = "/v1/completions"
 
@@ -33,6 +33,7 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
                 "text": "Hello",
                 "logprobs": None,
                 "finish_reason": "stop",
+                "matched_stop": EOS,
                 "prompt_logprobs": None,
                 "prompt_token_ids": None,
             }
@@ -72,7 +73,8 @@ def test_tokens_are_shown_as_ids(http: httpx.Client) -> None:
     [
         ({"stop": ["there", "lo"]}, ["lo"]),
         ({"stop_token_ids": [ord("x"), ord("o")]}, [ord("o")]),
-        ({"stop": "x"}, []),
+        ({"stop": "x"}, [EOS]),
+        ({}, [EOS]),
         ({"stop": "lo", "max_tokens": 2}, []),
     ],
 )
@@ -145,7 +147,9 @@ def test_generate(http: httpx.Client, prompt: dict[str, Any]) -> None:
     usage = body.pop("usage")
     if "input_ids" in prompt:  # SGLang's own fields come on top
         assert body.pop("output_ids") == body["token_ids"] and body.pop("meta_info")["prompt_tokens"] == 9
-    assert body == {"text": "Hello", "token_ids": [*ids("Hello"), 256], "finish_reason": "stop"}
+    else:
+        assert body.pop("matched_stop") == EOS
+    assert body == {"text": "Hello", "token_ids": [*ids("Hello"), EOS], "finish_reason": "stop"}
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 6)
 
 

@@ -24,7 +24,7 @@ def test_of_a_plain_server() -> None:
     assert found["limits"] == {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
     assert found["silence"] == {"head_wait": CONFIG.silence.head_wait, "longest": 15.0}
     assert (found["num_keys"], found["hosts"]) == (0, ["127.0.0.1", "::1", "localhost"])
-    assert found["log"] == {"json": False, "access": True, "probes": False}
+    assert found["log"] == {"json": False, "times": True, "access": True, "probes": False}
     assert found["metrics"] == {"seconds": list(SECONDS), "tokens": list(TOKENS), "window_s": 10.0}
     assert found["watch"] == {name: getattr(TIMES, name) for name in TIMES.__struct_fields__}
 
@@ -37,10 +37,11 @@ def test_of_flags() -> None:
         api_keys=(ApiKey(name="a", key="other", share=2, tokens_per_minute=5),),
         limits=Limits(request_timeout=2.5),
         log_format="json",
+        managed=True,
     )
     found = told(config)
     assert (found["hosts"], found["num_keys"]) == (None, 2)
     assert "api.example" in told(msgspec.structs.replace(config, allowed_hosts=("Api.example",)))["hosts"]
     assert found["limits"]["request_timeout"] == 2.5
-    assert found["log"] == {"json": True, "access": False, "probes": False}
+    assert found["log"] == {"json": True, "times": False, "access": False, "probes": False}
     assert "secret" not in json.dumps(found) and "other" not in json.dumps(found), "keys are Python's alone"

@@ -197,3 +197,42 @@ def test_texts_have_the_names_of_either_api() -> None:
     with frontend() as server, server.http() as http:
         answer = http.post("/v1/chat/completions", json={"messages": talk})
         assert answer.status_code == 200 and "kept" in answer.json()["choices"][0]["message"]["content"]
+
+
+TEXTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a text": (
+        {"type": "document", "title": "Page", "source": {"type": "text", "media_type": "text/plain", "data": "words"}},
+        ["Page", "words"],
+    ),
+    "blocks": (
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "words"}]}},
+        ["words"],
+    ),
+    "a text as content": ({"type": "document", "source": {"type": "content", "content": "words"}}, ["words"]),
+    "a hit": (
+        {
+            "type": "search_result",
+            "source": "https://a.example",
+            "title": "Hit",
+            "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+            "citations": {"enabled": True},
+        },
+        ["Hit", "one", "two"],
+    ),
+}
+
+
+@pytest.mark.parametrize("place", ["last", "history", "result", "result in history"])
+@pytest.mark.parametrize(("block", "words"), TEXTS.values(), ids=TEXTS)
+def test_texts_of_documents_and_hits_reach_the_template(block: dict[str, Any], words: list[str], place: str) -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    blocks = [{"type": "tool_result", "tool_use_id": "t", "content": [block]}] if "result" in place else [block]
+    messages = [{"role": "user", "content": "q"}, call] if "result" in place else []
+    messages += [{"role": "user", "content": blocks}]
+    if "history" in place:
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "p"}]
+    chat = chat_of_messages(checked({"max_tokens": 9, "messages": messages}, MessagesRequest))
+    prompt = OURS["open"].render([message.for_template() for message in chat.messages or ()])
+    assert "left out" not in prompt
+    places = [prompt.index(word) for word in words]
+    assert places == sorted(places)

@@ -1,5 +1,5 @@
 """Sessions of ten turns, with bodies as known agents send them (in words of our own), over templates of all kinds: each
-turn is answered, and finds nearly all of the turn before it in the prefix cache.
+turn is answered, finds nearly all of the turn before it in the prefix cache, and its stream gives what it says whole.
 
 The agents: Claude Code 2.1.197, Codex CLI 0.171.0, opencode 1.18.33 and Cline 3.0.65.
 """
@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import msgspec
+import openai
 import pytest
 
 from minisgl.message import AddRequest
@@ -25,7 +27,7 @@ Body = dict[str, Any]
 NUM_TURNS = 10
 SHARE = 0.95
 RULES = " ".join(f"Rule {i}: work carefully, and say what was done." for i in range(200))  # agents have more
-TEMPLATES = {name: SOURCES[name] for name in ("strict", "turns", "open", "channels", "nine")} | real_sources()
+TEMPLATES = {name: SOURCES[name] for name in ("strict", "turns", "open", "channels", "nine", "last")} | real_sources()
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 
 
@@ -58,6 +60,14 @@ class Agent:
 
     def next(self, body: Body, answer: Body, turn: int) -> Body:
         """Return the body of the next turn: all of this one, the answer, and what came of it."""
+        raise NotImplementedError
+
+    def stream(self, url: str, body: Body) -> Body:
+        """Return what a parser of the program's kind makes of the answer's events."""
+        raise NotImplementedError
+
+    def said(self, answer: Body) -> Any:
+        """Return the blocks, items or message of an answer, without ids, which are new in each."""
         raise NotImplementedError
 
 
@@ -101,6 +111,14 @@ class ClaudeCode(Agent):
         system = [{**body["system"][0], "text": body["system"][0]["text"].replace("cch=1", f"cch={turn}")}]
         return {**body, "system": system + body["system"][1:], "messages": [*body["messages"], *said, *more]}
 
+    def stream(self, url: str, body: Body) -> Body:
+        client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+        with client.messages.stream(model="", max_tokens=1, messages=[], extra_body=body) as events:
+            return events.get_final_message().to_dict()
+
+    def said(self, answer: Body) -> Any:
+        return answer["stop_reason"], [without_ids(block) for block in answer["content"]]
+
 
 class Codex(Agent):
     path = "/v1/responses"
@@ -143,6 +161,21 @@ class Codex(Agent):
             items.append({"type": "message", "role": "developer", "content": content})
         return {**body, "input": [*body["input"], *items]}
 
+    def stream(self, url: str, body: Body) -> Body:
+        """The program keeps the items that are done; the client's parser keeps them as they grow."""
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        done: list[Body] = []
+        with client.responses.stream(model="", input=[], extra_body=body) as events:
+            for event in events:
+                if event.type == "response.output_item.done":
+                    done.append(event.item.to_dict())
+                if event.type == "response.completed":
+                    assert [without_ids(item.to_dict()) for item in event.response.output] == [*map(without_ids, done)]
+        return {"status": "completed", "output": done}
+
+    def said(self, answer: Body) -> Any:
+        return answer["status"], [without_ids(item) for item in answer["output"]]
+
 
 class OpenCode(Agent):
     path = "/v1/chat/completions"
@@ -170,6 +203,17 @@ class OpenCode(Agent):
         ]
         return {**body, "messages": [*body["messages"], said, *results]}
 
+    def stream(self, url: str, body: Body) -> Body:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        with client.chat.completions.stream(model="", messages=[], extra_body=body) as events:
+            return events.get_final_completion().to_dict()
+
+    def said(self, answer: Body) -> Any:
+        [choice] = answer["choices"]
+        message = {name: choice["message"].get(name) or None for name in ("content", "reasoning_content")}
+        calls = [without_ids(one) for one in choice["message"].get("tool_calls") or ()]
+        return choice["finish_reason"], message, calls
+
 
 class Cline(OpenCode):
     """Its texts are lists of parts, and a note on its surroundings follows the results, as a message of the user."""
@@ -186,6 +230,14 @@ class Cline(OpenCode):
             **found,
             "messages": [*found["messages"], *([{"role": "user", "content": note}] if turn % 3 == 1 else [])],
         }
+
+
+def without_ids(value: Any) -> Any:
+    """Return a part of an answer without ids, and without what only clients add."""
+    if isinstance(value, dict):
+        names = value.keys() - {"id", "call_id", "index", "parsed", "parsed_arguments"}
+        return {name: without_ids(value[name]) for name in sorted(names) if value[name] is not None}
+    return [without_ids(one) for one in value] if isinstance(value, list) else value
 
 
 def text_of(turn: int) -> str:
@@ -227,7 +279,9 @@ def client(server: Frontend) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_session_is_answered_and_cached(client: httpx.Client, server: Frontend, template: str, name: str) -> None:
+def test_a_session_is_answered_cached_and_streamed(
+    client: httpx.Client, server: Frontend, template: str, name: str
+) -> None:
     agent = AGENTS[name]()
     body, before = agent.first(), ""
     for turn in range(1, NUM_TURNS + 1):
@@ -242,7 +296,9 @@ def test_a_session_is_answered_and_cached(client: httpx.Client, server: Frontend
         share = 0.85 if "qwen" in template.lower() else SHARE  # a question ends what it shows of earlier thoughts
         assert num_same >= share * len(before), (turn, before[num_same : num_same + 200], prompt[num_same:][:200])
         before = prompt + said(replies(TEMPLATES[template]), prompt)
-        body = agent.next(body, response.json(), turn)
+        streamed = agent.stream(server.url, body)
+        assert agent.said(streamed) == agent.said(response.json()), turn
+        body = agent.next(body, streamed, turn)
 
 
 def said(by_pattern: dict[str, str], prompt: str) -> str:

@@ -105,6 +105,16 @@ def test_broken_arguments_are_no_call_in_any_api(http: httpx.Client, arguments: 
     assert responses(http, text) == []
 
 
+@pytest.mark.parametrize("arguments", BROKEN)
+def test_an_answer_whose_second_call_is_broken_calls_the_first(http: httpx.Client, arguments: str) -> None:
+    """A stream has shown pieces of the second, and ends as a text does."""
+    text = said('{"size": 1}') + said(arguments).removeprefix("say:")
+    assert chat(http, text, False) == ("tool_calls", ['{"size": 1}'])
+    assert chat(http, text, True)[0] == "stop"
+    assert messages(http, text) == ("tool_use", [{"size": 1}])
+    assert ollama(http, text, False) == ollama(http, text, True) == responses(http, text) == [{"size": 1}]
+
+
 def test_a_call_that_a_limit_cuts_is_no_call_with_empty_arguments(http: httpx.Client) -> None:
     text = said('{"body": "' + "blue " * 40 + '"}')
     tool = {"type": "function", "function": {"name": "save", "parameters": SCHEMA}}

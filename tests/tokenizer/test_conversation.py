@@ -117,6 +117,21 @@ CASES: dict[str, tuple[str, list[Message], str]] = {
         '[INST]q[/INST]look</s>[INST][/INST][CALLS]{"name": "f", "arguments": {"a": 1}} b8936a705[RESULT]1x</s>'
         "[INST]p[/INST]",
     ),
+    "system with the last question alone, behind an answer": (
+        "last",
+        [system("s"), user("q"), says("a")],
+        "[INST]s\n\nq[/INST]a</s>",
+    ),
+    "system with the last question alone, behind a result": (
+        "last",
+        [system("s"), user("q"), calls("f"), result("f", "1")],
+        '[INST]s\n\nq[/INST][CALLS]{"name": "f", "arguments": {"a": 1}} b8936a705[RESULT]1',
+    ),
+    "system with the last question alone, before a question": (
+        "last",
+        [system("s"), user("q"), says("a"), user("p")],
+        "[INST]s\n\nq[/INST]a</s>[INST]p[/INST]",
+    ),
     "system collected": (
         "collected",
         [system("s"), user("q"), says("a"), system("t"), user("p")],
@@ -153,6 +168,21 @@ def test_a_conversation_without_a_question_is_refused_with_the_template_s_reason
 
 
 # --------------------------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize("name", [*OURS, *REAL])
+def test_an_empty_list_of_parts_is_an_empty_text(name: str) -> None:
+    template = (OURS | REAL)[name]
+
+    def prompt(content: Any) -> str | None:
+        turns = [says(content), user("p"), calls("f", text=content), result("f", content), system(content), user("r")]
+        try:
+            return template.render([system(content), user("q"), *turns, user(content)])
+        except ChatTemplateError:
+            return None
+
+    assert prompt([]) == prompt("")
+
 
 BROKEN = ["not json", "[1]", '"x"', '{"a":3', '{"a": 1}}', "3", "true", "{'a': 1}", "<a>", '{"a": ' + "1" * 5000 + "}"]
 

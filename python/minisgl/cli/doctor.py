@@ -1,4 +1,5 @@
-"""`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not.
+"""`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not. Of a model it
+says which variable makes the chat template keep earlier reasoning.
 
 Invariants: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
 """
@@ -242,11 +243,31 @@ def _environment() -> list[Finding]:
     ]
 
 
+def _chat_template(model: str) -> str:
+    """Return whether the prefix cache has the turns of an agent's session with reasoning."""
+    from minisgl.tokenizer import Tokenizer
+    from minisgl.weights.sources import find_tokenizer
+
+    found = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
+    if found is None:
+        raise _NotHere("none")
+    if found.shown == found.of:
+        return "keeps the reasoning of earlier turns"
+    before = f"shows {found.shown} of {found.of} earlier thoughts of a session with tools"
+    if found.kwarg is None:
+        return f"{before}, and no variable of its makes it show more: the prefix cache ends where they are left out"
+    name, value = found.kwarg
+    return f'{before}; {found.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
+
+
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="one JSON array")
+    parser.add_argument("--model", help="look at its chat template, too: a folder, a GGUF file or a hub's name")
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
+    if args.model is not None:
+        findings.append(_try("model", "chat template", lambda: _chat_template(args.model)))
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 16  # of a source
 MAX_DEPTH = 128  # of a schema, counting its objects and lists
 MAX_TEXT_BYTES = 4096  # of one text that an answer may have to spell
 MAX_MULTIPLE = 10_000  # of all multipleOf together, without their powers of ten
+MAX_PLACES = 15  # behind the point of a multipleOf
 # of Lark as the library reads it: texts, expressions and comments, in which nothing else begins; then what is looked at
 _LEXEME = re.compile(
     r'"(?:\\.|[^"\\\n])*+"|//[^\n]*+|\#[^\n]*+|/(?:\\.|[^/\\])++/'
@@ -113,7 +114,6 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
         if isinstance(error, ParamError):
             raise
         raise ParamError(field, value, f"not a JSON schema: {error}") from None
-    check_multiples(found, field)
     return found
 
 
@@ -128,16 +128,37 @@ def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
         todo.extend((at, one) for at, _, one in reversed(below) if isinstance(one, (dict, list)))
 
 
+def num_states(multiple: float) -> int:
+    """Return the states of an automaton that takes the multiples of a number: a power of ten has none of its own."""
+    digits = "".join(map(str, Decimal(str(multiple)).as_tuple().digits)).strip("0")
+    return int(digits or "1")
+
+
+def has_too_many_digits(multiple: float) -> bool:
+    """Return whether the library's numbers have no such `multipleOf`: 32 bits, and few places behind the point."""
+    exponent = Decimal(str(multiple)).normalize().as_tuple().exponent
+    num_places = max(0, -int(exponent))
+    return num_places > MAX_PLACES or Decimal(str(multiple)).scaleb(num_places) >= 1 << 32
+
+
+def combines(schema: Any) -> bool:
+    """Return whether a schema may say several things of one value."""
+    return any(name in _COMBINING for _, name, _ in walk(schema))
+
+
+def are_too_many(states: Sequence[int], combined: bool) -> bool:
+    """Return whether multiples with so many states are too many together. `combined`: two of them may be in one place,
+    where they are one of their least common multiple."""
+    return sum(states) > MAX_MULTIPLE or (combined and math.lcm(*states) > MAX_MULTIPLE)
+
+
 def check_multiples(schema: Any, field: str) -> None:
     found: list[int] = []
-    combines = False
+    combined = combines(schema)
     for path, name, one in walk(schema):
-        combines |= name in _COMBINING
         if name != "multipleOf" or isinstance(one, bool) or not isinstance(one, (int, float)) or one <= 0:
             continue
-        digits = "".join(map(str, Decimal(str(one)).as_tuple().digits)).strip("0")
-        found.append(int(digits or "1"))
-        # two of them in one place are one of their least common multiple
-        if sum(found) > MAX_MULTIPLE or (combines and math.lcm(*found) > MAX_MULTIPLE):
+        found.append(num_states(one))
+        if are_too_many(found, combined):
             at = ".".join([field, *path])
             raise ParamError(at, one, f"the multiples of a schema have at most {MAX_MULTIPLE} states together")

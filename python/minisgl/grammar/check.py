@@ -35,6 +35,7 @@ _REFUSALS = (
     ("patternProperty regexes", ("patternProperties",)),
     ("min/maxProperties only", ("minProperties", "maxProperties")),
     ("circular references with sibling", ("$ref",)),
+    ("too many expressions", ("multipleOf",)),
 )
 """The words by which the library refuses keywords that an answer can do without, and which ones they are."""
 MAX_NAMED = 16  # fields in a header

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from minisgl.grammar.bounds import are_too_many, combines, has_too_many_digits, num_states
 from minisgl.grammar.forms import check_forms
 from minisgl.grammar.logic import COUNTS, FORMATS, KEYWORDS, LEAST, MOST, Logic, is_equal, none_of, one_of
 from minisgl.grammar.patterns import without_lookahead
@@ -42,6 +43,8 @@ MAX_ASKED = 512  # times that the library is, for patterns of names
 MAX_COMPARED = 64  # alternatives, each with each
 MAX_ADDED = 2000  # schemas that a schema grows by
 EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
+FAR = (1 << 63) - 1024  # the largest of the library's numbers
+LONG = 10**18  # from here on the library has no range that is open to that side
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("allOf", "anyOf", "prefixItems"))
 _SINGLE = frozenset(("items", "additionalItems", "additionalProperties"))
@@ -88,7 +91,7 @@ def served(
 ) -> Served:
     """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
     the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
-    work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field))
+    work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field), combines(schema))
     closing = not _composes(schema)
     found = work.schema(schema, (), closing)
     while work.waiting:
@@ -139,9 +142,12 @@ class _Work:
     is_empty: Callable[[Any], bool]
     without: Mapping[str, frozenset[str]]
     places: Mapping[int, Path]
+    combined: bool
     left_out: list[str] = dataclasses.field(default_factory=list)
     num_added: int = 0
     num_asked: int = 0
+    states: list[int] = dataclasses.field(default_factory=list)
+    """The states of the multiples that are served."""
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
     """References to the definitions that they are served as."""
     waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -235,13 +241,24 @@ class _Work:
     # ------------------------------------------------------------------------------------------------ in their place
 
     def _numbers(self, node: Mapping[str, Any], out: dict[str, Any], path: Path) -> None:
-        """Bounds that the library's numbers do not have are moved inward; where no multiple is within, nothing fits."""
+        """Bounds that the library's numbers do not have are moved inward; those that lead beyond its numbers and
+        multiples that it does not have are left out; where no multiple is within, nothing fits."""
         for name in (*LEAST, *MOST):
-            value, up = out.get(name), name in LEAST
-            if isinstance(value, float) and abs(value) > EXACT and (value < 0) == up:
-                out[name] = -EXACT if up else EXACT  # no answer has more digits
-            elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
-                out[name] = _inward(value, up)
+            value: Any = out.get(name)
+            up = name in LEAST
+            if not _is_number(value) or abs(value) <= EXACT:
+                continue
+            del out[name]
+            if abs(value) >= FAR and (value < 0) != up:
+                self.leave(path, name, node[name])
+                continue
+            bound = int(max(-FAR, min(value, FAR)))
+            if name in ("exclusiveMinimum", "exclusiveMaximum"):  # the library's numbers have no neighbour there
+                bound += 1 if up else -1
+            own, other, inner = ("minimum", "maximum", max) if up else ("maximum", "minimum", min)
+            out[own] = inner([_inward(bound, up), *_bounds(out, (own,))])
+            if abs(value) >= LONG and (value < 0) != up and not _bounds(out, MOST if up else LEAST):
+                out[other] = FAR if up else -FAR
         for name in ("const", "enum"):
             values = [out[name]] if name == "const" and name in out else out.get(name)
             if isinstance(values, list) and not all(map(_is_exact, values)):
@@ -250,6 +267,13 @@ class _Work:
                 del out[name]
                 out |= {"enum": kept} if kept else {"type": node.get("type", "integer")}
         multiple = out.get("multipleOf")
+        if multiple is not None and multiple > 0:
+            states = [*self.states, num_states(multiple)]
+            if has_too_many_digits(multiple) or are_too_many(states, self.combined):
+                self.leave(path, "multipleOf", multiple)
+                del out["multipleOf"]
+                return
+            self.states = states
         if multiple is not None and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
             step = Fraction(str(multiple))
             if self.logic.types(node) == {"integer"}:
@@ -577,6 +601,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _bounds(out: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    return [out[name] for name in names if _is_number(out.get(name))]
+
+
 def _inward(value: int, up: bool) -> int:
     try:
         found = float(value)
@@ -600,9 +628,7 @@ def _is_exact(value: Any) -> bool:
 
 def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
     """Return whether no multiple is within the bounds."""
-    bounds = [
-        [Fraction(str(out[name])) / step for name in names if _is_number(out.get(name))] for names in (LEAST, MOST)
-    ]
+    bounds = [[Fraction(str(one)) / step for one in _bounds(out, names)] for names in (LEAST, MOST)]
     if not all(bounds):
         return False
     least, most = math.ceil(max(bounds[0])), math.floor(min(bounds[1]))

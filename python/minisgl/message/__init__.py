@@ -2,7 +2,7 @@
 little-endian arrays, never as lists.
 
 Sockets belong to the two ends (`frontend/engine_socket.py`, `runner/front_ends.py`). Start with `AddRequest` and
-`StepTokens`; docs/protocol.md has the bytes.
+`StepTokens`; docs/request.md#messages has the bytes.
 
 Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
 """

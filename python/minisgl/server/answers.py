@@ -102,7 +102,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: list[int] | None = None  # only with return_token_ids
-    matched_stop: str | int | None = None  # only where one of the request's own stops ended it
+    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
     receipt: dict[str, Any] | None = None  # only with receipt
 
 
@@ -131,7 +131,7 @@ class CompletionChoice(Answer):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
-    matched_stop: str | int | None = None  # only where one of the request's own stops ended it
+    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
     receipt: dict[str, Any] | None = None  # only with receipt
     token_ids: list[int] | None = None  # these two only with return_token_ids
     prompt_token_ids: list[int] | None = None

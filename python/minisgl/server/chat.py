@@ -75,6 +75,7 @@ class TurnChoice:
 
     parser: MessageParser
     named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
+    streams: bool = False
     whole_calls: list[ToolCall] = field(default_factory=list)  # once it has ended
     grown_content: JoinedText = field(default_factory=JoinedText)
     grown_reasoning: JoinedText = field(default_factory=JoinedText)
@@ -89,6 +90,12 @@ class TurnChoice:
     def broken(self) -> list[int]:
         """The numbers of the calls that are broken."""
         return self.parser.broken
+
+    @property
+    def calls_tools(self) -> bool:
+        """Return whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has
+        shown its pieces."""
+        return bool(self.whole_calls) and not (self.streams and self.broken)
 
     @property
     def reasoning(self) -> str:
@@ -112,7 +119,7 @@ class TurnChoice:
         if delta.finish_reason is not None:
             broken = self.broken
             self.whole_calls = [call for i, call in enumerate(self.calls) if i not in broken]
-            called = self.calls and not broken and delta.finish_reason == "stop" and not self.named_call
+            called = self.calls_tools and delta.finish_reason == "stop" and not self.named_call
             self.finish_reason = "tool_calls" if called else delta.finish_reason
         return parts
 
@@ -138,8 +145,8 @@ class Turn(Wanted):
         """An answer is its text."""
         return self.calls is None and self.thinking is None
 
-    def choice(self) -> TurnChoice:
-        return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call)
+    def choice(self, *, streams: bool = False) -> TurnChoice:
+        return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call, streams)
 
     def formats(self) -> Formats | None:
         """Return how an answer is taken apart; None: an answer is its text. The tools are read once."""
@@ -342,7 +349,7 @@ class ChatFormatter(Formatter):
     @cached_property
     def _choices(self) -> list[TurnChoice]:
         """Made when they are needed: where the gateway shows the answer, they are not."""
-        return [self._turn.choice() for _ in range(self._n)]
+        return [self._turn.choice(streams=self.stream) for _ in range(self._n)]
 
     def for_gateway(self) -> Shown | None:
         if self._with_prompt_logprobs or self._continuous_usage or self._with_token_ids or self._as_ids:

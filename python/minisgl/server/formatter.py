@@ -49,9 +49,8 @@ def json_response(data: object) -> Response:
 
 
 def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
-    """Fields of a choice that has ended: SGLang's if one of the request's own stops did it, and its receipt if the
-    request asks for one."""
-    matched = generation.matched_stop(index)
+    """Fields of a choice that has ended: SGLang's if a stop did it, and its receipt if the request asks for one."""
+    matched = generation.ended_by(index)
     return {**({} if matched is None else {"matched_stop": matched}), **receipt_of(generation, index)}
 
 

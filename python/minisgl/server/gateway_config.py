@@ -19,7 +19,7 @@ from minisgl.server.callers import HARMLESS, Callers
 from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, internal_error, too_late
 from minisgl.server.log import shows_access
 
-VERSION = 7
+VERSION = 8
 """The version of what is told. The extension reads one, and refuses others."""
 
 
@@ -36,6 +36,7 @@ def encoded(config: ServerConfig) -> bytes:
         "errors": _errors(config.limits),
         "log": {
             "json": config.log_format == "json",
+            "times": not config.managed,
             "access": shows_access(config.access_log, config.engine.log_level),
             "probes": config.access_log_probes,
         },

@@ -385,6 +385,14 @@ class Generation:
             return last if last in state.sampling.stop_token_ids else None
         return state.matched_stop
 
+    def ended_by(self, index: int) -> str | int | None:
+        """The stop that ended a choice: a stop string, or the id of a token, which may be the model's own end of
+        text; None if no stop did."""
+        state = self._states[index]
+        if state.reason is FinishReason.STOP and state.matched_stop is None:
+            return state.token_ids[-1] if state.token_ids else None
+        return state.matched_stop
+
     def receipt(self, index: int) -> Receipt | None:
         """The receipt of a choice that has ended, if the request asks for one."""
         return None if self._receipts is None else self._receipts.of(self._states[index])

@@ -45,7 +45,6 @@ class SglangFormatter(Formatter):
         sampling, num_answers = wanted.sampling, len(wanted.prompts) * wanted.sampling.n
         self._n = sampling.n
         self._is_list = is_list or sampling.n > 1
-        self._eos_ids = frozenset(context.info.eos_ids)
         self._with_token_ids = bool(fields.return_token_ids)
         wanted.rid = self._id = generate.rid or ids.new_id()
         self._logprobs = SglangLogprobs(context, generate, num_answers) if generate.return_logprob else None
@@ -104,10 +103,7 @@ class SglangFormatter(Formatter):
             return None
         if finish_reason != "stop":
             return {"type": finish_reason, "length": len(ids)}
-        matched = generation.matched_stop(at)
-        if matched is None and ids and ids[-1] in self._eos_ids:
-            matched = ids[-1]
-        return {"type": "stop", "matched": matched}
+        return {"type": "stop", "matched": generation.ended_by(at)}
 
 
 async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:

@@ -85,6 +85,8 @@ class Shown:
             refused |= {("text", "call"), *((before, "tool") for before in others)}
             if (None, "text") in refused:
                 refused |= {(None, "call"), ("system", "call")}
+        if any(trial.shows(*kinds) and trial.omits("system", *kinds) for kinds in _endings(calls)):
+            refused |= {(None, "system")}
         return Shown(
             refused=refused,
             late_system=all(trial.shows(*kinds) for kinds in _late_systems(calls)),
@@ -119,6 +121,12 @@ class _Trial:
         """Return whether the template renders these, and leaves out a part of them."""
         messages = [_message(kind, at) for at, kind in enumerate(kinds)]
         return self.prompt(messages) is not None and not self.shows_all(messages)
+
+    def omits(self, *kinds: Kind) -> bool:
+        """Return whether the template renders these, and the words of the first are nowhere in the prompt."""
+        messages = [_message(kind, at) for at, kind in enumerate(kinds)]
+        text = self.prompt(messages)
+        return text is not None and not all(word in text for word in _words(messages[0]))
 
     def prompt(self, messages: list[Message]) -> str | None:
         """Return the prompt; None if the template refuses the messages."""
@@ -204,6 +212,13 @@ def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind
     return (*before[one], other, *behind)
 
 
+def _endings(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
+    """Yield conversations that end with each kind: a template may show a leading system text before some ends only."""
+    yield from (("user", "text", "user"), ("user", "text"))
+    if calls:
+        yield from (("user", "call"), ("user", "call", "tool"), ("user", "call", "tool", "text", "user"))
+
+
 def _late_systems(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
     yield from (("user", "system"), ("user", "system", "user"), ("user", "system", "system", "text", "user"))
     yield from (("system", "user", "text", "system", "user"), ("user", "text", "system", "text", "user"))
@@ -247,7 +262,7 @@ def _about_reasoning(trial: _Trial, calls: CallForm | None) -> dict[str, Any]:
 def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Message]:
     """Return the messages as a template that shows `shown` takes them. Raises `ValueError` for a call that no template
     can show; it names the field."""
-    found = [_with_calls(dict(message), shown, at) for at, message in enumerate(messages)]
+    found = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
     found = _with_results(list(_with_systems(found, shown)), shown)
     if not shown.several_calls:
         found = _one_by_one(found)
@@ -256,6 +271,11 @@ def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Messag
     if not shown.empty_text:
         found = [{**message, "content": " "} if message == EMPTY else message for message in found]
     return found if shown.calls is None else _in_form(found, shown.calls)
+
+
+def _with_text(message: Mapping[str, Any]) -> Message:
+    """Return a copy of a message with an empty text in the place of an empty list of parts."""
+    return {**message, "content": ""} if message.get("content") == [] else dict(message)
 
 
 def _kind(message: Message) -> Kind | None:

@@ -31,6 +31,7 @@ from minisgl.tokenizer.reference import (
     TooManyTokens,
 )
 from minisgl.tokenizer.rendering import MAX_WORK, ChatTemplateError, Work
+from minisgl.tokenizer.thoughts import Kept, kept
 
 if TYPE_CHECKING:
     from minisgl._rust import TextDecoder, TextStream, TextTokenizer
@@ -189,6 +190,12 @@ class Tokenizer:
         """The source of the chat template for requests with or without tools; empty without one."""
         template = self._template(tools)
         return "" if template is None else template.source
+
+    def kept_thoughts(self) -> Kept | None:
+        """Return what the chat template shows of the reasoning of earlier turns; None without a template. Raises
+        `ChatTemplateError`."""
+        template = self._template(tools=True)
+        return None if template is None else kept(template)
 
     def template_variables(self, *, tools: bool = False) -> frozenset[str]:
         """The variables that the template asks for; none if it does not parse."""

@@ -9,7 +9,7 @@ use crate::engine::WatchTimes;
 use crate::metrics::MetricsConfig;
 
 /// What is told has it. Another one is refused.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Everything that an answer depends on beside what Python prepared of its request.
 #[derive(Clone, Debug, Deserialize)]
@@ -80,6 +80,8 @@ pub struct Silence {
 pub struct LogConfig {
     /// One JSON object a line instead of plain text.
     pub json: bool,
+    /// Lines of plain text begin with the time.
+    pub times: bool,
     /// A line for each request.
     pub access: bool,
     /// Lines for probes too.
@@ -94,8 +96,8 @@ mod tests {
     fn a_configuration_of_another_version_is_refused_by_its_number() {
         let error = |json| GatewayConfig::read(json).err().unwrap_or_default();
         let other = error(r#"{"version": 0, "no_such_field": 1}"#);
-        assert!(other.starts_with("it has version 0, the extension reads 7"), "{other}");
-        assert!(error(r#"{"version": 7}"#).contains("missing field"));
+        assert!(other.starts_with("it has version 0, the extension reads 8"), "{other}");
+        assert!(error(r#"{"version": 8}"#).contains("missing field"));
         assert!(error("{}").contains("version"));
     }
 }

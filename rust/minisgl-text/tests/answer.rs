@@ -12,7 +12,7 @@ type Joined = (String, String, Vec<(String, String)>);
 fn tools() -> Arc<Tools> {
     let schema = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "zip": {"type": ["string", "null"]},
-        "tags": {"type": "array", "items": {"type": "string"}}, "place": {"$ref": "#/$defs/place"}, "any": {}
+        "tags": {"type": "array", "items": {"type": "string"}}, "maybe": {"type": "string", "nullable": true}, "place": {"$ref": "#/$defs/place"}, "any": {}
     }, "$defs": {"place": {"anyOf": [{"type": "object"}, {"type": "null"}]}}});
     let save = json!({"type": "object", "properties": {
         "body": {"type": "string"}, "when": {"type": "string"}, "code": {"type": "string"}, "size": {"type": "integer"},
@@ -239,6 +239,13 @@ fn arguments_have_the_types_of_the_schema() {
         ("days", "5", json!(5)),
         ("days", "many", json!("many")),
         ("zip", "null", Value::Null),
+        ("days", "null", Value::Null),
+        ("days", "None", Value::Null),
+        ("days", "true", json!(true)),
+        ("city", "null", json!("null")),
+        ("maybe", "null", Value::Null),
+        ("maybe", "3", json!("3")),
+        ("tags", "null", Value::Null),
         ("zip", "01234", json!("01234")),
         ("tags", "[\"a\", \"b\"]", json!(["a", "b"])),
         ("tags", "['a', 'b']", json!(["a", "b"])),
@@ -383,6 +390,12 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
         (GEMMA, "{body:<|\"|>blue<|\"|>", body("blue")),
         (GEMMA, "{size:2", json!({"size": 2})),
         (GEMMA, "{code:700}", json!({"code": "700"})),
+        (GEMMA, "{size:null,body:null}", json!({"size": null, "body": null})),
+        (
+            GEMMA,
+            "{size:None,list:[null,x]}",
+            json!({"size": null, "list": [null, "x"]}),
+        ),
         (GEMMA, "{any:True,flag:False}", json!({"any": true, "flag": false})),
         (
             GEMMA,
@@ -404,6 +417,26 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
             &["functiongemma"],
             "{body:<escape>a, b<escape>,size:2}",
             json!({"body": "a, b", "size": 2}),
+        ),
+        (
+            &["functiongemma"],
+            "{list:[<escape>a<escape> <escape>b<escape>]}",
+            json!({"list": ["a", "b"]}),
+        ),
+        (
+            &["functiongemma"],
+            "{body:<escape>a<escape> <escape>size<escape>:2}",
+            json!({"body": "a", "size": 2}),
+        ),
+        (
+            &["functiongemma"],
+            "{<escape>body<escape> <escape>a<escape>}",
+            body("a"),
+        ),
+        (
+            GEMMA,
+            "{list:[<|\"|>a<|\"|> <|\"|>b<|\"|>]}",
+            json!({"list": ["a", "b"]}),
         ),
         (QWEN, "<parameter=body>\nblue", body("blue")),
         (
@@ -603,6 +636,7 @@ fn messages_of_gpt_oss_are_calls_of_tools_that_are_known() {
         (head("functions.save") + " \n", "", call("{}")),
         (head("nobody") + "{}<|call|>", "{}", vec![]),
         (head("functions.save") + "blue<|call|>", "blue", vec![]),
+        (head("functions.") + "{}<|call|>", "{}", vec![]),
         (
             head("functions.save") + "{\"size\": 2}}<|call|>",
             "",

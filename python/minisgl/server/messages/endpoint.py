@@ -214,7 +214,7 @@ class MessagesFormatter(Formatter):
     def __init__(self, model_name: str, asked: MessagesRequest, turn: Turn) -> None:
         super().__init__(turn, asked.stream, asked.priority)
         self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
-        self._choice = turn.choice()
+        self._choice = turn.choice(streams=self.stream)
         self._sections = Sections()
         self._has_begun = False
 
@@ -230,7 +230,7 @@ class MessagesFormatter(Formatter):
         matched = generation.matched_stop(0)
         if matched is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}
-        called = "tool_use" if self._choice.calls and not self._choice.broken else "end_turn"
+        called = "tool_use" if self._choice.calls_tools else "end_turn"
         reason = "max_tokens" if self._choice.finish_reason == "length" else called
         return {"stop_reason": reason, "stop_sequence": None}
 

@@ -49,12 +49,12 @@ impl Finish {
     }
 }
 
-/// The end of a choice, as it is shown; `matched`: what of the request's own stops it was, as JSON.
+/// The end of a choice, as it is shown; `matched`: the stop that ended it, as JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
     /// None: it goes on.
     pub reason: Option<&'static str>,
-    /// A stop string or the id of a stop token.
+    /// A stop string, or the id of a stop token, which may be the model's own end of text.
     pub matched: Option<&'a str>,
 }
 
@@ -95,7 +95,6 @@ pub struct Choice {
     matched: Option<String>,
     /// When its tokens came last.
     pub last_time: Option<Instant>,
-    stop_token_ids: Vec<i64>,
     stream: TextStream,
 }
 
@@ -126,7 +125,6 @@ impl Choice {
             finish: None,
             matched: None,
             last_time: None,
-            stop_token_ids: sampling.stop_token_ids.clone(),
             stream: TextStream::new(tokenizer, &sampling.stop, shown, min_tokens),
         }
     }
@@ -184,10 +182,7 @@ impl Choice {
             self.reason = Some(Finish::Stop);
             self.matched = self.stream.matched_stop().map(|stop| Value::from(stop).to_string());
         } else if by_token {
-            let last = new.last().map(|&token| i64::from(token));
-            self.matched = last
-                .filter(|id| self.stop_token_ids.contains(id))
-                .map(|id| id.to_string());
+            self.matched = new.last().map(ToString::to_string);
         }
         self.finish = self.reason;
         let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token is no text

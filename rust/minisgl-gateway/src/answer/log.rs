@@ -88,7 +88,13 @@ impl Line<'_> {
     /// Writes it.
     pub fn log(&self, config: &LogConfig) {
         if config.access {
-            write_line(&text("info", "minisgl.access", "request", &self.fields(), config.json));
+            let time = if config.times {
+                chrono::Local::now().format("%H:%M:%S ").to_string()
+            } else {
+                String::new()
+            };
+            let line = text("info", "minisgl.access", "request", &self.fields(), config.json);
+            write_line(&if config.json { line } else { time + &line });
         }
     }
 }

@@ -158,9 +158,19 @@ impl Parsed {
         self.shows_thoughts || !matches!(part, Part::Reasoning(_))
     }
 
+    /// Whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has shown its
+    /// pieces.
+    fn calls_tools(&self) -> bool {
+        if self.keeps {
+            self.whole_calls().next().is_some()
+        } else {
+            self.has_called && self.broken.is_empty()
+        }
+    }
+
     /// OpenAI's reason.
     pub fn reason(&self, finish: &'static str) -> &'static str {
-        if finish == "stop" && self.has_called && self.broken.is_empty() && !self.named_call {
+        if finish == "stop" && !self.named_call && self.calls_tools() {
             "tool_calls"
         } else {
             finish

@@ -518,7 +518,7 @@ impl Reader {
         let mut ahead = Ahead::new(behind, ended);
         let Some(next) = ahead.next()? else { return Some(true) };
         if is_key {
-            return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead.rest()));
+            return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead)?);
         }
         match next {
             b'}' | b']' => {
@@ -538,10 +538,10 @@ impl Reader {
                 } else if self.in_object() {
                     self.key_follows(ahead)
                 } else {
-                    Some(b"-+.{[".contains(&one) || one.is_ascii_alphanumeric() || self.starts_quote(ahead.rest()))
+                    Some(b"-+.{[".contains(&one) || one.is_ascii_alphanumeric() || self.starts_quote(ahead)?)
                 }
             }
-            _ if self.starts_quote(ahead.rest()) => {
+            _ if self.starts_quote(ahead)? => {
                 if self.in_object() {
                     self.key_follows(ahead)
                 } else {
@@ -552,8 +552,15 @@ impl Reader {
         }
     }
 
-    fn starts_quote(&self, rest: &str) -> bool {
-        rest.starts_with(QUOTES.map(|(begin, _)| begin)) || self.quote.is_some_and(|quote| rest.starts_with(quote))
+    /// Whether a quote comes next; None: more of the text is needed.
+    fn starts_quote(&self, ahead: Ahead<'_>) -> Option<bool> {
+        let rest = ahead.rest();
+        if rest.starts_with(QUOTES.map(|(begin, _)| begin)) {
+            return Some(true);
+        }
+        let Some(quote) = self.quote else { return Some(false) };
+        let may_come = !ahead.ended && rest.len() < quote.len() && quote.starts_with(rest);
+        (!may_come).then(|| rest.starts_with(quote))
     }
 
     /// Whether a key and a colon come next. What is too long to be looked at may be a key.
@@ -710,6 +717,7 @@ impl Reader {
         self.gap += &comma.map_or_else(String::new, |at| json_spaces(&word[at + 1..]));
         let kinds = match self.quote {
             None if is_scalar(value) => Kinds::default(), // JSON says its types
+            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a text has quotes
             _ => self.kinds(),
         };
         if self.quote.is_some() {

@@ -52,7 +52,7 @@ pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
     let mut literals = Literals { rest: inner };
     match serde_json::from_str::<Value>(&spelled) {
         Ok(Value::Number(found)) if kinds.is_whole() => whole(&found).unwrap_or(spelled),
-        Ok(found) if kinds.allow(&found) => spelled,
+        Ok(found) if kinds.allow(&found) || !kinds.has_text() => spelled,
         Ok(_) => quoted(text),
         Err(_) if inner.starts_with(['{', '[']) => {
             let found = literals.literal(MAX_DEPTH).filter(|_| literals.rest.trim().is_empty());

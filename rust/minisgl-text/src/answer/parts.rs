@@ -105,6 +105,11 @@ impl Kinds {
         self.0.len() == 1 && self.0.contains("string")
     }
 
+    /// It may be a text.
+    pub(super) fn has_text(&self) -> bool {
+        self.0.contains("string")
+    }
+
     pub(super) fn allow(&self, value: &Value) -> bool {
         let kinds: &[&str] = match value {
             Value::Null => &["null"],
@@ -124,10 +129,13 @@ impl Kinds {
 
     /// It may be a number, and no text.
     pub(super) fn is_number(&self) -> bool {
-        (self.0.contains("integer") || self.0.contains("number")) && !self.0.contains("string")
+        (self.0.contains("integer") || self.0.contains("number")) && !self.has_text()
     }
 
     fn add(&mut self, schema: &Value) {
+        if schema.get("nullable") == Some(&Value::Bool(true)) {
+            self.0.insert("null".to_owned());
+        }
         match schema.get("type") {
             Some(Value::String(one)) => self.0.extend([one.clone()]),
             Some(Value::Array(some)) => self.0.extend(some.iter().filter_map(Value::as_str).map(str::to_owned)),

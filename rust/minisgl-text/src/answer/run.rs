@@ -886,6 +886,7 @@ impl Run {
         let name = name.split(|one: char| one == '<' || is_space(one)).next()?;
         let own = name.strip_prefix("functions.");
         own.or_else(|| self.tools.has(name).then_some(name))
+            .filter(|name| !name.is_empty())
     }
 
     /// What is behind a head; false: the text ends with it.

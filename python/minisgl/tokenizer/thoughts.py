@@ -1,0 +1,57 @@
+"""Finds out which earlier reasoning of a session a chat template shows, and which of its variables makes it show more.
+
+What a template leaves out of earlier turns is missing in the prompt of the next one: the prefix cache ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.tokenizer.chat_template import TRIAL_WORK, ChatTemplate, ChatTemplateError
+from minisgl.tokenizer.conversation import TRIAL_TOOL
+
+_CALL = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "trial", "arguments": "{}"}}
+_THOUGHTS = ("thought1x", "thought2x", "thought3x")
+_SESSION: list[dict[str, Any]] = [
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL], "reasoning_content": _THOUGHTS[0]},
+    {"role": "tool", "tool_call_id": _CALL["id"], "content": "result"},
+    {"role": "assistant", "content": "answer", "reasoning_content": _THOUGHTS[1]},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": "another", "reasoning_content": _THOUGHTS[2]},
+    {"role": "user", "content": "last"},
+]
+_SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+"""Variables that say whether the next answer has reasoning, and nothing of earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many of the thoughts of a session with tools a template shows in its next turn."""
+
+    shown: int
+    most: int
+    """With `kwarg`."""
+    kwarg: tuple[str, bool] | None
+    """The variable, and its value, with which the template shows the most; None if none shows more."""
+    of: int = len(_THOUGHTS)
+
+
+def kept(template: ChatTemplate) -> Kept:
+    """Return what a template shows of the reasoning of earlier turns. Raises `ChatTemplateError`."""
+    shown = most = _num_shown(template)
+    kwarg: tuple[str, bool] | None = None
+    for name in sorted(template.variables - _SWITCHES):
+        for value in (True, False):
+            with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that the request itself sets
+                found = _num_shown(template, **{name: value})
+                if found > most:
+                    most, kwarg = found, (name, value)
+    return Kept(shown, most, kwarg)
+
+
+def _num_shown(template: ChatTemplate, **kwargs: Any) -> int:
+    prompt = template.render(_SESSION, TRIAL_WORK, tools=[TRIAL_TOOL], **kwargs)
+    return sum(thought in prompt for thought in _THOUGHTS)
