@@ -174,7 +174,7 @@ def _backends() -> list[Finding]:
         _need_torch("cuda")
         import torch
 
-        importlib.import_module("minisgl.engine.cuda_loading")
+        importlib.import_module("minisgl.engine.building")
         if not torch.cuda.is_available():
             raise _NotHere("imports; no device to run on")
         return "see devices"
