@@ -161,7 +161,7 @@ def _backends() -> list[Finding]:
 
     def cpu_engine() -> str:
         """Loaded, with a model of no size."""
-        from minisgl.engine.cpu_engine import load_cpu_engine
+        from minisgl.engine.cpu_loading import load_cpu_engine
 
         with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))

@@ -1,6 +1,6 @@
 """Models by the architecture that their config names.
 
-What a config says is here, for whoever computes; what torch computes is in `decoder`, which `registry` builds.
+What a config says is here, for whoever computes; what torch computes is in `decoder`.
 """
 
 from minisgl.models.architectures import ARCHITECTURES, MoeConfig, own_name
