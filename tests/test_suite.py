@@ -28,7 +28,7 @@ def test_each_pattern_of_a_part_has_a_file() -> None:
 
 
 def test_a_file_is_of_one_part_and_has_a_command() -> None:
-    assert parts.part_of(parts.TESTS / "engine" / "test_cuda_engine.py") == "torch"
+    assert parts.part_of(parts.TESTS / "engine" / "test_torch_engine.py") == "torch"
     assert parts.part_of(parts.TESTS / "engine" / "test_cpu_engine.py") == parts.CORE
     assert {parts.command_of(one) for one in ("clients", "ray")} == {"make client-test", "make ray-test"}
 

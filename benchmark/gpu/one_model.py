@@ -33,9 +33,9 @@ from minisgl.attention.api import LayerAttention  # noqa: E402
 from minisgl.attention.kv_pool import page_bytes  # noqa: E402
 from minisgl.bench.offline_run import Collector, OfflineJob, breakdown  # noqa: E402
 from minisgl.config import EngineConfig  # noqa: E402
-from minisgl.engine.cuda_engine import CudaEngine  # noqa: E402
 from minisgl.engine.dtypes import DTYPES  # noqa: E402
 from minisgl.engine.loading import load_engine  # noqa: E402
+from minisgl.engine.torch_engine import TorchEngine  # noqa: E402
 from minisgl.models import load_config  # noqa: E402
 from minisgl.models.decoder import build_model  # noqa: E402
 from minisgl.runner.build import build_control_plane  # noqa: E402
@@ -65,7 +65,7 @@ def main() -> int:
     loaded = load_engine(
         job.work.engine, lambda text, done=0, total=0: _say(f"{text} {f'{done}/{total}' * bool(total)}")
     )
-    if not isinstance(loaded, CudaEngine):
+    if not isinstance(loaded, TorchEngine):
         raise SystemExit("the engine is not on a CUDA device")
     bench = Bench(job, Watched(loaded), bytes_per_s)
     load_s = time.perf_counter() - began

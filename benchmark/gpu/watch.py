@@ -1,4 +1,4 @@
-"""What a benchmark notes of each step of a CUDA engine, and the figures that follow.
+"""What a benchmark notes of each step of a torch engine, and the figures that follow.
 
 Nothing is added to what the engine records by itself; device times are read when all steps are through; a step counts
 as idle time only what lies between the end of the forward before it and its own start.
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
-from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.sim.profile import StepLoad
+from minisgl.engine.torch_engine import TorchEngine
 from minisgl.step import StepBuffers, StepPlan
 
 BYTES_PER_S = 4.3e12  # of an H200's memory, as reached by copies; stands in where there is no device to ask
@@ -60,7 +60,7 @@ def kind_of(plan: StepPlan) -> str:
 class Watched:
     """The engine, and what it did."""
 
-    def __init__(self, engine: CudaEngine) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         self.info: EngineInfo = engine.info
         self.engine = engine
         self.steps: list[Step] = []

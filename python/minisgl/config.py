@@ -39,7 +39,7 @@ _MOST_ENGINES = 1024
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
 _DRAFT_LEN = 4  # of a model's drafts, without a number
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)([ :]|$)")
-_DEVICE = re.compile(r"auto|cpu|mps|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/cuda_loading.py)
+_DEVICE = re.compile(r"auto|cpu|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/building.py)
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
@@ -82,7 +82,7 @@ def as_set(text: str, sources: Mapping[str, str]) -> str:
 
 def device_problem(name: str) -> str | None:
     """Return what the name of a device must be; None for one that may be there."""
-    return None if _DEVICE.fullmatch(name) else "must be auto, cpu, cuda, cuda:N or mps"
+    return None if _DEVICE.fullmatch(name) else "must be auto, cpu, cuda or cuda:N"
 
 
 class Unsupported(ConfigError):

@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import Heads
-from minisgl.engine.cuda_engine import RunAgain
+from minisgl.engine.graphs import RunAgain
 from tests.helpers.attention import Rig
 from tests.helpers.flash_attention import calls, module
 

@@ -15,7 +15,7 @@ from minisgl.attention import flashinfer
 from minisgl.attention.backend import BackendError
 from minisgl.attention.flashinfer import FlashInfer, Heads, renormalise, workspace_bytes
 from minisgl.engine import sampler
-from minisgl.engine.cuda_engine import RunAgain
+from minisgl.engine.graphs import RunAgain
 from tests.helpers import flashinfer as helpers_flashinfer
 from tests.helpers.attention import Rig
 

@@ -32,11 +32,9 @@ def resident_bytes(tensors: list[torch.Tensor]) -> int:
 def test_a_large_pool_takes_memory_only_where_it_is_written(dtype: torch.dtype) -> None:
     page = 16 * 8 * 128 * dtype.itemsize
     pool = KVPool(
-        num_layers=4,
+        [LayerAttention(8, 8, 128, 128)] * 4,
         num_pages=GIB // (8 * page),
         page_size=16,
-        num_kv_heads=8,
-        head_dim=128,
         dtype=dtype,
         device=torch.device("cpu"),
     )
@@ -54,7 +52,7 @@ def test_a_large_pool_takes_memory_only_where_it_is_written(dtype: torch.dtype) 
 def test_layers_need_not_be_alike() -> None:
     layers = [LayerAttention(8, 2, 16, 16), LayerAttention(8, 4, 24, 8)]
     device = torch.device("cpu")
-    pool = KVPool.of(layers, num_pages=5, page_size=4, dtype=torch.bfloat16, device=device)
+    pool = KVPool(layers, num_pages=5, page_size=4, dtype=torch.bfloat16, device=device)
     assert [tensor.shape[1:] for tensor in (*pool.k, *pool.v)] == [(4, 2, 16), (4, 4, 24), (4, 2, 16), (4, 4, 8)]
     held = sum(tensor[:5].nbytes for tensor in (*pool.k, *pool.v))
     assert held == 5 * page_bytes(layers, 4, torch.bfloat16)

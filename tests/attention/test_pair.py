@@ -17,8 +17,8 @@ from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer, Heads
 from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine import cuda_loading, loading
-from minisgl.engine.cuda_engine import RunAgain
+from minisgl.engine import building
+from minisgl.engine.graphs import RunAgain
 from minisgl.engine.loading import load_engine
 from minisgl.sampling_params import SamplingParams
 from tests.helpers import flash_attention as helpers_flash_attention
@@ -160,8 +160,7 @@ def _settings(folder: Path, backend: str, **settings: Any) -> dict[str, Any]:
 def _tokens(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[list[int]]:
     from minisgl import LLM
 
-    for module in (cuda_loading, loading):
-        monkeypatch.setattr(module, "machine", lambda device: H200)
+    monkeypatch.setattr(building, "machine", lambda device: H200)
     llm = LLM(**_settings(folder, backend, device="inline", cuda_graph_max_bs=2, **settings))
     prompts = [[3 + (7 * i + j) % 120 for j in range(length)] for i, length in enumerate((4, 300, 9, 270))]
     try:

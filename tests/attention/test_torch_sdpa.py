@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import AttentionRows, Eager, KVPool, LayerAttention, TorchSdpa, torch_sdpa
+from minisgl.attention import AttentionRows, Eager, KVPool, LayerAttention, TorchSdpa, scores, torch_sdpa
 
 pytestmark = pytest.mark.any_cpu
 
@@ -47,7 +47,7 @@ def test_layers_have_scales_caps_and_sizes_of_their_own(
 
 def test_steps_of_scores_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into one query each, and into gathers of one row each."""
-    monkeypatch.setattr(torch_sdpa, "SCORE_BYTES", 1)
+    monkeypatch.setattr(scores, "SCORE_BYTES", 1)
     monkeypatch.setattr(torch_sdpa, "SCRATCH_BYTES", 1)
     check([LayerAttention(6, 2, 12, 20, None, 0.7, 0.5), LayerAttention(6, 2, 12, 20, 11)], 4)
 
@@ -74,7 +74,7 @@ def check(layers: Sequence[LayerAttention], page_size: int, kind: type[TorchSdpa
     num_pages = 400
     lens = [3, 160, 40, 1, 7, 64]  # decode rows of very different lengths, then prefill rows
     extends = [1, 1, 1, 1, 7, 20]
-    pool = KVPool.of(layers, num_pages=num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(layers, num_pages=num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
     for tensor in (*pool.k, *pool.v):
         tensor.normal_(generator=generator)  # what other requests left behind
     table = torch.full((7, 160 // page_size), num_pages)

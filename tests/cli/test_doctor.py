@@ -129,7 +129,7 @@ def test_a_missing_extension_is_a_finding_with_the_way_out(
 def test_nothing_that_could_serve_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("cpu_engine", "torch_engine", "echo"):
+    for name in ("cpu_loading", "torch_engine", "echo"):
         monkeypatch.setitem(sys.modules, f"minisgl.engine.{name}", None)
     code, _ = findings(capsys)
     assert code == 1

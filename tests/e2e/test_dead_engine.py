@@ -15,7 +15,7 @@ from tests.helpers.peers import FrontEndPeer
 from tests.helpers.seconds import WAIT_S
 
 PROGRAM = """
-from minisgl.engine.cuda_engine import step_failure
+from minisgl.engine.launched_step import step_failure
 from minisgl.runner import build, process
 from tests.helpers.seconds import WAIT_S
 
@@ -46,5 +46,5 @@ def test_a_dead_engine_ends_its_process_with_the_reason(tmp_path: Path) -> None:
             sampling = SamplingParams(max_tokens=5, seed=0)
             peer.send(AddRequest(1, np.arange(4, dtype=np.int32).tobytes(), sampling))
             reason = peer.next(EngineFailed).text
-        assert "CUDA error: misaligned address: the CUDA engine cannot go on" in reason
+        assert "CUDA error: misaligned address: the torch engine cannot go on" in reason
         assert process.wait(WAIT_S) == 1

@@ -172,7 +172,7 @@ def _model(folder: Path) -> str:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("inline", marks=pytest.mark.slow)])
 def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> None:
-    """inline: the CUDA engine."""
+    """inline: as on a CUDA device."""
     folder = _model(tmp_path)
     prompts = [[5, 6, 7], list(range(3, 60)), [9]]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

@@ -110,7 +110,7 @@ def test_a_gpu_is_used(gpu: None) -> None:
 
 @pytest.mark.parametrize(
     ("device", "sizes"),
-    [("cuda:1", (256, 8192)), ("cpu", (64, 2048)), ("mps", (64, 2048)), ("simulated h200", (64, 2048))],
+    [("cuda:1", (256, 8192)), ("cpu", (64, 2048)), ("simulated h200", (64, 2048))],
 )
 def test_sizes_of_a_step_follow_the_device_unless_they_are_given(device: str, sizes: tuple[int, int]) -> None:
     info = EngineInfo("torch", None, 9, 99, (), 9, 16, device, "none")

@@ -11,7 +11,8 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.models.config import load_config, tensor_names
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import NOT_FINITE

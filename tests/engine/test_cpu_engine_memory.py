@@ -19,7 +19,7 @@ SHAPE = replace(
 PEAK = """
 import sys
 from minisgl.config import EngineConfig
-from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.cpu_loading import load_cpu_engine
 def bytes_of(name):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from minisgl import _rust
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.models.config import load_config
 from minisgl.models.decoder import build_model
 from minisgl.weights.checkpoint import load_weights

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minisgl.config import EngineConfig
-from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.helpers.engines import Collector, TimedRequest

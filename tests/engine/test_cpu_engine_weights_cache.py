@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine import cpu_engine
-from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine import cpu_loading
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.models.config import ModelConfig
 from tests.helpers.gguf import write_gguf, written_model
 from tests.helpers.models import save, tiny_model
@@ -30,7 +31,7 @@ LARGE = 2**30
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cpu_engine, "LEAST_KEPT", 0)
+    monkeypatch.setattr(cpu_loading, "LEAST_KEPT", 0)
     return tmp_path / "cache" / "panels"
 
 
@@ -109,13 +110,13 @@ def test_a_matrix_that_is_made_otherwise_is_not_taken(tmp_path: Path, monkeypatc
     """As by a later version of minisgl: the file's tensors and their shapes are the same."""
     folder = save(tiny_model("gpt-oss"), tmp_path / "model")
     kept(folder)
-    names = cpu_engine._names
+    names = cpu_loading._names
 
     def other_names(model: ModelConfig) -> dict[str, Any]:
         found = names(model)
         return {**found, "checkpoint": {**found["checkpoint"], "gate_up_in_turns": False}}
 
-    monkeypatch.setattr(cpu_engine, "_names", other_names)
+    monkeypatch.setattr(cpu_loading, "_names", other_names)
     assert kept(folder) == logits(load(folder, weights_cache=None))
 
 
@@ -164,10 +165,10 @@ def test_an_engine_that_is_closed_writes_no_more(tmp_path: Path, cache: Path) ->
 SERVER = """
 import json, sys, numpy as np
 from minisgl.config import EngineConfig
-from minisgl.engine import cpu_engine
-cpu_engine.LEAST_KEPT = 0
+from minisgl.engine import cpu_loading
+cpu_loading.LEAST_KEPT = 0
 config = EngineConfig(model=sys.argv[1], engine="cpu", num_pages=16, weights_cache=2**30)
-engine = cpu_engine.load_cpu_engine(config, lambda text, done=0, total=0: None)
+engine = cpu_loading.load_cpu_engine(config, lambda text, done=0, total=0: None)
 engine.rust.prompt_logits(np.arange(3, 40, dtype=np.int32))
 print(json.dumps(engine.rust.about()), flush=True)
 sys.stdin.readline()

@@ -14,7 +14,8 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import SlotAssignment, StoreCounts
-from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.engine.page_store import digest_of, identity
 from minisgl.step import Int32Array
 from tests.helpers.models import save, tiny_model

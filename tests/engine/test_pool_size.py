@@ -11,7 +11,7 @@ import pytest
 from minisgl import _rust
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine import pool_size
-from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.engine.loading import load_engine
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.utils.memory import Free

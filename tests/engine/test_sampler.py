@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.engine.sampler import SamplingRows, uniforms
-from tests.helpers.samplers import SAMPLERS, draw
+from minisgl.engine.sampler import uniforms
+from tests.helpers.samplers import SAMPLERS, SamplingRows, draw
 
 pytestmark = pytest.mark.any_cpu
 both = pytest.mark.parametrize("kind", SAMPLERS)

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from minisgl.attention import KVPool, TorchSdpa
+from minisgl.attention import KVPool, LayerAttention, TorchSdpa
 from minisgl.config import EngineConfig
 from minisgl.engine.api import EngineInfo, SlotAssignment
-from minisgl.engine.sampler import LogitsProcessors, SamplingRows
+from minisgl.engine.device import InlineDevice
+from minisgl.engine.sampler import LogitsProcessors
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.message import PromptLogprobs, StepTokens
+from minisgl.runner.build import control_plane_config
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
 from tests.engine.test_torch_engine import VOCAB, Reference, load, reference
 from tests.helpers.engines import Collector
-from tests.helpers.samplers import SAMPLERS, Sampler, assignment, draw
+from tests.helpers.samplers import SAMPLERS, Sampler, SamplingRows, assignment, draw
 
 __all__ = ["reference"]
 CPU = torch.device("cpu")
@@ -45,17 +47,13 @@ class FakeModel:
 def fake_engine(num_pages: int = 256, page_size: int = 4, eos_ids: tuple[int, ...] = ()) -> Collector:
     info = EngineInfo("torch", None, VOCAB, 256, eos_ids, num_pages, page_size, "cpu", "float32")
     pool = KVPool(
-        num_layers=1,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_kv_heads=1,
-        head_dim=4,
-        dtype=torch.float32,
-        device=CPU,
+        [LayerAttention(1, 1, 4, 4)], num_pages=num_pages, page_size=page_size, dtype=torch.float32, device=CPU
     )
     attention = TorchSdpa(pool, torch.float32, CPU)
-    engine = TorchEngine(FakeModel(), info, pool, attention, max_rows=32, max_seq_len=256)  # type: ignore[arg-type]
-    return Collector(engine, EngineConfig(max_running_requests=32, page_size=page_size))
+    config = EngineConfig(max_running_requests=32, page_size=page_size)
+    limits = control_plane_config(config, info).limits()
+    engine = TorchEngine(FakeModel(), info, pool, attention, InlineDevice(), limits)  # type: ignore[arg-type]
+    return Collector(engine, config)
 
 
 def expected_greedy(prompt: list[int], params: SamplingParams) -> list[int]:

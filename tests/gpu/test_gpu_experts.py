@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.engine.cuda_engine import Outputs
-from minisgl.engine.cuda_loading import open_device
+from minisgl.engine.building import open_device
+from minisgl.engine.graphs import Outputs
 from minisgl.kernels import experts, experts_tiles, ops
 from minisgl.layers.experts import grouped
 from minisgl.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.attention.backend import machine
 from minisgl.attention.flashinfer import Heads
-from minisgl.engine.cuda_engine import CudaCapture
+from minisgl.engine.graphs import CudaCapture
 from tests.helpers.attention import Rig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing of a kernel to rehearse")

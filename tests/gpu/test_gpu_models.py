@@ -1,4 +1,4 @@
-"""Every architecture through the CUDA engine against transformers on the same device."""
+"""Every architecture through the torch engine against transformers on the same device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the CUDA engine on the device: streams and copies, Triton kernels, sampling, captured graphs."""
+"""The parts of the torch engine on the device: streams and copies, Triton kernels, sampling, captured graphs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from minisgl.engine import sampler
-from minisgl.engine.cuda_engine import Outputs
-from minisgl.engine.cuda_loading import open_device
+from minisgl.engine.building import open_device
 from minisgl.engine.device import DeviceMasks, DeviceSampler, Stream
+from minisgl.engine.graphs import Outputs
 from minisgl.grammar.slots import TokenMasks
 from minisgl.sampling_params import SamplingParams
-from tests.engine.test_device_sampler import assign_all
 from tests.helpers.gpu import PLACE, REHEARSAL, only_on_a_gpu
+from tests.helpers.samplers import assign_all, assignment
 from tests.kernels.test_ops import check_mask, check_store, check_tables
 
 
@@ -101,7 +101,7 @@ def test_equal_logits_give_the_draws_of_the_cpu(vocab: int, may_differ: int) -> 
     found = []
     for place in (PLACE, torch.device("cpu")):
         on_device = DeviceSampler(rows + 1, place)
-        assign_all(on_device, params, place)
+        assign_all(on_device, [assignment(i, one, [1]) for i, one in enumerate(params)], place)
         slots_device = torch.from_numpy(slots).long().to(place)
         chosen = on_device.sample(logits.to(place), slots_device, position.to(place), on_device.needs(slots))
         found.append(chosen.cpu().tolist())

@@ -1,4 +1,4 @@
-"""What the schedulers ask of the CUDA engine in all its forms gives what each request gets alone on the CPU."""
+"""What the schedulers ask of the torch engine in all its forms gives what each request gets alone on the CPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from minisgl.engine.cuda_loading import open_device
+from minisgl.engine.building import open_device
 from minisgl.message import AbortRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.engine.test_cuda_engine import requests
+from tests.engine.test_torch_engine import requests
 from tests.helpers.device_fuzz import make_scenario, run_on
 from tests.helpers.gpu import FLOAT32_WITHIN, PLACE, Run, Wanted, assert_alike, checkpoint, greedily, run
 from tests.helpers.property import draw_from
@@ -101,7 +101,7 @@ def test_seeds_decide_and_others_do_not(folder: Path) -> None:
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_random_requests_as_on_the_cpu(first: int) -> None:
-    """Arrivals, aborts, retractions, steps whose numbers are none: those of tests/engine/test_cuda_engine_fuzz.py."""
+    """Arrivals, aborts, retractions, steps whose numbers are none: those of tests/engine/test_torch_engine_fuzz.py."""
     for seed in range(first, first + 10):
         device, _ = open_device(PLACE)
         try:

@@ -98,7 +98,7 @@ class Spoil:
     """Found by name instead of the engine's module, which it loads and changes."""
 
     def find_spec(self, name, path, target=None):
-        if name != "minisgl.engine.cuda_engine":
+        if name != "minisgl.engine.torch_engine":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -108,7 +108,7 @@ class Spoil:
 
 def spoil(module):
     import torch
-    hidden, calls = module.CudaEngine._hidden, []
+    hidden, calls = module.TorchEngine._hidden, []
 
     def spoiled(self, inputs, forward):
         found = hidden(self, inputs, forward)
@@ -120,7 +120,7 @@ def spoil(module):
         outside = torch.full((1,), 1_000_000, device=found.device)
         return found + torch.zeros(4, device=found.device, dtype=found.dtype)[outside]
 
-    module.CudaEngine._hidden = spoiled
+    module.TorchEngine._hidden = spoiled
 
 sys.meta_path.insert(0, Spoil())
 '''

@@ -15,9 +15,10 @@ import torch
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import Group, GroupError
 from minisgl.distributed.torch_group import CLOSE_TIMEOUT_S, TorchGroup
-from minisgl.engine.cuda_engine import CudaEngine, Outputs
-from minisgl.engine.cuda_loading import open_device
+from minisgl.engine.building import open_device
+from minisgl.engine.graphs import Outputs
 from minisgl.engine.loading import load_engine
+from minisgl.engine.torch_engine import TorchEngine
 from minisgl.runner.build import build_engine
 from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.sampling_params import SamplingParams
@@ -131,11 +132,11 @@ class Half(TorchGroup):
         return 2
 
 
-def _half(folder: Path, rendezvous: Path, wanted: Wanted, **settings: Any) -> tuple[Run, CudaEngine]:
+def _half(folder: Path, rendezvous: Path, wanted: Wanted, **settings: Any) -> tuple[Run, TorchEngine]:
     group = Half(rendezvous, 0, 1, FIRST)
     config = EngineConfig(model=str(folder), **{"device": DEVICE, **SETTINGS, **settings})
     engine = load_engine(config, print, group)
-    assert isinstance(engine, CudaEngine)
+    assert isinstance(engine, TorchEngine)
     recorded = Recorded(engine)
     collector = Run(recorded, config)
     collector.run(wanted)
@@ -192,7 +193,7 @@ def _on_ranks(
         model=str(folder), tp=tp, **{"device": DEVICE, "attention_backend": BACKEND, **SETTINGS, **settings}
     )
     engine = build_engine(config, print)
-    assert isinstance(engine, RankEngine) and isinstance(engine.engine, CudaEngine)
+    assert isinstance(engine, RankEngine) and isinstance(engine.engine, TorchEngine)
     recorded: Any = Recorded(engine.engine)
     recorded.engine = engine  # rank 0 samples, all launch
     collector = Run(recorded, config)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool, TorchSdpa
-from minisgl.attention.api import DeviceRows
+from minisgl.attention.api import DeviceRows, LayerAttention
 from minisgl.attention.flashinfer import Heads
-from minisgl.engine.cuda_engine import Capture, Outputs
+from minisgl.engine.graphs import Capture, Outputs
 
 PEAKED = 3.0  # queries are as long as this, so that a token that is missed shows
 Step = tuple[AttentionRows, Tensor]
@@ -45,11 +45,9 @@ class Rig:
 
     def _pool(self, dtype: torch.dtype) -> KVPool:
         made = KVPool(
-            num_layers=len(self.windows),
+            [LayerAttention(self.heads.query, self.heads.kv, self.heads.dim, self.heads.dim)] * len(self.windows),
             num_pages=self.max_rows * self.columns,
             page_size=self.page_size,
-            num_kv_heads=self.heads.kv,
-            head_dim=self.heads.dim,
             dtype=dtype,
             device=self.device,
         )

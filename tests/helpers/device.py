@@ -72,6 +72,8 @@ class LateStream:
 class LateDevice:
     """`heed` False ignores `wait_event`: what a device does when an order was forgotten."""
 
+    survives_errors = False
+
     def __init__(self, seed: int, *, eagerness: float = 0.3, heed: bool = True) -> None:
         self._random = random.Random(seed)
         self._eagerness = eagerness

@@ -1,4 +1,5 @@
-"""Random scenarios for the CUDA engine on a late device, beside the CPU engine: the same requests, steps and answers.
+"""Random scenarios for the torch engine on a late device, beside one that runs each job when it is queued: the same
+requests, steps and answers.
 
 A scenario is a model, sizes, requests with the steps at which they come and are aborted, steps whose numbers are none,
 and how late the device is. Both engines are driven by the real step loop; any difference is an `AssertionError`.
@@ -23,13 +24,10 @@ from torch import Tensor
 
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
-from minisgl.engine import torch_engine
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine, RunAgain
-from minisgl.engine.device import Device
-from minisgl.engine.sampler import SamplingRows, sample
+from minisgl.engine.device import Device, DeviceSampler, InlineDevice, Needs
+from minisgl.engine.graphs import RunAgain
 from minisgl.engine.torch_engine import TorchEngine
-from minisgl.engine.worker import ForwardThread
 from minisgl.models.api import Attend
 from minisgl.models.decoder import Decoder
 from minisgl.runner.build import control_plane_config
@@ -136,20 +134,17 @@ def model_of(variant: str, place: torch.device = CPU) -> Decoder:
 
 def _pool(model: Decoder, config: EngineConfig, place: torch.device) -> KVPool:
     assert config.num_pages is not None
-    of = model.config
     with torch.inference_mode():
         return KVPool(
-            num_layers=of.num_layers,
+            model.attention,
             num_pages=config.num_pages,
             page_size=config.page_size,
-            num_kv_heads=of.num_kv_heads,
-            head_dim=of.head_dim,
             dtype=torch.float32,
             device=place,
         )
 
 
-def _engine(scenario: Scenario, device: Device | None, place: torch.device = CPU) -> TorchEngine | CudaEngine:
+def _engine(scenario: Scenario, device: Device, place: torch.device = CPU) -> TorchEngine:
     model, config = model_of(scenario.model, place), scenario.config
     assert config.num_pages is not None
     info = EngineInfo(
@@ -167,11 +162,7 @@ def _engine(scenario: Scenario, device: Device | None, place: torch.device = CPU
     pool = _pool(model, config, place)
     attention = TorchSdpa(pool, torch.float32, place, model.config.windows)
     limits = control_plane_config(config, info).limits()
-    if device is not None:
-        return CudaEngine(model, info, pool, attention, device, limits, capture=RunAgain)
-    thread = ForwardThread("fuzz", threaded=False)
-    rows = config.rows_on("cpu")
-    return TorchEngine(model, info, pool, attention, max_rows=rows, max_seq_len=limits.max_seq_len, thread=thread)
+    return TorchEngine(model, info, pool, attention, device, limits, capture=RunAgain)
 
 
 class _Breaking:
@@ -189,31 +180,33 @@ class _Breaking:
         return self._forward(ids, positions, attend)
 
 
-def drive(scenario: Scenario, engine: TorchEngine | CudaEngine) -> Collector:
+def drive(scenario: Scenario, engine: TorchEngine) -> Collector:
     """The real step loop, until all have ended."""
     overlap: Any = scenario.config.overlap
     collector = Collector(engine, scenario.config, overlap=overlap, compiler=PickyCompiler(VOCAB))
     forward = _Breaking(engine.model, scenario.broken)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.model, "forward", forward)
-        if isinstance(engine, CudaEngine):
-            patch.setattr(engine, "forward_model", forward)
+        patch.setattr(engine, "forward_model", forward)
         collector.drive(scenario.requests)
         engine.close()
     return collector
 
 
 class Choices:
-    """What was sampled from what: logits and parameters by (seed, position)."""
+    """What an engine's sampler drew from what: logits and parameters by (seed, position)."""
 
-    def __init__(self) -> None:
-        self._sampled: dict[tuple[int, int], tuple[Tensor, SamplingRows]] = {}
+    def __init__(self, engine: TorchEngine) -> None:
+        self._drawn: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._sampler = engine.sampler
+        self._sample = engine.sampler.sample
+        engine.sampler.sample = self._record  # type: ignore[method-assign]
 
-    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        fields = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position)
-        for i, place in enumerate(zip(rows.seed.tolist(), rows.position.tolist(), strict=True)):
-            self._sampled[place] = logits[i : i + 1].clone(), SamplingRows(*(one[i : i + 1] for one in fields))
-        return sample(logits, rows)
+    def _record(self, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
+        floats, ints = self._sampler._floats[slots], self._sampler._ints[slots]
+        for i, place in enumerate(zip(ints[:, 1].tolist(), position.tolist(), strict=True)):
+            self._drawn[place] = logits[i : i + 1].clone(), floats[i : i + 1], ints[i : i + 1]
+        return self._sample(logits, slots, position, needs)
 
     def near_tie(self, scenario: Scenario, got: Collector, expected: Collector) -> bool:
         """Whether a request's first token that differs is one that rounding may have chosen."""
@@ -223,11 +216,15 @@ class Choices:
             if first is None:
                 continue
             assert request.sampling.seed is not None
-            logits, row = self._sampled[request.sampling.seed, len(request.prompt) + first]
+            position = len(request.prompt) + first
+            logits, floats, ints = self._drawn[request.sampling.seed, position]
+            sampler, one = DeviceSampler(1, CPU), torch.zeros(1, dtype=torch.int64)
+            sampler._floats, sampler._ints = floats, ints
             generator = torch.Generator().manual_seed(0)
             for _ in range(200):
                 moved = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2 * ROUNDING
-                if int(sample(moved, row)) == mine[first]:
+                needs = Needs(sampled=True, min_p=True, truncated=True)
+                if int(sampler.sample(moved, one, torch.tensor([position]), needs)) == mine[first]:
                     return True
         return False
 
@@ -267,11 +264,10 @@ def run_on(scenario: Scenario, device: Device, place: torch.device, within: floa
 
 
 def _expected(scenario: Scenario) -> tuple[Collector, Choices]:
-    """Of the CPU engine."""
-    choices = Choices()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_engine, "sample", choices.sample)
-        return drive(scenario, _engine(scenario, None)), choices
+    """Return what the scenario brings about where no job is late."""
+    engine = _engine(scenario, InlineDevice())
+    choices = Choices(engine)
+    return drive(scenario, engine), choices
 
 
 def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
@@ -279,7 +275,6 @@ def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
     expected, choices = _expected(replace(scenario, graphs=()))
     device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
     engine = _engine(scenario, device)
-    assert isinstance(engine, CudaEngine)
     graphs: list[Any] = list(engine.graphs.values())
     got = drive(scenario, engine)
     if choices.near_tie(scenario, got, expected):

@@ -1,4 +1,4 @@
-"""What the tests under tests/gpu share: the device, runs of the CUDA engine with all their logits, and comparisons.
+"""What the tests under tests/gpu share: the device, runs of the torch engine with all their logits, and comparisons.
 
 Logits are taken where tokens are sampled from them, of graphs too; two runs are compared only as far as
 their histories are the same.
@@ -21,11 +21,11 @@ from torch import Tensor
 from minisgl.attention import backend, flashinfer
 from minisgl.attention.backend import Machine
 from minisgl.config import EngineConfig
-from minisgl.engine import cuda_loading, sampler
+from minisgl.engine import building, sampler
 from minisgl.engine.api import EngineInfo, SlotAssignment, StepHandle
-from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.device import Needs
 from minisgl.engine.loading import load_engine
+from minisgl.engine.torch_engine import TorchEngine
 from minisgl.message import AddRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import StepBuffers, StepPlan
@@ -64,9 +64,9 @@ def rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
     monkeypatch.setattr(flashinfer, "recorded_event", _Fence)
     monkeypatch.setattr(flashinfer, "renormalise", sampler.truncate)
-    monkeypatch.setattr(cuda_loading, "machine", lambda device: Machine("cuda", (9, 0), frozenset({"flashinfer"})))
+    monkeypatch.setattr(building, "machine", lambda device: Machine("cuda", (9, 0), frozenset({"flashinfer"})))
     if REHEARSAL == "late":
-        monkeypatch.setattr(cuda_loading, "InlineDevice", lambda: LateDevice(0, eagerness=0.1))
+        monkeypatch.setattr(building, "InlineDevice", lambda: LateDevice(0, eagerness=0.1))
 
 
 class _Fence:
@@ -96,9 +96,9 @@ def need_backend(name: str) -> None:
 
 
 class Recorded:
-    """A CUDA engine that keeps the logits of all that it samples."""
+    """A torch engine that keeps the logits of all that it samples."""
 
-    def __init__(self, engine: CudaEngine) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
         self._owner: dict[int, int] = {}
         self._kept: list[tuple[dict[int, int], Tensor, Tensor, Tensor]] = []
@@ -131,7 +131,7 @@ class Recorded:
 
 
 class Run(Collector):
-    """A run of the step loop on the CUDA engine, and all that it gave."""
+    """A run of the step loop on the torch engine, and all that it gave."""
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         super().__init__(engine, config, overlap=config.overlap)
@@ -164,11 +164,11 @@ def checkpoint(variant: str, folder: Path, **changes: Any) -> tuple[Path, Any]:
     return save(model, folder), model
 
 
-def engine_of(folder: Path, **settings: Any) -> tuple[CudaEngine, EngineConfig]:
+def engine_of(folder: Path, **settings: Any) -> tuple[TorchEngine, EngineConfig]:
     config = EngineConfig(model=str(folder), **{"device": DEVICE, **SETTINGS, **settings})
     lines: list[str] = []
     engine = load_engine(config, lambda text, done=0, total=0: lines.append(text))
-    assert isinstance(engine, CudaEngine)
+    assert isinstance(engine, TorchEngine)
     if config.device == "cuda":
         assert engine.info.device.startswith("cuda")
     return engine, config

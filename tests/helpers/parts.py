@@ -20,7 +20,7 @@ PARTS = {
         "kernels/*",
         "layers/*",
         "engine/test_adapters_peft.py",
-        "engine/test_cuda_*",
+        "engine/test_building.py",
         "engine/test_device_*",
         "engine/test_dtypes.py",
         "engine/test_sampler*",

@@ -19,7 +19,8 @@ from minisgl.distributed import GroupError
 from minisgl.distributed.torch_group import TorchGroup
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.message.heartbeat import Activity
-from minisgl.runner.ranks import RankDied, RankEngine, Stop, decode, encode
+from minisgl.runner.rank_messages import Stop, decode, encode
+from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.runner.worker import Jobs, work
 from minisgl.step import StepBuffers, StepPlan
 from tests.helpers.seconds import WAIT_S

@@ -13,15 +13,27 @@ from torch import Tensor
 
 from minisgl._rust import CpuSampler
 from minisgl.engine.api import SlotAssignment
-from minisgl.engine.sampler import LogitsProcessors, LogprobSlots, SamplingRows, sample
-from minisgl.engine.torch_engine import _Slots
+from minisgl.engine.device import DeviceSampler, Layout, StepInputs, pack
+from minisgl.engine.sampler import LogitsProcessors, LogprobSlots
 from minisgl.sampling_params import SamplingParams
-from minisgl.step import Int32Array
+from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
 Logprobs = tuple[float, list[int], list[float]]  # of the token itself, the most likely ids, theirs
 Floats = npt.NDArray[np.float32]
 Masks = Sequence[Int32Array | None] | None  # by row: a bit for each token that may come
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """Parameters by row, [n] each."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor  # of the token to be sampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,26 +49,38 @@ class Sampler(Protocol):
     def record(self, slot: int, token: int) -> None: ...
 
 
+def assign_all(sampler: DeviceSampler, assigned: Sequence[SlotAssignment], place: torch.device = CPU) -> None:
+    """Assign slots by a packed step, as an engine does."""
+    rows = len(assigned)
+    layout = Layout.of(StepPlan(num_assigned=rows), rows)
+    block = np.zeros(layout.size, np.int32)
+    limits = StepLimits(max_rows=rows, max_tokens=1, page_size=1, num_pages=1, max_seq_len=2)
+    pack(block, layout, RingEntry(limits, rows), assigned)
+    sampler.remember(assigned)
+    sampler.assign(StepInputs(torch.from_numpy(block).to(place), layout).assigned)
+
+
 class TorchSampler:
     def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int] = ()) -> None:
-        self._slots = _Slots(num_slots)
+        self._sampler = DeviceSampler(num_slots, CPU)
         self._processors = LogitsProcessors(vocab_size, eos_ids, CPU)
         self._logprobs = LogprobSlots(num_slots)
 
     def assign(self, assignment: SlotAssignment) -> None:
-        self._slots.assign(assignment)
+        assign_all(self._sampler, [assignment])
         self._processors.assign(assignment)
         self._logprobs.assign(assignment)
 
     def step(self, logits: Floats, slots: Sequence[int], positions: Sequence[int], masks: Masks = None) -> Sampled:
         raw = torch.from_numpy(logits)
         changed = self._processors.apply(torch.from_numpy(masked(logits, masks)), slots, positions)
-        rows = self._slots.rows(torch.tensor(slots), torch.tensor(positions))
-        tokens = sample(changed, rows)
+        needs = self._sampler.needs(np.array(slots, np.int32))
+        tokens = self._sampler.sample(changed, torch.tensor(slots), torch.tensor(positions), needs)
         self._processors.record(tokens, slots)
         logprobs: list[Logprobs | None] = [None] * len(slots)
-        asked = self._logprobs.of_sampled(np.arange(len(slots)), np.array(slots, np.int64), raw, tokens)
-        if asked is not None:
+        fetch = self._logprobs.sampled(np.arange(len(slots)), np.array(slots, np.int64), raw, tokens)
+        if fetch is not None:
+            asked = fetch()
             for i, row in enumerate(asked.rows.tolist()):
                 logprobs[row] = (asked.token_logprobs[i], list(asked.top_ids[i]), list(asked.top_logprobs[i]))
         return Sampled(tokens.tolist(), changed.numpy(), logprobs)
@@ -101,19 +125,29 @@ def assignment(
 
 
 def draw(kind: str, logits: Tensor, rows: SamplingRows) -> Tensor:
-    """`sampler.sample` with either sampler."""
-    if kind == "torch":
-        return sample(logits, rows)
+    """Return the tokens [n] that either sampler draws from `logits` [n, vocab]."""
     count, vocab_size = logits.shape
-    sampler = CpuSampler(count, vocab_size, ())
-    for row in range(count):
-        sampling = SamplingParams(
-            temperature=float(rows.temperature[row]),
-            top_k=int(rows.top_k[row]),
-            top_p=float(rows.top_p[row]),
-            min_p=float(rows.min_p[row]),
-            seed=int(rows.seed[row]),
+    assigned = [
+        assignment(
+            row,
+            SamplingParams(
+                temperature=float(rows.temperature[row]),
+                top_k=int(rows.top_k[row]),
+                top_p=float(rows.top_p[row]),
+                min_p=float(rows.min_p[row]),
+                seed=int(rows.seed[row]),
+            ),
+            (),
         )
-        sampler.bind(assignment(row, sampling, ()))
+        for row in range(count)
+    ]
+    if kind == "torch":
+        torch_sampler = DeviceSampler(count, CPU)
+        assign_all(torch_sampler, assigned)
+        needs = torch_sampler.needs(np.arange(count, dtype=np.int32))
+        return torch_sampler.sample(logits, torch.arange(count), rows.position, needs)
+    sampler = CpuSampler(count, vocab_size, ())
+    for one in assigned:
+        sampler.bind(one)
     tokens, _ = sampler.step(logits.float().contiguous().numpy().copy(), range(count), rows.position.tolist())
     return torch.tensor(tokens)

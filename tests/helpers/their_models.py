@@ -56,7 +56,7 @@ class Watched:
 
         engine.launch = watched_launch  # type: ignore[method-assign]
         engine.attention.prepare = watched_prepare  # type: ignore[method-assign]
-        engine.model.forward = watched_forward  # type: ignore[method-assign]
+        engine.forward_model = watched_forward
 
     def run(self, prompts: dict[int, Sequence[int]], count: int) -> None:
         """`count` greedy tokens for each."""

@@ -1,4 +1,4 @@
-"""The CUDA engine of one of several ranks, on devices of the CPU.
+"""The torch engine of one of several ranks, on devices of the CPU.
 
 Each rank has a device of its own; a late one also gets on while nobody waits for it, as a real one does.
 """
@@ -13,10 +13,11 @@ import torch
 
 from minisgl.attention import KVPool, TorchSdpa
 from minisgl.config import EngineConfig
-from minisgl.distributed import ALONE, Cut, Group
+from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine, Outputs, RunAgain
 from minisgl.engine.device import InlineDevice
+from minisgl.engine.graphs import Outputs, RunAgain
+from minisgl.engine.torch_engine import TorchEngine
 from minisgl.models import load_config
 from minisgl.models.decoder import build_model
 from minisgl.runner.build import control_plane_config
@@ -38,7 +39,7 @@ class BusyDevice(LateDevice):
 class Recorder:
     """The logits that rank 0 sampled from, step by step."""
 
-    def __init__(self, engine: CudaEngine) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         self.logits: list[torch.Tensor] = []
         sampler = engine.sampler
         inner = sampler.sample
@@ -56,7 +57,7 @@ def device_for(kind: str, rank: int) -> Any:
 
 def cuda_rank(
     folder: Path, group: Group = ALONE, kind: str | Any = "inline", graphs: tuple[int, ...] = (), **settings: Any
-) -> CudaEngine:
+) -> TorchEngine:
     """A rank with its shard of the float32 model in `folder`. `kind`: of its device, or the device."""
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
     model_config = load_config(folder)
@@ -75,13 +76,7 @@ def cuda_rank(
         model = build_model(model_config, dtype=torch.float32, device=CPU, group=group)
         load_weights(model.checkpoint(), folder, stacked=model.stacked(), shards=model.shards())
         pool = KVPool(
-            num_layers=model_config.num_layers,
-            num_pages=info.num_pages,
-            page_size=info.page_size,
-            num_kv_heads=Cut.of_kv_heads(model_config.num_kv_heads, group.rank, group.size).length,
-            head_dim=model_config.head_dim,
-            dtype=torch.float32,
-            device=CPU,
+            model.attention, num_pages=info.num_pages, page_size=info.page_size, dtype=torch.float32, device=CPU
         )
     attention = TorchSdpa(pool, torch.float32, CPU, model_config.windows)
     info = replace(info, graph_sizes=graphs)
@@ -94,7 +89,7 @@ def cuda_rank(
     captured: list[RunAgain] = []
     limits = control_plane_config(config, info).limits()
     device = device_for(kind, group.rank) if isinstance(kind, str) else kind
-    engine = CudaEngine(model, info, pool, attention, device, limits, group=group, capture=capture)
+    engine = TorchEngine(model, info, pool, attention, device, limits, group=group, capture=capture)
     engine.warm_up()
     engine.captured = captured  # type: ignore[attr-defined]
     for graph in captured:
@@ -102,7 +97,7 @@ def cuda_rank(
     return engine
 
 
-def break_forward(engine: CudaEngine, at: int, how: Any) -> None:
+def break_forward(engine: TorchEngine, at: int, how: Any) -> None:
     """`how(hidden)` instead of what the model puts out, in forward number `at` from now on, counted from 1; it may
     raise."""
     inner, calls = engine.model.forward, 0

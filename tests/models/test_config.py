@@ -77,13 +77,13 @@ def test_both_spellings_mean_the_same() -> None:
     old = parse_config({**CONFIG, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"})
     new = parse_config({**CONFIG, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "dtype": "bfloat16"})
     assert old == new
-    assert old.rope == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+    assert old.ropes[0] == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
     assert old.dtype == "bfloat16"
 
 
 def test_the_oldest_spelling_of_the_rope_type() -> None:
     config = parse_config({**CONFIG, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert config.rope == RopeConfig(10_000.0, "linear", 2.0)
+    assert config.ropes[0] == RopeConfig(10_000.0, "linear", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_context_that_yarn_makes(change: dict[str, Any], context: int) -> No
 def test_defaults() -> None:
     config = parse_config({name: value for name, value in CONFIG.items() if name != "num_key_value_heads"})
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
-    assert config.rope == RopeConfig(10_000.0)
+    assert config.ropes[0] == RopeConfig(10_000.0)
     assert not config.tie_word_embeddings
     assert config.eos_ids == ()
 
@@ -188,7 +188,7 @@ def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None
 def test_the_head_of_a_model_with_a_text_half(whole: dict[str, Any], text: dict[str, Any], tied: bool) -> None:
     raw = {**MISTRAL3, "torch_dtype": "bfloat16", "vocab_size": 7, **whole}
     config = parse_config({**raw, "text_config": {**CONFIG, "rope_theta": 1e9, **text}})
-    assert (config.vocab_size, config.rope.theta, config.dtype) == (100, 1e9, "bfloat16")
+    assert (config.vocab_size, config.ropes[0].theta, config.dtype) == (100, 1e9, "bfloat16")
     assert config.tie_word_embeddings is tied
 
 
@@ -265,7 +265,7 @@ def test_all_spellings_of_layers_mean_the_same() -> None:
     assert parse_config({**CONFIG, **raw, "layers_block_type": kinds, "time_step_limit": limits}) == published
     assert published.attends == (False, False, True, False, False)
     assert published.state_layers == (True, False, False, True, False)
-    assert published.inner_sizes == (0, CONFIG["intermediate_size"], 0, 0, 0)
+    assert published.intermediate_sizes == (0, CONFIG["intermediate_size"], 0, 0, 0)
     assert published.moe is not None and published.moe.layers == {4}
 
 

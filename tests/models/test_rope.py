@@ -20,7 +20,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 def test_what_yarn_does_to_attention() -> None:
     def factor(**change: Any) -> float:
-        return parse_config({**CONFIG, "rope_scaling": {**YARN, **change}}).rope.attention_factor
+        return parse_config({**CONFIG, "rope_scaling": {**YARN, **change}}).ropes[0].attention_factor
 
     assert factor() == factor(mscale=1.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert factor(mscale=1.0, mscale_all_dim=1.0) == factor(factor=1.0) == 1.0
@@ -40,9 +40,9 @@ def test_yarn_tables_equal_transformers(name: str, change: dict[str, Any]) -> No
     frequencies, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
     torch.testing.assert_close(
-        torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim, 64)), frequencies, rtol=1e-6, atol=0
+        torch.from_numpy(inverse_frequencies(ours.ropes[0], ours.head_dim, 64)), frequencies, rtol=1e-6, atol=0
     )
-    assert ours.rope.attention_factor == pytest.approx(attention)
+    assert ours.ropes[0].attention_factor == pytest.approx(attention)
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}
@@ -55,9 +55,9 @@ def test_dynamic_tables_equal_transformers_at_their_length(length: int) -> None:
     theirs = tiny_model("llama3-tied", max_position_embeddings=64, rope_parameters=DYNAMIC).config
     frequencies, attention = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), length)
     ours = parse_config({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"]})
-    found = torch.from_numpy(inverse_frequencies(ours.rope, ours.head_dim, length))
+    found = torch.from_numpy(inverse_frequencies(ours.ropes[0], ours.head_dim, length))
     torch.testing.assert_close(found, frequencies, rtol=1e-6, atol=0)
-    assert ours.rope.attention_factor == attention == 1.0
+    assert ours.ropes[0].attention_factor == attention == 1.0
 
 
 def test_how_far_a_context_stretches() -> None:

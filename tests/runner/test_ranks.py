@@ -12,7 +12,8 @@ import pytest
 from minisgl.distributed import ALONE, GroupError
 from minisgl.engine.api import EngineStepError, SlotAssignment, StepHandle
 from minisgl.engine.echo import EchoEngine
-from minisgl.runner.ranks import NewBuffers, RankDied, RankEngine, RankStep, decode
+from minisgl.runner.rank_messages import NewBuffers, RankStep, decode
+from minisgl.runner.ranks import RankDied, RankEngine
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
 from minisgl.step import Events, StepBuffers, StepPlan

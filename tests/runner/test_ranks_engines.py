@@ -20,7 +20,7 @@ from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
-from minisgl.runner.ranks import decode, encode, make_buffers, pack, sizes_of, unpack
+from minisgl.runner.rank_messages import decode, encode, make_buffers, pack, sizes_of, unpack
 from minisgl.sampling_params import SamplingParams
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig, ControlPlaneError
 from minisgl.scheduler.backend import make_control_plane
@@ -286,51 +286,3 @@ def test_the_torch_engine_of_several_ranks_says_what_one_says(variant: str, size
             assert ours == pytest.approx(theirs, abs=1e-3)
     assert sum(many.tokens[i] == one.tokens[i] for i in range(len(requests))) >= len(requests) - 1
     assert many.prompt_logprobs[2] == pytest.approx(one.prompt_logprobs[2], abs=1e-3)
-
-
-def test_an_error_of_one_rank_alone_is_no_failed_step(tmp_path: Path) -> None:
-    """Its peers wait in a collective: the engine is dead, and must say so."""
-    folder = save(tiny_model("qwen3-untied"), tmp_path / "model")
-    config = EngineConfig(model=str(folder), dtype="float32", num_pages=40, page_size=4, max_running_requests=4)
-
-    class First:  # of two; it fails before any collective
-        rank, size = 0, 2
-
-        def least(self, value: int) -> int:
-            return value
-
-    engine = load_engine(config, lambda *report: None, First())  # type: ignore[arg-type]
-
-    def out_of_memory(*_: object) -> None:
-        raise MemoryError("no more")
-
-    engine.model.forward = out_of_memory  # type: ignore[assignment, method-assign]
-    with pytest.raises(MemoryError):
-        drive(engine, build_control_plane(config, engine.info), [([3, 4], SamplingParams(max_tokens=4, seed=0))])
-    engine.close()
-
-
-def test_rows_that_are_not_finite_fail_on_all_ranks_alike(tmp_path: Path) -> None:
-    folder = save(tiny_model("qwen3-untied", eos_token_id=None, bos_token_id=None), tmp_path / "model")
-    config = EngineConfig(model=str(folder), dtype="float32", num_pages=40, page_size=4, max_running_requests=4)
-
-    def build(group: Group) -> Engine:
-        engine = load_engine(config, lambda *report: None, group)
-        inner, calls = engine.model.forward, 0
-
-        def forward(*args):  # type: ignore[no-untyped-def]
-            nonlocal calls
-            calls += 1
-            hidden = inner(*args)
-            return hidden * float("nan") if calls == 3 else hidden
-
-        engine.model.forward = forward  # type: ignore[method-assign]
-        return engine
-
-    engine = ThreadRanks(2, tmp_path, build)
-    params = SamplingParams(temperature=0, max_tokens=8, seed=0)
-    requests = [([3 + i, 4, 5], params) for i in range(6)]
-    clients, _ = drive(engine, build_control_plane(config, engine.info), requests)
-    engine.close()
-    assert not engine.errors and not engine.failed_steps[0]
-    assert {FinishReason.ERROR, FinishReason.LENGTH} == set(clients.reasons.values())

@@ -12,7 +12,7 @@ import pytest
 from minisgl.engine.api import EngineStepError, StepResult
 from minisgl.message.heartbeat import Activity
 from minisgl.runner import worker
-from minisgl.runner.ranks import Stop, ToRank, encode, pack, sizes_of
+from minisgl.runner.rank_messages import Stop, ToRank, encode, pack, sizes_of
 from minisgl.runner.worker import heartbeat, work
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane

@@ -174,13 +174,13 @@ _TURNING = {"rope_freqs.weight": [1.0, 1.0, 1e30, 1e30, 1e30, 1e30, 1e30, 1e30]}
 
 def test_layers_that_differ() -> None:
     config = parse_config(config_of(Fields(_OF_GEMMA4), _TENSORS_OF_GEMMA4, _TURNING))
-    assert [(one.num_kv_heads, one.head_dim, one.kv_of, one.values_are_keys) for one in config.heads] == [
+    assert [(one.kv_heads, one.head_dim, one.kv_of, one.values_are_keys) for one in config.heads] == [
         (2, 8, 0, False),
         (1, 16, 1, True),
         (1, 16, 1, True),
     ]
-    assert config.inner_sizes == (48, 48, 96)
-    assert config.rope.turning_share == 0.25
+    assert config.intermediate_sizes == (48, 48, 96)
+    assert config.ropes[0].turning_share == 0.25
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.weights.gguf_folder import gguf_folder
 from minisgl.weights.gguf_import import import_gguf
 from tests.helpers.gguf import quiet, write_gguf, written_model

@@ -154,7 +154,7 @@ def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) 
 def test_the_config_says_what_the_file_says(tmp_path: Path) -> None:
     config = load_config(import_gguf(write_gguf(tmp_path / "m.gguf", written_model("llama3-tied")), quiet))
     assert (config.architecture, config.tie_word_embeddings, config.dtype) == ("LlamaForCausalLM", True, "bfloat16")
-    assert (config.max_position, config.rope.theta, config.eos_ids) == (256, 5000.0, (START,))
+    assert (config.max_position, config.ropes[0].theta, config.eos_ids) == (256, 5000.0, (START,))
 
 
 def test_a_file_is_imported_once_and_known_by_its_content(tmp_path: Path, cache: Path) -> None:

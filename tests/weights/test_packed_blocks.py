@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError, EngineConfig, Unsupported
-from minisgl.engine.cpu_engine import CpuEngine, load_cpu_engine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from minisgl.engine.loading import load_engine
 from minisgl.models.config import load_config
 from minisgl.weights.packed_blocks import packed_weights

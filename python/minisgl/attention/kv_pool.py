@@ -1,7 +1,7 @@
 """The KV tensors: for each layer K and V of every page.
 
-Invariants: a slot of the pool holds finite numbers from the start, because masked positions are read, too. What is not
-finite is zeroed, and a row that reads a page of it counts as not finite, until the page is begun anew.
+Invariants: a slot of the pool holds finite numbers from the start, because masked positions are read, too. A page with
+numbers that are not finite is zeroed before a row begins it anew.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import mmap
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,70 +23,27 @@ class KVPool:
 
     def __init__(
         self,
-        *,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._make([(num_kv_heads, head_dim, head_dim)] * num_layers, num_pages, page_size, dtype, device)
-
-    @classmethod
-    def of(
-        cls,
         layers: Sequence[LayerAttention],
         *,
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> KVPool:
-        """For layers that need not be alike."""
-        pool = cls.__new__(cls)
-        shapes = [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in layers]
-        pool._make(shapes, num_pages, page_size, dtype, device)
-        return pool
-
-    def _make(
-        self,
-        shapes: Sequence[tuple[int, int, int]],
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        """`shapes`, by layer: KV heads, sizes of a head of K and of V."""
         self.page_size = page_size
         self._spoiled: set[int] = set()
-        self.k = [_zeros((num_pages + 1, page_size, heads, k_dim), dtype, device) for heads, k_dim, _ in shapes]
-        self.v = [_zeros((num_pages + 1, page_size, heads, v_dim), dtype, device) for heads, _, v_dim in shapes]
+        place = num_pages + 1, page_size
+        self.k = [_zeros((*place, one.kv_heads, one.k_dim), dtype, device) for one in layers]
+        self.v = [_zeros((*place, one.kv_heads, one.v_dim), dtype, device) for one in layers]
 
     def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
         """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to places out_loc [n] int32 or int64."""
         store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
-    def spoil(self, places: Int32Array) -> None:
-        """What was stored there is not finite, or was computed from such."""
-        at = torch.from_numpy(places).long()
-        for tensor in (*self.k, *self.v):
-            tensor.flatten(0, 1)[at.to(tensor.device)] = 0
-        self._spoiled.update((places // self.page_size).tolist())
-
     def spoil_rows(self, page_table: Tensor, slots: Int32Array) -> None:
         """Some of what is in the pages of these slots is not finite; it stays, and who reads it is found out, until
         `begin` has a page cleared. (Pages beyond a row's length are cleared in vain.)"""
         self._spoiled.update(page_table[torch.from_numpy(slots).long().to(page_table.device)].unique().tolist())
-
-    def readers(self, page_table: Tensor, slots: Int32Array, seq_lens: Int32Array) -> npt.NDArray[np.int64]:
-        """Which of these rows read spoiled pages."""
-        if not self._spoiled:
-            return np.empty(0, np.int64)
-        table = page_table[torch.from_numpy(slots).long().to(page_table.device)].cpu().numpy()
-        within = np.arange(table.shape[1]) * self.page_size < seq_lens[:, None]
-        return np.flatnonzero((np.isin(table, list(self._spoiled)) & within).any(1))
 
     def begin(self, out_loc: Int32Array) -> list[int]:
         """The spoiled pages that a forward with these places begins: to be cleared before. They are spoiled no more."""

@@ -176,7 +176,7 @@ def _torch_engine() -> str:
 
 def _cpu_engine() -> str:
     """Load the CPU engine with a model of no size."""
-    from minisgl.engine.cpu_engine import load_cpu_engine
+    from minisgl.engine.cpu_loading import load_cpu_engine
 
     with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(TINY_MODEL))
@@ -190,7 +190,7 @@ def _cuda_engine() -> str:
     _need_torch("cuda")
     import torch
 
-    importlib.import_module("minisgl.engine.cuda_loading")
+    importlib.import_module("minisgl.engine.building")
     if not torch.cuda.is_available():
         raise _NotHere("imports; no device to run on")
     return "see devices"

@@ -217,7 +217,7 @@ MODEL = (
     setting(
         "--device",
         type=checked(spellings.device),
-        help="auto, cpu, cuda, cuda:N, or mps (torch on an Apple GPU; untested)",
+        help="auto, cpu, cuda, or cuda:N",
     ),
     hidden("--seed", "--random-seed", help="of dummy weights"),
     setting(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from minisgl.config import ConfigError
+from minisgl.models.adaptable import adaptable, why_not
 from minisgl.models.architectures import own_name
-from minisgl.models.config import ModelConfig, adaptable, why_not
+from minisgl.models.config import ModelConfig
 from minisgl.weights.adapter import WEIGHTS, Adapter, Pair, load_adapter
 
 

@@ -1,4 +1,4 @@
-"""What a CUDA engine has on its device: streams and events that order its work, the inputs of a step packed into one
+"""What the torch engine has on its device: streams and events that order its work, the inputs of a step packed into one
 buffer, so that one copy a step takes them there, the masks of grammars, and the sampler.
 
 The streams' calls are those of `torch.cuda`. The engine orders all its work through these few, so that a test can put a
@@ -56,6 +56,8 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
+    survives_errors: bool
+    """Whether a job that raises leaves it usable."""
     forward: Stream
     copy_in: Stream
     copy_out: Stream
@@ -105,6 +107,8 @@ class CudaDevice:
     """Three streams. Copies have their own, so that they run beside the forward. With `nvtx` each job is an NVTX range
     of its name while it is queued."""
 
+    survives_errors = False
+
     def __init__(self, device: torch.device, *, nvtx: bool = False) -> None:
         self.forward_stream = torch.cuda.Stream(device)
         self.forward: Stream = _CudaStream(self.forward_stream, nvtx)
@@ -145,7 +149,9 @@ class _InlineStream:
 
 
 class InlineDevice:
-    """Runs each job when it is queued: the engine's own logic without a device."""
+    """Runs each job when it is queued, on the CPU."""
+
+    survives_errors = True
 
     def __init__(self) -> None:
         self.forward: Stream = _InlineStream()

@@ -12,22 +12,20 @@ from pathlib import Path
 
 import torch
 
-from minisgl.attention import Eager, KVPool, TorchSdpa
-from minisgl.attention.backend import BackendError, Shape, choose, machine
+from minisgl.attention import KVPool
 from minisgl.attention.kv_pool import page_bytes
 from minisgl.config import ConfigError, EngineConfig, ModelImpl
 from minisgl.distributed import ALONE, Group
 from minisgl.engine import dtypes
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.cuda_loading import INLINE, build_cuda_engine, check_device, out_of_memory
-from minisgl.engine.cuda_loading import num_pages as cuda_num_pages
+from minisgl.engine.building import INLINE, build_torch_engine, check_device, choose_backend, out_of_memory
+from minisgl.engine.building import num_pages as cuda_num_pages
 from minisgl.engine.dtypes import DTYPES
 from minisgl.engine.pool_size import check_weights, cpu_num_pages, free_for
 from minisgl.engine.torch_engine import TorchEngine
 from minisgl.engine.worker import ForwardThread
 from minisgl.models import ModelConfig, is_native, load_config, own_name
-from minisgl.models.api import LoadedModel, Model
+from minisgl.models.api import LoadedModel
 from minisgl.models.decoder import Decoder, build_model
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.installed import need, need_extension
@@ -39,7 +37,7 @@ from minisgl.weights.sources import A_GGUF_FILE, find_model, resolve_model
 from minisgl.weights.stored import weight_files
 
 
-def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine | CudaEngine:
+def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
     """Load in the thread that will run the forwards; on a CUDA device none will. Raises `ConfigError` and its kin with
     what to change."""
     thread = ForwardThread("torch-forward", threaded=group.rank == 0)
@@ -52,14 +50,14 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
                 error, "loading", "a smaller model, or a lower --memory-ratio or --num-pages"
             ) from error
         raise
-    if isinstance(engine, CudaEngine):
+    if engine.thread is None:
         thread.close()
         if engine.info.device != "cpu":
             torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
     return engine
 
 
-def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine | CudaEngine:
+def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group) -> TorchEngine:
     began = time.monotonic()
     device = device_of(config, group.rank)
     if device.type == "cuda":
@@ -76,7 +74,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     with torch.inference_mode():
         group.least(0)  # what is free is known when all have loaded
         num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
-        pool = KVPool.of(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
+        pool = KVPool(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
     say(f"loaded {folder.name}: {loaded.architecture}, {loaded.dtype} ({loaded.why}), {took:.1f} s")
     each = "" if group.size == 1 else " on each rank"
@@ -93,9 +91,8 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         dtype=loaded.dtype,
         details=loaded.details,
     )
-    if device.type == "cuda" or config.device == INLINE:
-        return build_cuda_engine(config, loaded.model, info, pool, say, group)
-    return _build_cpu(config, loaded.model, info, pool, say, thread, group)
+    runs_here = device.type == "cpu" and config.device != INLINE
+    return build_torch_engine(config, loaded.model, info, pool, say, group, thread if runs_here else None)
 
 
 def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group) -> LoadedModel:
@@ -108,7 +105,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
         )
         config.check_states(False)
-        _check_backend(config, model, DTYPES[dtype_name], device)
+        choose_backend(config, model.attention, DTYPES[dtype_name], device)  # refuses before the weights are read
         _fill(model, folder, config, model_config.packing, say)
         model.pack()
     return LoadedModel(
@@ -122,20 +119,11 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
     )
 
 
-def _check_backend(config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise `ConfigError`, before the weights are read, for a backend that cannot serve the model here."""
-    if config.attention_backend != "auto":
-        try:
-            choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
-        except BackendError as error:
-            raise ConfigError(str(error)) from error
-
-
 def _check_weights(
     config: EngineConfig, folder: Path, stored_and_computed: tuple[str, str], device: torch.device, group: Group
 ) -> None:
     """Before anything is read: whether the weights, in the type that they get, fit the device. Raises `ConfigError`."""
-    if config.load_format == "dummy" or device.type not in ("cpu", "cuda"):
+    if config.load_format == "dummy":
         return
     stored, computed = (DTYPES[name].itemsize if name in DTYPES else 2 for name in stored_and_computed)
     num_bytes = sum(file.stat().st_size for file in weight_files(folder)) * computed // stored
@@ -151,34 +139,6 @@ def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: 
     from minisgl.engine.transformers_loading import load_their_model
 
     return load_their_model(config, folder, device, say)
-
-
-def _build_cpu(
-    config: EngineConfig,
-    model: Model,
-    info: EngineInfo,
-    pool: KVPool,
-    say: Report,
-    thread: ForwardThread,
-    group: Group,
-) -> TorchEngine:
-    device, dtype = torch.device(info.device), pool.k[0].dtype
-    try:
-        choice = choose(config.attention_backend, machine(device), Shape.of(model.attention, dtype, config.page_size))
-    except BackendError as error:
-        raise ConfigError(str(error)) from error
-    for flag in config.of_cuda_only():
-        say(f"{flag}: without an effect on {device}: for CUDA devices only")
-    return TorchEngine(
-        model,
-        info,
-        pool,
-        (Eager if choice.name == "eager" else TorchSdpa).of(model.attention, pool),
-        max_rows=config.rows_on(info.device),
-        max_seq_len=min(info.context_len, info.num_pages * config.page_size + 1),
-        thread=thread,
-        group=group,
-    )
 
 
 def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
@@ -258,8 +218,6 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
     devices idle. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
-    if kind == "mps":
-        return _check_mps(config.num_ranks)
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:
         say(f"device: cpu: --tp {config.num_ranks} needs as many CUDA devices, there are {num_devices}")
@@ -268,14 +226,6 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if config.torch_compile and config.num_ranks > 1:
         raise ConfigError(f"--torch-compile: not with --tp {config.num_ranks}: the compiler cannot see collectives")
     return check_device("cuda" if kind == "auto" else config.device, rank, config.num_ranks)
-
-
-def _check_mps(ranks: int) -> torch.device:
-    if ranks > 1:
-        raise ConfigError(f"--tp {ranks}: not with --device mps, which is one device: leave one of them out")
-    if not torch.backends.mps.is_available():
-        raise ConfigError("--device mps: torch finds no Apple GPU: use --device cpu")
-    return torch.device("mps")
 
 
 def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing | None, say: Report) -> None:

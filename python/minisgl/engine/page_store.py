@@ -53,7 +53,7 @@ def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
         "weights": weights.hex(),
         "settings": {name: value for name, value in settings.items() if name not in _BESIDE},
     }
-    return msgspec.json.encode(said, order="deterministic")
+    return msgspec.json.encode(said, order="sorted")
 
 
 def digest_of(files: Sequence[Path], known: Path) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,47 +31,6 @@ from minisgl.step import RingEntry, StepPlan
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingRows:
-    """Parameters by row, [n] each, on the host."""
-
-    temperature: Tensor  # float32, 0 is greedy
-    top_k: Tensor  # int64, at most 0 is off
-    top_p: Tensor  # float32, 1 is off
-    min_p: Tensor  # float32, 0 is off
-    seed: Tensor  # int64
-    position: Tensor  # int64, of the token to be sampled
-
-
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """logits [n, vocab] of any float dtype -> [n] int64."""
-    sampled = rows.temperature > 0
-    if not bool(sampled.any()):
-        return logits.max(-1).indices  # the first on ties, and much faster than argmax on bfloat16
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    greedy = (~sampled).nonzero().flatten().to(logits.device)
-    if len(greedy):
-        tokens[greedy] = logits[greedy].max(-1).indices
-    chosen = sampled.nonzero().flatten()
-    chosen_device = chosen.to(logits.device)
-    scaled = logits[chosen_device].float() / rows.temperature[chosen, None].to(logits.device)
-    probabilities = scaled.softmax(-1)
-    min_p = rows.min_p[chosen]
-    unlikely = (min_p > 0).nonzero().flatten()
-    if len(unlikely):
-        at = unlikely.to(logits.device)
-        floor = probabilities[at].amax(-1, keepdim=True) * min_p[unlikely, None].to(at.device)
-        probabilities[at] = probabilities[at].masked_fill(probabilities[at] < floor, 0.0)
-    top_k, top_p = rows.top_k[chosen], rows.top_p[chosen]
-    truncated = ((top_k > 0) | (top_p < 1)).nonzero().flatten()
-    if len(truncated):
-        at = truncated.to(logits.device)
-        probabilities[at] = truncate(probabilities[at], top_k[truncated].to(at.device), top_p[truncated].to(at.device))
-    uniform = uniforms(rows.seed[chosen], rows.position[chosen]).to(logits.device)
-    tokens[chosen_device] = inverse_cdf(probabilities, uniform)
-    return tokens
 
 
 def truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -265,17 +225,11 @@ class LogprobSlots:
         if sampling.prompt_logprobs is not None:
             self._prompts[assignment.slot] = assignment
 
-    def of_sampled(
-        self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
-    ) -> StepLogprobs | None:
-        """Log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab]; None if no row asked."""
-        fetch = self.deferred_sampled(rows, slots, logits, chosen)
-        return None if fetch is None else fetch()
-
-    def deferred_sampled(
+    def sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> Callable[[], StepLogprobs] | None:
-        """The same, computed on the device; the call copies it to the host, once the device is done."""
+        """Compute the log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab] on the
+        device; the call returned copies them to the host, once the device is done. None if no row asked."""
         wanted = self._sampled[slots]
         asked = np.flatnonzero(wanted >= 0)
         if not len(asked):
@@ -295,17 +249,11 @@ class LogprobSlots:
 
         return fetch
 
-    def of_prompts(
-        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
-    ) -> list[PromptLogprobs]:
-        """Log probabilities of the prompt tokens that follow those computed in this step. `hidden` [num_tokens,
-        size]."""
-        return [fetch() for fetch in self.deferred_prompts(plan, entry, hidden, head)]
-
-    def deferred_prompts(
+    def prompts(
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[Callable[[], PromptLogprobs]]:
-        """The same, computed on the device; the calls copy it to the host."""
+        """Compute, likewise, those of the prompt tokens that follow the ones in this step. `hidden` [num_tokens,
+        size]."""
         found = []
         for row in range(plan.num_rows) if self._prompts else ():
             assignment = self._prompts.get(int(entry.req_slots[row]))
@@ -374,9 +322,10 @@ class EmbeddingSlots:
         if assignment.sampling.embedding is not None:
             self._pools[assignment.slot] = _Pool(assignment)
 
-    def of_prompts(self, plan: StepPlan, entry: RingEntry, hidden: Tensor) -> list[Embedding]:
-        """Embeddings of the prompts whose last token is in this step. `hidden` [num_tokens, size]."""
-        found = []
+    def deferred(self, plan: StepPlan, entry: RingEntry, hidden: Tensor) -> list[Callable[[], Embedding]]:
+        """Pool the prompts on the device; the calls copy the embeddings of those whose last token is in this step to
+        the host. `hidden` [num_tokens, size]."""
+        embeddings = list[Callable[[], Embedding]]()
         for row in range(plan.num_rows) if self._pools else ():
             pool = self._pools.get(int(entry.req_slots[row]))
             if pool is None:
@@ -395,5 +344,9 @@ class EmbeddingSlots:
                 pool.total = hidden[start + left - 1].float()
             if ends and pool.total is not None:
                 numbers = pool.total / (pool.assignment.num_prompt if kind == "mean" else 1)
-                found.append(Embedding(pool.assignment.req_id, numbers.cpu().numpy()))
-        return found
+                embeddings.append(partial(_embedding, pool.assignment.req_id, numbers))
+        return embeddings
+
+
+def _embedding(req_id: int, numbers: Tensor) -> Embedding:
+    return Embedding(req_id, numbers.cpu().numpy())

@@ -1,66 +1,59 @@
-"""The engine that runs real models with torch, on the CPU: paged KV, variable-length batches, sampling, one forward
-thread. On an Apple GPU (`--device mps`, never seen) the model is there and sampling stays on the CPU.
+"""The torch engine: one copy in, one forward, one copy out a step, each queued on a device without waiting.
 
-Invariants: a plan's assignments, page-table updates and rows take effect in the forward thread, in launch order; a
-token that the host does not know yet comes from `last_token`, which the forward before wrote; a row with NaN or
-infinities has no token, and no other row reads what it stored; after an error the KV pool is wiped.
+It orders them through `device.py` alone. On a CPU that is an `InlineDevice`, and each step is launched and resolved in
+one forward thread.
 
-With several ranks each does all of this on its shard, except sampling: rank 0 has the logits and broadcasts the tokens.
-The model's output is bit for bit the same on all ranks, because collectives are, so all ranks fail the same rows. An
-error on one of several ranks leaves the others waiting: then the engine is dead.
+A step with a row that has a grammar is launched as any other, but for its sampling: that is queued when the step before
+is resolved, because only then its tokens, and so the masks, are known. The device computes the forward meanwhile.
+
+With several ranks each does all of this on its shard, except sampling. Collectives are jobs of the forward stream:
+ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step gives
+the others the tokens and which rows are finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
+which all ranks get.) So all ranks fail the same rows.
+
+Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
+page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
+comes from `last_token`, which the forward before wrote; a row with NaN or infinities has no token, and its pages are
+zeroed before others write there. After an error that a device may not survive the engine is dead, and its process must
+end. If one of several ranks fails, the others wait in a collective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttentionRows, KVPool
+from minisgl.attention.api import DeviceRows
 from minisgl.distributed import ALONE, Group
-from minisgl.engine.api import (
-    NOT_FINITE_TEXT,
-    EngineInfo,
-    EngineStepError,
-    SlotAssignment,
-    StepHandle,
-    StepResult,
+from minisgl.engine.api import EngineInfo, EngineStepError, SlotAssignment, StepHandle
+from minisgl.engine.device import (
+    Device,
+    DeviceMasks,
+    DeviceSampler,
+    Layout,
+    Needs,
+    Renormalise,
+    StagingBuffer,
+    StepInputs,
+    copy,
 )
-from minisgl.engine.sampler import EmbeddingSlots, LogitsProcessors, LogprobSlots, Mask, SamplingRows, sample
+from minisgl.engine.graphs import Capture, Graph, Outputs, capture_all
+from minisgl.engine.launched_step import Failure, LaunchedStep, step_failure
+from minisgl.engine.sampler import EmbeddingSlots, LogitsProcessors, LogprobSlots, Mask
 from minisgl.engine.torch_adapters import Pairs, TorchAdapters
 from minisgl.engine.worker import ForwardThread
-from minisgl.grammar.slots import GrammarSlots, TokenMasks
-from minisgl.kernels.ops import mask_tokens
-from minisgl.models.api import Model
-from minisgl.step import NOT_FINITE, Int32Array, RingEntry, StepBuffers, StepPlan
+from minisgl.grammar.slots import GrammarSlots
+from minisgl.kernels.ops import UPDATE_FIELDS, apply_updates, mask_tokens
+from minisgl.models.api import Attend, Model
+from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
+from minisgl.utils.progress import Report
 
-
-class _Slots:
-    """Sampling parameters by request slot, on the host; the last one belongs to padding rows."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.temperature = torch.zeros(num_slots, dtype=torch.float32)
-        self.top_k = torch.zeros(num_slots, dtype=torch.int64)
-        self.top_p = torch.ones(num_slots, dtype=torch.float32)
-        self.min_p = torch.zeros(num_slots, dtype=torch.float32)
-        self.seed = torch.zeros(num_slots, dtype=torch.int64)
-
-    def assign(self, assignment: SlotAssignment) -> None:
-        slot, sampling = assignment.slot, assignment.sampling
-        assert sampling.seed is not None
-        self.temperature[slot] = 0.0 if sampling.is_greedy else sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.seed[slot] = sampling.seed
-
-    def rows(self, slots: Tensor, position: Tensor) -> SamplingRows:
-        return SamplingRows(
-            self.temperature[slots], self.top_k[slots], self.top_p[slots], self.min_p[slots], self.seed[slots], position
-        )
+NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
+ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
 
 
 class TorchEngine:
@@ -70,173 +63,383 @@ class TorchEngine:
         info: EngineInfo,
         pool: KVPool,
         attention: AttentionBackend,
+        device: Device,
+        limits: StepLimits,
         *,
-        max_rows: int,
-        max_seq_len: int,
         thread: ForwardThread | None = None,
         group: Group = ALONE,
+        capture: Capture | None = None,
+        renormalise: Renormalise | None = None,
+        forward: ModelForward | None = None,
+        say: Report = lambda text, done=0, total=0: None,
+        free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`thread`: where each step is launched and resolved; None: the caller launches, and whoever waits resolves.
+        `info.graph_sizes` are captured with `capture`; `forward` is the model's, or a compiled one."""
         self.model = model
         self._info = info
         self.pool = pool
         self.attention = attention
-        self._device = torch.device(info.device)
-        # Apple's GPUs have no float64, in which probabilities are added up
-        self._sampling_device = torch.device("cpu") if self._device.type == "mps" else self._device
-        self._page_table = torch.full(
-            (max_rows + 1, -(-max_seq_len // info.page_size)), info.num_pages, dtype=torch.int64, device=self._device
-        )
-        self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=self._device)
-        self._slots = _Slots(max_rows + 1)
-        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)
-        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, self._sampling_device)
-        self._logprobs = LogprobSlots(max_rows + 1)
-        self._embeddings = EmbeddingSlots()
-        self._adapters = TorchAdapters(model, max_rows + 1)
+        self._device = device
+        self.thread = thread
         self._group = group
-        self._thread = thread or ForwardThread("torch-forward")
+        self._dead = False
+        self.forward_model = forward or model.forward
+        place = torch.device(info.device)
+        slots = limits.max_rows + 1
+        self._page_table = torch.full(
+            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=place
+        )
+        self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
+        self.sampler = DeviceSampler(slots, place, renormalise)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, place)
+        self._logprobs = LogprobSlots(slots)
+        max_padded = max(limits.max_rows, *info.graph_sizes, 1)
+        size = Layout.largest(limits, max_padded).size
+        # inputs of the step that the forward stream is at
+        self._block = torch.zeros(size, dtype=torch.int32, device=place)
+        self._staging = [StagingBuffer(device, place, size, max_padded) for _ in range(NUM_BUFFERS)]
+        device.synchronize()
+        self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
+        self._turn = 0
+        self._limits = limits
+        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last step that was resolved
+        self._grammar_slots: set[int] = set()  # as of the last step that was launched
+        self._adapters = TorchAdapters(model, slots)
+        self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
+        self._embeddings = EmbeddingSlots()
+        self._prompt_slots: set[int] = set()  # whose requests want hidden states of their prompts
+        self.graphs: dict[int, Graph] = {}
+        if capture is not None and info.graph_sizes:
+            with torch.inference_mode():
+                self.graphs = capture_all(info.graph_sizes, self._capturable, capture, say, free_bytes)
 
     @property
     def info(self) -> EngineInfo:
         return self._info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
+        """Raises `EngineDeadError`, `GroupError`."""
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
-        return self._thread.submit(lambda: self._run(plan, entry, assigned))
+        if self.thread is None:
+            return self._launch(plan, entry, assigned)
+        return self.thread.submit(lambda: self._launch(plan, entry, assigned).wait())
+
+    def _launch(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> LaunchedStep:
+        turn = self._turn = (self._turn + 1) % NUM_BUFFERS
+        if (same_buffer := self._steps[turn]) is not None:
+            same_buffer.resolve()
+        before = self._steps[turn - 1]
+        step = self._steps[turn] = LaunchedStep(self, plan, entry, self._staging[turn])
+        try:
+            with torch.inference_mode():
+                self._queue(step, assignments)
+        except (RuntimeError, MemoryError) as error:
+            failure = self.failure(plan.step, error)
+            if not isinstance(failure, EngineStepError):
+                raise failure from error
+            self.wipe()
+            step.fail(failure, self._device.forward.record_event())
+        if step.tail is not None or step.assignments or len(step.freed):
+            step.follow(before)
+        return step
+
+    def begin(self, step: LaunchedStep) -> None:
+        """In the order of steps: what grammars allow after the step before is known now."""
+        self._grammars.free(step.freed)
+        for assignment in step.assignments:
+            self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
+        if step.tail is not None:
+            with torch.inference_mode():
+                step.tail()
+
+    def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
+        return self._grammars.record(step.slots, tokens)
 
     def read_adapter(self, folder: str) -> Pairs:
         return self._adapters.read(folder)
 
     def add_adapter(self, number: int, adapter: Pairs) -> None:
-        self._thread.submit(lambda: self._adapters.add(number, adapter))
+        self._change("adapter", lambda: self._adapters.add(number, adapter))
 
     def remove_adapter(self, number: int) -> None:
-        self._thread.submit(lambda: self._adapters.remove(number))
+        self._change("adapter", lambda: self._adapters.remove(number))
 
-    def close(self) -> None:
-        self._thread.close()
+    def _change(self, name: str, job: Callable[[], None]) -> None:
+        """Queue a job behind the steps that are launched."""
+        if self.thread is None:
+            self._device.forward.run(name, job)
+        else:
+            self.thread.submit(job)
 
-    # ----------------------------------------------------------------------------------------------------- forward
+    def spoil(self, slots: Int32Array) -> None:
+        """In the forward stream, where all launched steps have their pages in the table."""
+        self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
 
-    def _run(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> StepResult:
-        self._apply(plan, entry, assignments)
-        if not plan.num_rows:
-            return StepResult(np.empty(0, np.int32))
-        try:
-            with torch.inference_mode():
-                return self._forward(plan, entry)
-        except (RuntimeError, MemoryError) as error:  # torch's errors on a CPU leave it usable
+    def wipe(self) -> None:
+        """Zero the KV pool, in the forward stream."""
+
+        def clear() -> None:
             with torch.inference_mode():
                 self.pool.clear()
-            if self._group.size > 1:
-                raise
-            raise EngineStepError(f"{type(error).__name__}: {error}") from error
 
-    def _apply(self, plan: StepPlan, entry: RingEntry, assignments: list[SlotAssignment]) -> None:
-        self._grammars.free(entry.freed[: plan.num_freed])
-        for assignment in assignments:
-            self._page_table[assignment.slot] = self._info.num_pages  # masked positions are read: no page of another
-            self._slots.assign(assignment)
-            self._logits_processors.assign(assignment)
-            self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
-            self._logprobs.assign(assignment)
-            self._embeddings.assign(assignment)
-            self._adapters.assign(assignment)
-        at = 0
-        pages = torch.from_numpy(entry.page_ids[: plan.num_page_ids].astype(np.int64)).to(self._device)
-        for slot, column, count in entry.page_table_updates[: plan.num_page_table_updates].tolist():
-            self._page_table[slot, column : column + count] = pages[at : at + count]
-            at += count
+        self._device.forward.run("wipe", clear)
 
-    def _forward(self, plan: StepPlan, entry: RingEntry) -> StepResult:
-        rows = plan.padded_rows
-        num_tokens = int(entry.qo_indptr[rows])
-        self.attention.prepare(_attention_rows(plan, entry, num_tokens), self._page_table)
-        ids = torch.from_numpy(entry.input_ids[:num_tokens].astype(np.int64)).to(self._device)
-        ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
-        positions = torch.from_numpy(entry.positions[:num_tokens].astype(np.int64)).to(self._device)
-        adapters = self._adapters.of_tokens(entry.req_slots[:rows], entry.extend_lens[:rows])
-        self._adapters.prepare(adapters, self._device)
-        if pages := self.pool.begin(entry.out_loc[:num_tokens]):
-            self.pool.clear_pages(pages)
-        row_slots, seq_lens = entry.req_slots[: plan.num_rows], entry.seq_lens[: plan.num_rows]
-        readers = self.pool.readers(self._page_table, row_slots, seq_lens)
-        hidden = self.model.forward(ids, positions, self.attention.attend)
-        failed = self._failed_rows(plan, entry, hidden, readers)
-        failures = dict.fromkeys(failed.tolist(), NOT_FINITE_TEXT)
+    def close(self) -> None:
+        """Frees the graphs, too: a communicator in one of them could not end. A dead engine's steps may never end: they
+        are not waited for."""
+        if self.thread is not None:
+            self.thread.close()
+        for step in self._steps:
+            if step is not None and not self._dead:
+                step.resolve()
+        self.graphs.clear()
 
-        tokens = np.full(plan.num_rows, -1, np.int32)
-        tokens[failed] = NOT_FINITE
-        prompts = self._logprobs.of_prompts(plan, entry, hidden, self._logits)
-        embeddings = self._embeddings.of_prompts(plan, entry, hidden)
-        sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
-        if not len(sampled):
-            return StepResult(tokens, None, prompts, failures)
-        last = torch.from_numpy(entry.qo_indptr[sampled + 1].astype(np.int64) - 1).to(self._device)
-        logits = self._logits(hidden[last])
-        slots, next_position = entry.req_slots[sampled].astype(np.int64), entry.seq_lens[sampled].astype(np.int64)
-        if self._group.rank:
-            chosen = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
+    def failure(self, step: int, error: BaseException) -> Failure:
+        """Return what `error` in `step` means."""
+        failure = step_failure(step, error, self._group.size, survives=self._device.survives_errors)
+        self._dead |= not isinstance(failure, EngineStepError)
+        return failure
+
+    # ---------------------------------------------------------------------------------------------------- one step
+
+    def _queue(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
+        plan, entry, staging = step.plan, step.entry, step.buffer
+        device, layout = self._device, Layout.of(plan, len(assignments))
+        staging.copy_in(device, layout, entry, assignments)
+        step.start = device.forward.record_event()
+        size, block = layout.size, self._block
+        device.forward.run("take in", lambda: copy(block[:size], staging.inputs_device[:size]))
+        inputs = StepInputs(block, layout)
+        device.forward.run("apply", lambda: self._apply(inputs, assignments))
+        self._remember(step, assignments)
+        if not plan.num_rows:
+            step.computed = step.end = device.forward.record_event()
+            return
+        if pages := self.pool.begin(entry.out_loc[: layout.tokens]):
+            device.forward.run("clear pages", lambda: self.pool.clear_pages(pages))
+        sampled_slots = entry.req_slots[step.sampled]
+        needs = self.sampler.needs(sampled_slots)
+        if self._grammar_slots and not self._grammar_slots.isdisjoint(slots := sampled_slots.tolist()):
+            step.slots = slots
+        step.adapters = self._adapters.of_tokens(entry.req_slots[: layout.rows], entry.extend_lens[: layout.rows])
+        if step.adapters is None and (graph := self._graph_for(plan, entry)) is not None:
+            rows = self._rows(entry, inputs, layout.rows)
+            device.forward.run("prepare", lambda: self.attention.prepare(rows, self._page_table))
+            device.forward.run("graph", graph.replay)
+            step.outputs = graph.outputs
+            if not step.slots:
+                device.forward.run("sample", lambda: self._finish(step, inputs, needs))
         else:
-            chosen, of_grammars = self._sample(logits, slots, next_position)
-            failures = {int(sampled[i]): text for i, text in of_grammars.items()} | failures
-        self._last_token[torch.from_numpy(slots).to(self._device)] = self._group.broadcast(chosen).to(self._device)
-        tokens[sampled] = np.where(tokens[sampled] == NOT_FINITE, NOT_FINITE, chosen.cpu().numpy())
-        if self._group.rank:
-            return StepResult(tokens)
-        logprobs = self._logprobs.of_sampled(sampled, slots, logits, chosen)
-        return StepResult(tokens, logprobs, prompts, failures, embeddings)
+            device.forward.run("forward", lambda: self._eager(step, inputs, needs))
+        if step.slots:
+            step.tail = lambda: self._queue_tail(step, inputs, needs)
+        else:
+            self._queue_end(step)
 
-    def _failed_rows(
-        self, plan: StepPlan, entry: RingEntry, hidden: Tensor, readers: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The rows of which some hidden number is not finite, or was computed from such, as those of `readers` are.
-        Zeros stand in there from now on."""
-        row_of_token = np.repeat(np.arange(plan.num_rows), entry.extend_lens[: plan.num_rows])
-        finite: npt.NDArray[np.bool_] = hidden[: len(row_of_token)].isfinite().all(1).cpu().numpy()
-        if finite.all() and not len(readers):
-            return np.empty(0, np.int64)
-        failed = np.flatnonzero(~finite | np.isin(row_of_token, readers))
-        hidden[torch.from_numpy(failed).to(hidden.device)] = 0
-        self.pool.spoil(entry.out_loc[failed])
-        return np.unique(row_of_token[failed])
+    def _queue_end(self, step: LaunchedStep) -> None:
+        step.computed = self._device.forward.record_event()
+        step.end = step.buffer.copy_out(self._device, step.computed, step.plan.num_samples + step.plan.num_rows)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden).to(self._sampling_device)
+    def _queue_tail(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
+        """The sampling of a step with grammars, which its forward did not wait for."""
+        masks = self._grammars.masks(step.slots)
+        assert masks is not None
+        mask = self._masks.copy_in(self._staging.index(step.buffer), masks)
+        self._device.forward.run("sample", lambda: self._finish(step, inputs, needs, mask))
+        self._queue_end(step)
+
+    def _remember(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
+        """The host's part of an assignment, for launches before the forward stream has applied it."""
+        if self._grammar_slots and step.plan.num_freed:
+            step.freed = step.entry.freed[: step.plan.num_freed].copy()
+            self._grammar_slots.difference_update(step.freed.tolist())
+        if not assignments:
+            return
+        self.sampler.remember(assignments)
+        new = {assignment.slot for assignment in assignments if assignment.grammar is not None}
+        if new or self._grammar_slots:
+            step.assignments = assignments
+            self._grammar_slots.difference_update(assignment.slot for assignment in assignments)
+            self._grammar_slots |= new
+        for assignment in assignments:
+            self._adapters.assign(assignment)
+            self._prompt_slots.discard(assignment.slot)
+            if assignment.sampling.prompt_logprobs is not None or assignment.sampling.embedding is not None:
+                self._prompt_slots.add(assignment.slot)
+
+    def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
+        """None: eager. A graph leaves no hidden states, which log probabilities and embeddings of prompts need."""
+        if plan.num_tokens != plan.num_rows:
+            return None
+        if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):
+            return None
+        return self.graphs.get(plan.padded_rows)
+
+    def _apply(self, inputs: StepInputs, assignments: list[SlotAssignment]) -> None:
+        for assignment in assignments:
+            self._logprobs.assign(assignment)  # prompts go through the head on all ranks
+        if self._group.rank == 0:
+            self.sampler.assign(inputs.assigned)
+            for assignment in assignments:
+                self._logits_processors.assign(assignment)
+                self._embeddings.assign(assignment)
+        if assignments:  # masked positions are read, too: no page of the slot's request before
+            self._page_table.index_fill_(0, inputs.assigned[:, 0].long(), self._limits.scratch_page)
+        apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
+
+    def _rows(self, entry: RingEntry, inputs: StepInputs, num_decode: int) -> AttentionRows:
+        rows, tokens = inputs.layout.rows, inputs.layout.tokens
+        return AttentionRows(
+            num_decode=num_decode,
+            slots=entry.req_slots[:rows],
+            seq_lens=entry.seq_lens[:rows],
+            extend_lens=entry.extend_lens[:rows],
+            out_loc=entry.out_loc[:tokens],
+            device=DeviceRows(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
+        )
+
+    def _hidden(self, inputs: StepInputs, forward: ModelForward) -> Tensor:
+        ids = inputs.input_ids.long()
+        ids = torch.where(ids < 0, self._last_token[(-1 - ids).clamp_(min=0)], ids)
+        return forward(ids, inputs.positions.long(), self.attention.attend)
+
+    def _eager(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
+        layout = inputs.layout
+        num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
+        self.attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
+        self._adapters.prepare(step.adapters, torch.device(self._info.device))
+        # what was compiled knows no adapters
+        hidden = self._hidden(inputs, self.forward_model if step.adapters is None else self.model.forward)
+        last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
+        hidden, finite = _finite(hidden)
+        bad = torch.nn.functional.pad((~finite).int().cumsum(0), (1, 0))[inputs.qo_indptr.long()]
+        step.outputs = Outputs(self.model.logits(hidden[last]), bad[1:] == bad[:-1])
+        step.hidden = hidden
+        if not step.slots:
+            self._finish(step, inputs, needs)
+
+    def _capturable(self, size: int) -> Callable[[], Outputs]:
+        """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
+        inputs = self._scratch_step([1] * size, num_decode=size)
+
+        def forward() -> Outputs:
+            hidden, finite = _finite(self._hidden(inputs, self.model.forward))
+            return Outputs(self.model.logits(hidden), finite)
+
+        return forward
+
+    def _scratch_step(self, extend_lens: Sequence[int], num_decode: int) -> StepInputs:
+        """Prepare a step of padding rows of these lengths; what they store goes to the scratch page."""
+        limits, rows = self._limits, len(extend_lens)
+        lens = np.array(extend_lens, np.int32)
+        pages = -(-lens // limits.page_size)
+        inputs = StepInputs(self._block, Layout(rows, int(lens.sum())))
+        host = AttentionRows(
+            num_decode=num_decode,
+            slots=np.full(rows, limits.scratch_slot, np.int32),
+            seq_lens=lens,
+            extend_lens=lens,
+            out_loc=np.full(int(lens.sum()), limits.scratch_page * limits.page_size, np.int32),
+            device=DeviceRows(inputs.req_slots, inputs.seq_lens, inputs.kv_indptr, inputs.out_loc),
+        )
+
+        def prepare() -> None:
+            self._block.zero_()
+            inputs.req_slots.fill_(limits.scratch_slot)
+            inputs.seq_lens.copy_(torch.from_numpy(lens))
+            inputs.out_loc.fill_(limits.scratch_page * limits.page_size)
+            inputs.kv_indptr.copy_(torch.from_numpy(np.concatenate([[0], np.cumsum(pages)])))
+            self.attention.prepare(host, self._page_table)
+
+        self._device.forward.run("prepare", prepare)
+        self._device.forward.record_event().synchronize()
+        return inputs
+
+    def warm_up(self) -> None:
+        """Run decode, prefill and both, so that kernels are loaded (or compiled: minutes) before requests come."""
+        longest = min(2, self._limits.max_seq_len)
+        with torch.inference_mode():
+            self._device.forward.run("warm up", self.model.warm_up)
+            self._device.forward.run("warm up", self._warm_up_table)
+            for lens, num_decode in (([1], 1), ([longest], 0), ([1, longest], 1)):
+                inputs = self._scratch_step(lens, num_decode)
+
+                def forward(inputs: StepInputs = inputs) -> None:
+                    logits = self.model.logits(self._hidden(inputs, self.forward_model))
+                    slots = inputs.req_slots[:1].long()
+                    if self._group.rank == 0:
+                        everything = Needs(sampled=True, min_p=True, truncated=True)
+                        for one in (logits[:1], _any_may_come(logits[:1])):
+                            self.sampler.sample(one, slots, slots, everything)
+                    self._group.broadcast(self._staging[0].outputs_device[:1])
+
+                self._device.forward.run("warm up", forward)
+                self._device.forward.record_event().synchronize()
+
+    def _warm_up_table(self) -> None:
+        """Write what is there already."""
+        place, limits = self._page_table.device, self._limits
+        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=place)
+        updates[0, 0], updates[0, 2] = limits.scratch_slot, 1
+        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=place)
+        apply_updates(self._page_table, updates, page)
+
+    def _finish(self, step: LaunchedStep, inputs: StepInputs, needs: Needs, mask: Mask | None = None) -> None:
+        """Sample, broadcast the tokens, write them to `last_token` and for the copy out. After a graph, logits are of
+        all rows, padding included, and there are no hidden states."""
+        count = step.plan.num_samples
+        outputs, hidden = step.outputs, step.hidden
+        assert outputs is not None
+        step.outputs = step.hidden = None
+        if hidden is not None:
+            prompts = self._logprobs.prompts(step.plan, step.entry, hidden, self.model.logits)
+            step.deferred.prompts = prompts if self._group.rank == 0 else []
+            step.deferred.embeddings = self._embeddings.deferred(step.plan, step.entry, hidden)
+        out = step.buffer.outputs_device[: count + step.plan.num_rows]
+        rows = inputs.sample_rows.long()
+        slots = inputs.req_slots[rows].long()
+        chosen: Tensor | None = None
+        if self._group.rank == 0:
+            out[count:] = outputs.finite[: step.plan.num_rows]
+            if count:
+                logits = outputs.logits
+                if hidden is None:
+                    logits = logits[:count] if count == step.plan.num_rows else logits[rows]
+                chosen = self._sample(step, logits, slots, inputs.seq_lens[rows].long(), needs, mask)
+                out[:count] = chosen
+        self._group.broadcast(out)
+        if count:
+            self._last_token[slots] = chosen if chosen is not None else out[:count].long()
 
     def _sample(
-        self, logits: Tensor, slots: npt.NDArray[np.int64], next_position: npt.NDArray[np.int64]
-    ) -> tuple[Tensor, dict[int, str]]:
-        """The next tokens [m] of the requests in `slots`, and which of them are ends for lack of another."""
-        slot_list = slots.tolist()
-        masks = self._grammars.masks(slot_list)
-        mask = None if masks is None else _mask(masks)
-        changed = self._logits_processors.apply(logits, slot_list, next_position.tolist(), mask)
-        rows = self._slots.rows(torch.from_numpy(slots), torch.from_numpy(next_position))
-        chosen = sample(changed, rows)
-        failures: dict[int, str] = {}
-        if masks is not None:
-            tokens = chosen.to("cpu", torch.int32).numpy()
-            if failures := self._grammars.record(slot_list, tokens):
-                chosen = torch.from_numpy(tokens).to(chosen)
-        self._logits_processors.record(chosen, slot_list)
-        return chosen, failures
+        self,
+        step: LaunchedStep,
+        logits: Tensor,
+        slots: Tensor,
+        position: Tensor,
+        needs: Needs,
+        mask: Mask | None,
+    ) -> Tensor:
+        entry, sampled = step.entry, step.sampled
+        host_slots = entry.req_slots[sampled].astype(np.int64)
+        processed = self._logits_processors.apply(logits, host_slots.tolist(), entry.seq_lens[sampled].tolist(), mask)
+        chosen = self.sampler.sample(processed, slots, position, needs)
+        self._logits_processors.record(chosen, host_slots.tolist())
+        step.deferred.sampled = self._logprobs.sampled(sampled, host_slots, logits, chosen)
+        return chosen
 
 
-def _mask(masks: TokenMasks) -> Mask:
-    rows, bits = torch.from_numpy(masks.rows), torch.from_numpy(masks.bits)
-    return lambda logits: mask_tokens(logits, rows, bits)
+def _any_may_come(logits: Tensor) -> Tensor:
+    """A copy through the mask of a grammar that allows every id."""
+    logits = logits.to(torch.float32, copy=True)
+    row = torch.zeros(1, dtype=torch.int32, device=logits.device)
+    bits = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=logits.device)
+    mask_tokens(logits, row, bits)
+    return logits
 
 
-def _attention_rows(plan: StepPlan, entry: RingEntry, num_tokens: int) -> AttentionRows:
-    """Padding rows exist only in steps whose rows all have one token: then all of them go as decode rows."""
-    rows = plan.padded_rows
-    extend_lens: Int32Array = entry.extend_lens[:rows]
-    one_each = num_tokens == rows
-    return AttentionRows(
-        num_decode=rows if one_each else plan.num_decode_rows,
-        slots=entry.req_slots[:rows],
-        seq_lens=entry.seq_lens[:rows],
-        extend_lens=extend_lens,
-        out_loc=entry.out_loc[:num_tokens],
-    )
+def _finite(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `hidden` [tokens, size] with zeros where a token is not finite, and which are: [tokens] bool."""
+    finite = hidden.isfinite().all(1)
+    return hidden.masked_fill(~finite[:, None], 0), finite

@@ -1,6 +1,4 @@
-"""What a model is to an engine, whoever wrote its layers.
-
-What loading gives to the torch engines, whoever wrote the layers.
+"""What a model is to the torch engine, and what loading gives it, whoever wrote the layers.
 
 Invariants: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
 the weights, the ids and their positions, so that the tokens of a step may be of many sequences.

@@ -60,7 +60,7 @@ class Heads:
     """Keys and values of one layer. `kv_of`: the layer whose keys and values it attends to. `values_are_keys`: values
     are the keys as projected."""
 
-    num_kv_heads: int
+    kv_heads: int
     head_dim: int
     kv_of: int
     values_are_keys: bool = False
@@ -458,7 +458,9 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
     return {
         **_shared_kv(raw, windows, heads),
         **_attention_bias(raw, False),
-        "inner_sizes": tuple(2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)),
+        "intermediate_sizes": tuple(
+            2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)
+        ),
         "layer_scales": True,
         "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
         "moe": _moe(raw, norm_topk_prob=True, expert_scale=True, beside=True, router_norm=True)
@@ -510,8 +512,7 @@ def _gemma3n(raw: Raw) -> dict[str, Any]:
     inner_sizes = tuple(map(int, inner)) if isinstance(inner, list) else (int(inner),) * num_layers
     return {
         **_shared_kv(raw, windows, heads),
-        "intermediate_size": max(inner_sizes),
-        "inner_sizes": inner_sizes,
+        "intermediate_sizes": inner_sizes,
         "per_layer": PerLayer(int(raw["hidden_size_per_layer_input"]), int(raw["vocab_size_per_layer_input"])),
         "streams": Streams(int(raw["altup_num_inputs"]), int(raw["laurel_rank"])),
         "gate_cuts": _gate_cuts(raw, num_layers),
@@ -1385,7 +1386,7 @@ def _nemotron_h(raw: Raw) -> dict[str, Any]:
         "state_layers": tuple(kind in _MAMBA for kind in kinds),
         "windows": (None,) * num_layers,
         "rotated": (False,) * num_layers,
-        "inner_sizes": tuple(int(raw["intermediate_size"]) if kind == "mlp" else 0 for kind in kinds),
+        "intermediate_sizes": tuple(int(raw["intermediate_size"]) if kind == "mlp" else 0 for kind in kinds),
         "norm_eps": float(raw.get("layer_norm_epsilon", 1e-5)),
         "activation": check_activation(raw, "relu2", "mlp_hidden_act"),
         "gated": False,

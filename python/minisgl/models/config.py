@@ -1,6 +1,4 @@
-"""A model's config.json, as the layers read it.
-
-Which linear layers of a model an adapter may change, and their sizes.
+"""The description of a model, and how its config.json becomes one.
 
 Invariants: every field that changes the computation is read or refused, never ignored.
 """
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from minisgl.config import ConfigError, ModelImpl
+from minisgl.config import ConfigError, ModelImpl, Unsupported
 from minisgl.models.architectures import (
     ARCHITECTURES,
     ClampedSwiglu,
@@ -33,10 +31,11 @@ from minisgl.models.architectures import (
     no_windows,
     text_config,
 )
-from minisgl.models.rope import RopeConfig, context_length, parse_rope
+from minisgl.models.rope import RopeConfig, context_length, inverse_frequencies, parse_rope
 from minisgl.weights.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.weights.quantization import Packing, parse_packing
 
+MOST_LAYERS = 4096  # of a model of today; more are a damaged file
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
 """GELU is by its tanh, and by the error function."""
 Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
@@ -50,43 +49,41 @@ once. Or over each head behind rotation, with weights (rotated) or without (plai
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The one description of a model. `windows`, by layer: a token attends to as many tokens, itself included; None:
-    to all before it. `rotated`, by layer: whether q and k are; if not, attention knows no positions there. `packing`:
-    how the checkpoint's weights are packed. Scales multiply; caps are soft, 0 means none."""
+    """The one description of a model, which the CPU engine reads by the same names but for those of `NOT_COMPUTED`.
+    What may differ from layer to layer is there for each. Scales multiply; caps are soft, 0 means none."""
 
     architecture: str
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
+    num_kv_heads: int  # of most layers, and of what pages hold
+    head_dim: int  # likewise
     vocab_size: int
     norm_eps: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]  # the tables that layers rotate by
+    rotary: tuple[int | None, ...]  # by layer: which of them; None: q and k know no positions
     max_position: int
     tie_word_embeddings: bool
     qkv_bias: bool
     out_bias: bool
     windows: tuple[int | None, ...]
-    rotated: tuple[bool, ...]
+    """By layer: a token attends to as many tokens, itself included; None: to all before it."""
     attention_scale: float  # of the products of q and k
-    packing: Packing | None
+    packing: Packing | None  # how the checkpoint's weights are packed
     dtype: str
     eos_ids: tuple[int, ...]
-    heads: tuple[Heads, ...] = ()  # by layer, if layers differ; `num_kv_heads` and `head_dim` are then of most
+    heads: tuple[Heads, ...]
+    intermediate_sizes: tuple[int, ...]  # of the MLP; 0: the layer has none
+    attends: tuple[bool, ...]  # whether a layer has attention
+    state_layers: tuple[bool, ...]  # whether a layer keeps a `state`
     attention_gates: bool = False  # of what attention gives, projected with the queries
     value_norm: bool = False  # of each head, without weights
-    inner_sizes: tuple[int, ...] = ()  # in place of `intermediate_size`, by layer, if layers differ; 0: it has no MLP
-    attends: tuple[bool, ...] = ()  # by layer: whether it has attention, if not all have
     state: StateKind | None = None  # what layers keep of each sequence in place of keys and values, or beside them
-    state_layers: tuple[bool, ...] = ()  # by layer: whether it does
     layer_scales: bool = False  # all that a layer gives is multiplied by a number of its own
     per_layer: PerLayer | None = None
     streams: Streams | None = None
     gate_cuts: tuple[float, ...] = ()
     """By layer: by how many standard deviations above their mean the gates of an MLP are cut; 0: they are not."""
-    local_rope: RopeConfig | None = None  # of layers with a window, if it is another one
     rotary_share: float = 1.0  # of each head, from its first number on
     mlp_bias: bool = False
     down_bias: bool = False  # of the MLP's way out, where its other matrices have none
@@ -125,18 +122,6 @@ class ModelConfig:
     """The same of a GGUF file that has what sees, too."""
 
     @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        """The tables that layers rotate by."""
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
-
-    @property
-    def rotary(self) -> tuple[int | None, ...]:
-        """By layer: which of `ropes`; None: q and k are not rotated."""
-        local = 0 if self.local_rope is None else 1
-        chosen = (0 if window is None else local for window in self.windows)
-        return tuple(rope if rotated else None for rope, rotated in zip(chosen, self.rotated, strict=True))
-
-    @property
     def rotary_dim(self) -> int:
         """How many numbers of each head are rotated, where layers do not differ."""
         return int(self.head_dim * self.rotary_share) if self.latent is None else self.head_dim - self.latent.rank
@@ -144,26 +129,15 @@ class ModelConfig:
     @property
     def rotary_dims(self) -> tuple[int, ...]:
         """By table: how many numbers of each head are rotated."""
-        if not self.heads:
+        if self.latent is not None:
             return (self.rotary_dim,) * len(self.ropes)
         by_table = {table: heads.head_dim for table, heads in zip(self.rotary, self.heads, strict=True)}
         return tuple(int(by_table.get(table, self.head_dim) * self.rotary_share) for table in range(len(self.ropes)))
 
     @property
-    def layer_heads(self) -> tuple[Heads, ...]:
-        return self.heads or tuple(Heads(self.num_kv_heads, self.head_dim, layer) for layer in range(self.num_layers))
-
-    @property
-    def layer_attends(self) -> tuple[bool, ...]:
-        return self.attends or (True,) * self.num_layers
-
-    @property
-    def layer_has_state(self) -> tuple[bool, ...]:
-        return self.state_layers or (False,) * self.num_layers
-
-    @property
-    def layer_inner_sizes(self) -> tuple[int, ...]:
-        return self.inner_sizes or (self.intermediate_size,) * self.num_layers
+    def intermediate_size(self) -> int:
+        """Return the size of the largest MLP."""
+        return max(self.intermediate_sizes)
 
     def context_len(self, max_seq_len: int | None) -> int:
         """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. The token that
@@ -171,8 +145,8 @@ class ModelConfig:
         own = self.max_position + 1 if self.both_ways else self.max_position
         if max_seq_len is None:
             return own
-        is_dynamic = self.rope.rope_type == "dynamic"
-        longest = int(self.max_position * self.rope.factor) if is_dynamic else own
+        is_dynamic = self.ropes[0].rope_type == "dynamic"
+        longest = int(self.max_position * self.ropes[0].factor) if is_dynamic else own
         if max_seq_len > longest:
             stretched = f", {longest} at most with its dynamic scaling" if is_dynamic else ""
             raise ConfigError(f"--max-seq-len {max_seq_len}: the model's context is {own}{stretched}")
@@ -214,7 +188,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     if has_text_half(architecture):
         raw = text_config(raw, architecture)
     raw = {**raw, **{name: raw[other] for other, name in known.fields.items() if other in raw}}
-    own = known.describe(raw)
+    own = dict(known.describe(raw))
     num_layers = own.get("num_layers") or int(raw["num_hidden_layers"])
     num_heads = own.get("num_heads") or int(raw["num_attention_heads"])
     if "activation" not in own:
@@ -222,27 +196,37 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     head_dim = own.get("head_dim") or int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads)
     if head_dim < 1:
         raise ConfigError(f"config.json: head_dim: {head_dim}: must be at least 1")
+    if not 1 <= num_layers <= MOST_LAYERS:
+        raise Unsupported(f"config.json: num_hidden_layers: {num_layers}: must be 1..{MOST_LAYERS}")
     bias = bool(raw.get("attention_bias", False))
-    rope = own.get("rope") or parse_rope(raw)
+    rope, local = own.pop("rope", None) or parse_rope(raw), own.pop("local_rope", None)
+    windows, rotated = own.pop("windows", None) or no_windows(raw), own.pop("rotated", (True,) * num_layers)
+    kv_heads = own.get("num_kv_heads") or int(raw.get("num_key_value_heads") or num_heads)
+    inner = own.pop("intermediate_size", None)
+    if "intermediate_sizes" not in own:
+        inner = int(raw["intermediate_size"]) if inner is None else inner
+        own["intermediate_sizes"] = (inner,) * num_layers
+    tables = (0 if window is None or local is None else 1 for window in windows)
     as_llama: dict[str, Any] = {
         "hidden_size": int(raw["hidden_size"]),
         "num_layers": num_layers,
         "num_heads": num_heads,
-        "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
+        "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": own["intermediate_size"] if "intermediate_size" in own else int(raw["intermediate_size"]),
+        "heads": tuple(Heads(kv_heads, head_dim, layer) for layer in range(num_layers)),
+        "attends": (True,) * num_layers,
+        "state_layers": (False,) * num_layers,
         "vocab_size": int(raw["vocab_size"]),
         "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
-        "rope": rope,
+        "ropes": (rope,) if local is None else (rope, local),
+        "rotary": tuple(table if turns else None for table, turns in zip(tables, rotated, strict=True)),
+        "windows": windows,
         "max_position": own.get("max_position") or context_length(raw, rope),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "qkv_bias": bias,
         "out_bias": bias,
-        "rotated": (True,) * num_layers,
         "attention_scale": float(head_dim**-0.5),
     }
-    if "windows" not in own:
-        as_llama["windows"] = no_windows(raw)
     return ModelConfig(
         architecture=architecture,
         other_half=tuple(raw.get("other_half", ())),
@@ -251,6 +235,34 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         eos_ids=eos_ids(raw, generation or {}),
         **{**as_llama, **own},
     )
+
+
+NOT_COMPUTED = (
+    "architecture",
+    "num_kv_heads",
+    "head_dim",
+    "ropes",
+    "rotary_share",
+    "max_position",
+    "packing",
+    "dtype",
+    "eos_ids",
+    "other_half",
+)
+"""Fields of a `ModelConfig` that the CPU engine does not read."""
+
+
+def computed(model: ModelConfig, context_len: int) -> dict[str, Any]:
+    """Return what the CPU engine reads of a model that serves texts of `context_len` tokens, for msgspec: its fields,
+    kinds of one thing by their names, and the tables of radians per position that its `ropes` stand for."""
+    fields = {name: getattr(model, name) for name in ModelConfig.__slots__ if name not in NOT_COMPUTED}
+    fields |= {name: {one.kind: one} for name, one in fields.items() if hasattr(one, "kind")}
+    dims = zip(model.ropes, model.rotary_dims, strict=True)
+    return fields | {
+        "inverse_frequencies": [inverse_frequencies(rope, dim, context_len).tolist() for rope, dim in dims],
+        "rope_scales": [rope.attention_factor for rope in model.ropes],
+        "left_out": (*model.left_out, *model.other_half),
+    }
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
@@ -292,52 +304,3 @@ def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
         "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, known.layers)),
         "gguf": whole_names(GGUF, known.gguf_names, ("blk.{layer}",)),
     }
-
-
-def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
-    """Layer and part, as `tensor_names` has it, of each linear layer that an adapter may change, by name such as
-    "model.layers.0.self_attn.q_proj": attention that is not over latents, and MLPs that are not routed experts."""
-    names = tensor_names(config)["checkpoint"]
-    found: dict[str, tuple[int, str]] = {}
-    as_is = config.latent is None and not config.attention_gates
-    attention = ("q", "k", "v", "qkv", "out") if as_is else ()
-    for layer in range(config.num_layers):
-        dense = config.moe is None or layer not in config.moe.layers
-        mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
-        heads = config.layer_heads[layer]
-        missing = {"k", "v"} if heads.kv_of != layer else {"v"} if heads.values_are_keys else set()
-        if not config.layer_attends[layer]:
-            missing = set(attention)
-        if config.layer_inner_sizes[layer] == 0:
-            missing = missing | set(mlp)
-        for part in (*attention, *(mlp if dense else ())):
-            if part in names and part not in missing:
-                found[names[part][0].format(layer=layer)] = layer, part
-    return found
-
-
-def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) by name."""
-    size, found = config.hidden_size, dict[str, tuple[int, int]]()
-    for name, (layer, part) in adapter_places(config).items():
-        heads, inner = config.layer_heads[layer], config.layer_inner_sizes[layer]
-        q, kv = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
-        sizes = {"q": (size, q), "k": (size, kv), "v": (size, kv), "qkv": (size, q + 2 * kv), "out": (q, size)}
-        sizes |= {"gate": (size, inner), "up": (size, inner), "gate_up": (size, 2 * inner), "down": (inner, size)}
-        found[name] = sizes[part]
-    return found
-
-
-def why_not(config: ModelConfig, name: str) -> str:
-    """Says why a layer is not in `adaptable`."""
-    if config.moe is not None and ".mlp." in name:
-        return "adapters of routed experts and of their router are not computed"
-    if config.latent is not None and ".self_attn." in name:
-        return "adapters of attention over latents are not computed"
-    if config.attention_gates and ".self_attn." in name:
-        return "adapters of attention with gates are not computed"
-    if name.endswith(("embed_tokens", "lm_head")):
-        return "adapters of embeddings and of the head are not computed"
-    if config.state is not None and (".conv." in name or ".mamba." in name or ".linear_attn." in name):
-        return "adapters of layers that keep a state are not computed"
-    return "the model has no such linear layer"

@@ -1,6 +1,5 @@
-"""The decoder-only transformer that Llama and its relatives share; the fields of `ModelConfig` set them apart.
-
-From a config to the model that it describes.
+"""The decoder-only transformer that Llama and its relatives share, made of a `ModelConfig`, whose fields set them
+apart.
 
 Invariants: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
 """
@@ -261,7 +260,7 @@ def build_model(
     max_position: int | None = None,
     group: Group = ALONE,
 ) -> Decoder:
-    """An uninitialised model. `max_position` limits the rotary tables to what the context needs.
+    """Return an uninitialised model. `max_position` limits the rotary tables to what the context needs.
     Raises `Unsupported` for an architecture that only the CPU engine has."""
     if not find_architecture(config.architecture).on_torch or config.query_growth is not None:
         raise Unsupported(

@@ -174,7 +174,7 @@ def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]
     first, second = len(texts[0]), len(texts[1])
     columns = -(-second // _PAGE)
     pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()  # of both in turns, backwards
-    pool = KVPool.of(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
+    pool = KVPool(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
     backend = TorchSdpa.of(model.attention, pool)
     found: list[list[Tensor]] = [[], []]
     for starts, ends in (((0, 0), (first - 1, _PAGE)), ((first - 1, _PAGE), (first, second))):

@@ -1,6 +1,5 @@
-"""The engine pool's router over members that come and go and have names, not numbers.
-
-Of a request's body, the model that it asks for and the text by whose beginning a replica is chosen.
+"""Where a request goes in a Ray cluster: the engine pool's router over members that come and go and have names, not
+numbers, and what of a request's body it looks at: the model that is asked for, and the beginning of the text.
 
 The router of the engine pool takes token ids; here there is no tokenizer, and the bytes of a prompt serve as well: what
 two prompts have in common at the beginning, their tokens have, too. What a conversation's next turn repeats stands

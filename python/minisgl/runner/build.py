@@ -197,7 +197,7 @@ def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
 def _build_cpu(config: EngineConfig, report: Report) -> CpuEngine:
     if why := why_missing():
         raise Unsupported(f"the CPU engine {NEEDS}: {why}")
-    from minisgl.engine.cpu_engine import load_cpu_engine
+    from minisgl.engine.cpu_loading import load_cpu_engine
 
     engine = load_cpu_engine(config, report)
     for flag in config.of_cuda_only():

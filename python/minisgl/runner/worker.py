@@ -34,7 +34,7 @@ from minisgl.message.heartbeat import Activity, HeartbeatThread
 from minisgl.metrics.meters import cpu_seconds, resident_bytes
 from minisgl.runner.build import build_rank, join_group
 from minisgl.runner.launch import end_with
-from minisgl.runner.ranks import (
+from minisgl.runner.rank_messages import (
     FromRank,
     RankAdapter,
     RankConfig,

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl import envs
 from minisgl.config import ConfigError, EngineConfig
-from minisgl.engine.cpu_engine import load_cpu_engine
+from minisgl.engine.cpu_loading import load_cpu_engine
 from tests.helpers.gguf import write_gguf, written_model
 
 SIZES = (0, 1, 2, 31, 33, 63, 64, 65, 255, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1)

@@ -1,4 +1,4 @@
-"""From a loaded model on a CUDA device to a ready engine: the size of the KV pool, the attention backend, graphs.
+"""From a loaded model to a ready torch engine: the size of a device's KV pool, the attention backend, graphs.
 
 Every failure names the flag to change; every choice made for the user is reported with its reason.
 """
@@ -19,14 +19,16 @@ from minisgl.attention.pair import Pair
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_engine import Capture, CudaCapture, CudaEngine, ModelForward, RunAgain, graph_sizes
 from minisgl.engine.device import CudaDevice, Device, InlineDevice, Renormalise
+from minisgl.engine.graphs import Capture, CudaCapture, RunAgain, graph_sizes
+from minisgl.engine.torch_engine import ModelForward, TorchEngine
+from minisgl.engine.worker import ForwardThread
 from minisgl.models.api import Attend, Model
 from minisgl.step import StepLimits
 from minisgl.utils.progress import Report
 
 MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
-INLINE = "inline"  # --device inline: the CUDA engine on the CPU, each job when it is queued. For tests
+INLINE = "inline"  # --device inline: on the CPU what is done on a CUDA device, graphs too. For tests
 _MIB = 2**20
 _BACKENDS: dict[str, type[AttentionBackend]] = {
     "torch_sdpa": TorchSdpa,
@@ -94,26 +96,36 @@ def graphs_for(
     return sizes
 
 
-def build_cuda_engine(
+def choose_backend(
+    config: EngineConfig, layers: Sequence[LayerAttention], dtype: torch.dtype, device: torch.device
+) -> Choice:
+    """Return the attention backend that serves these layers on `device`. Raises `ConfigError`."""
+    try:
+        return choose(config.attention_backend, machine(device), Shape.of(layers, dtype, config.page_size))
+    except BackendError as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_torch_engine(
     config: EngineConfig,
     model: Model,
     info: EngineInfo,
     pool: KVPool,
     say: Report,
     group: Group = ALONE,
-) -> CudaEngine:
-    """Raises `ConfigError`."""
+    thread: ForwardThread | None = None,
+) -> TorchEngine:
+    """`thread`: for forwards on a CPU, which go without graphs and without a warm-up. Raises `ConfigError`."""
     device, dtype = torch.device(info.device), pool.k[0].dtype
-    shape = Shape.of(model.attention, dtype, info.page_size)
-    try:
-        choice = choose(config.attention_backend, machine(device), shape)
-    except BackendError as error:
-        raise ConfigError(str(error)) from error
-    pages = f"; it takes pages of multiples of 256 tokens, here of {info.page_size}"
-    say(f"attention: {choice.names} ({choice.reason}{pages if 'flash_attention' in choice.names else ''})")
-    info = replace(
-        info, graph_sizes=graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say, info.device)
-    )
+    choice = choose_backend(config, model.attention, dtype, device)
+    if thread is not None:
+        for flag in config.of_cuda_only():
+            say(f"{flag}: without an effect on {device}: for CUDA devices only")
+    else:
+        pages = f"; it takes pages of multiples of 256 tokens, here of {info.page_size}"
+        say(f"attention: {choice.names} ({choice.reason}{pages if 'flash_attention' in choice.names else ''})")
+        sizes = graphs_for(config, model, _BACKENDS[choice.decode or choice.name], say, info.device)
+        info = replace(info, graph_sizes=sizes)
     check_agreement(group, f"{choice.names} attention, {len(info.graph_sizes)} graphs")
     max_seq_len = min(info.context_len, info.num_pages * info.page_size + 1)
     limits = StepLimits(
@@ -133,22 +145,24 @@ def build_cuda_engine(
         queues.forward.run("attention", make_backend)
         queues.forward.record_event().synchronize()
         backend, renormalise = made[0]
-        engine = CudaEngine(
+        engine = TorchEngine(
             model,
             info,
             pool,
             backend,
             queues,
             limits,
+            thread=thread,
             group=group,
             capture=capture,
             renormalise=renormalise,
-            forward=compiled(model) if config.torch_compile else None,
+            forward=compiled(model) if config.torch_compile and thread is None else None,
             say=say,
             free_bytes=lambda: torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0,
         )
-        say("warming up; kernels that are not in the cache yet are compiled")
-        engine.warm_up()
+        if thread is None:
+            say("warming up; kernels that are not in the cache yet are compiled")
+            engine.warm_up()
         return engine
     except BackendError as error:
         raise ConfigError(f"--attention-backend {config.attention_backend}: {error}") from error

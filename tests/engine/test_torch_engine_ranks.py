@@ -1,4 +1,4 @@
-"""The CUDA engine of several ranks, over gloo on devices of the CPU, against one rank and against the CPU engine."""
+"""The torch engine of several ranks, over gloo on devices of the CPU, against one rank, in a forward thread too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.distributed import ALONE, Group
 from minisgl.engine.api import Engine
-from minisgl.engine.cuda_engine import CudaEngine, EngineDeadError
-from minisgl.engine.cuda_loading import check_agreement
+from minisgl.engine.building import check_agreement
+from minisgl.engine.launched_step import EngineDeadError
 from minisgl.engine.loading import load_engine
+from minisgl.engine.torch_engine import TorchEngine
 from minisgl.runner.build import build_control_plane
 from minisgl.runner.ranks import RankDied
 from minisgl.sampling_params import SamplingParams
@@ -99,7 +100,7 @@ def test_several_ranks_say_what_one_says(
     alone = cuda_rank(folder, ALONE, kind, graphs)
     logits, found = [], []
     for engine, rank0 in ((alone, alone), (ranks, ranks.engines[0]), (load_engine(config, _silent), None)):
-        if isinstance(rank0, CudaEngine):
+        if isinstance(rank0, TorchEngine):
             logits.append(Recorder(rank0).logits)
         clients, loop = drive(engine, tight(engine, config), wanted, aborts=aborts)
         stats = loop.control_plane.stats()
@@ -176,7 +177,7 @@ def test_rows_that_are_not_finite_on_one_rank_fail_on_all(
     folder = folders["llama-bias-untied"]
     wanted = [([3 + i, 4, 5, 6, 7], SamplingParams(temperature=0, max_tokens=6, seed=0)) for i in range(14)]
 
-    def build(group: Group) -> CudaEngine:
+    def build(group: Group) -> TorchEngine:
         engine = cuda_rank(folder, group, kind)
         if group.rank == 1:
             _spoil_attention(engine, at=2)
@@ -196,7 +197,7 @@ def test_rows_that_are_not_finite_on_one_rank_fail_on_all(
         assert clients.tokens[i] == clean.tokens[i]
 
 
-def _spoil_attention(engine: CudaEngine, at: int) -> None:
+def _spoil_attention(engine: TorchEngine, at: int) -> None:
     """What this rank's attention gives in the last layer of forward number `at` from now on is not a number."""
     attention, last = engine.attention, engine.model.config.num_layers - 1
     inner, calls = attention.attend, 0
@@ -222,7 +223,7 @@ def test_out_of_memory_on_one_rank_ends_all(kind: str, rank: int, folders: dict[
     """Alone, an engine goes on; here the others wait in a collective."""
     folder = folders["qwen3-untied"]
 
-    def build(group: Group) -> CudaEngine:
+    def build(group: Group) -> TorchEngine:
         engine = cuda_rank(folder, group, kind)
         if group.rank == rank:
             break_forward(engine, 3, _out_of_memory)
@@ -241,7 +242,7 @@ def test_a_rank_that_ends_is_named(folders: dict[str, Path], tmp_path: Path) -> 
     def gone(hidden: torch.Tensor) -> torch.Tensor:
         raise SystemExit("rank 2 has left")
 
-    def build(group: Group) -> CudaEngine:
+    def build(group: Group) -> TorchEngine:
         engine = cuda_rank(folder, group)
         if group.rank == 2:
             break_forward(engine, 4, gone)

@@ -1,5 +1,5 @@
-"""Requests with grammars on the CUDA engine: on a device that is as late as orders allow it gives the CPU engine's
-tokens, all of which their grammars allow; what a mask costs, only they pay."""
+"""Requests with grammars on the torch engine: on a device that is as late as orders allow it gives the same tokens,
+all of which their grammars allow; what a mask costs, only they pay."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from minisgl.engine.device import DeviceMasks, InlineDevice
 from minisgl.grammar.slots import TokenMasks
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason
-from tests.engine.test_cuda_engine import GRAPHS, build, requests
-from tests.engine.test_torch_engine import VOCAB, load
+from tests.engine.test_torch_engine import GRAPHS, VOCAB, build, load, requests
 from tests.helpers.device import LateDevice
 from tests.helpers.engines import Collector
 from tests.helpers.grammars import PickyCompiler
@@ -69,13 +68,11 @@ def check(got: Collector, expected: Collector, wanted: Requests) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("graphs", [(), GRAPHS], ids=["eager", "graphs"])
 @pytest.mark.parametrize("retracts", [False, True])
-def test_a_late_device_gives_the_cpu_engines_tokens(
-    folder: Path, seed: int, graphs: tuple[int, ...], retracts: bool
-) -> None:
+def test_a_late_device_gives_the_same_tokens(folder: Path, seed: int, graphs: tuple[int, ...], retracts: bool) -> None:
     wanted = with_grammars(requests(seed), every=1 if retracts else 2)
     settings = {**SETTINGS, "cpu_backend": "python"} | ({"num_pages": 18} if retracts else {})
-    cpu_engine, config = load(folder, **settings)
-    expected = served(cpu_engine, config, wanted, retracts=retracts)
+    in_a_thread, config = load(folder, **settings)
+    expected = served(in_a_thread, config, wanted, retracts=retracts)
     engine, config, captured = build(folder, LateDevice(seed, eagerness=(0.0, 0.3, 0.8)[seed % 3]), graphs, **settings)
     got = served(engine, config, wanted, retracts=retracts)
     check(got, expected, wanted)
@@ -163,8 +160,8 @@ def test_a_grammar_that_fails_ends_its_own_request(folder: Path) -> None:
 @pytest.mark.parametrize("at", [3, 4, 5, 9])
 def test_a_step_that_fails_takes_only_its_own_rows(folder: Path, at: int) -> None:
     wanted = with_grammars(requests(8), every=1)
-    cpu_engine, config = load(folder, **SETTINGS)
-    expected = served(cpu_engine, config, wanted)
+    in_a_thread, config = load(folder, **SETTINGS)
+    expected = served(in_a_thread, config, wanted)
     engine, config, _ = build(folder, LateDevice(at))
     break_forward(engine, at, lambda hidden: hidden * float("nan"))
     got = served(engine, config, wanted)

@@ -1,4 +1,4 @@
-"""What the CUDA engine decides at its start: graphs, pages, whether there is a device."""
+"""What the torch engine decides at its start: graphs, pages, whether there is a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.attention.flash_attention import FlashAttention
 from minisgl.attention.flashinfer import FlashInfer
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.api import EngineInfo
-from minisgl.engine.cuda_loading import build_cuda_engine, check_device, graphs_for, num_pages
+from minisgl.engine.building import build_torch_engine, check_device, graphs_for, num_pages
 from minisgl.layers import experts
 
 
@@ -82,7 +82,7 @@ def test_flash_attention_that_is_asked_for_gets_pages_that_it_takes(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     device = Machine("cuda", (9, 0), frozenset({"flashinfer", "flash_attention"}))
-    monkeypatch.setattr("minisgl.engine.cuda_loading.machine", lambda _: device)
+    monkeypatch.setattr("minisgl.engine.building.machine", lambda _: device)
     model = SimpleNamespace(attention=[LayerAttention(heads=4, kv_heads=2, k_dim=64, v_dim=64)], graph_obstacle="")
     pool = SimpleNamespace(k=[torch.zeros(1, dtype=torch.bfloat16)])
     lines: list[str] = []
@@ -95,7 +95,7 @@ def test_flash_attention_that_is_asked_for_gets_pages_that_it_takes(
 
     def start(config: EngineConfig) -> None:
         info = EngineInfo("torch", None, 9, 99, (), 9, config.page_size, "cpu", "bfloat16")
-        build_cuda_engine(config, model, info, pool, tell)  # type: ignore[arg-type]
+        build_torch_engine(config, model, info, pool, tell)  # type: ignore[arg-type]
 
     with pytest.raises(Chosen):
         start(EngineConfig.of({"attention_backend": backend, "page_size": None}))
@@ -116,8 +116,8 @@ def test_jobs_on_a_device_are_nvtx_ranges_while_steps_are_profiled(
     def backend(*_: object) -> None:
         raise Ran
 
-    monkeypatch.setattr("minisgl.engine.cuda_loading.machine", lambda _: Machine("cuda", (9, 0), frozenset()))
-    monkeypatch.setattr("minisgl.engine.cuda_loading._backend", backend)
+    monkeypatch.setattr("minisgl.engine.building.machine", lambda _: Machine("cuda", (9, 0), frozenset()))
+    monkeypatch.setattr("minisgl.engine.building._backend", backend)
     monkeypatch.setattr("torch.cuda.Stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: None)
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
@@ -128,7 +128,7 @@ def test_jobs_on_a_device_are_nvtx_ranges_while_steps_are_profiled(
     pool = SimpleNamespace(k=[torch.zeros(1, dtype=torch.bfloat16)])
     config = EngineConfig.of({"profile_steps": steps})
     with pytest.raises(Ran):
-        build_cuda_engine(config, model, info, pool, lambda *_: None)  # type: ignore[arg-type]
+        build_torch_engine(config, model, info, pool, lambda *_: None)  # type: ignore[arg-type]
     assert found == ranges
 
 

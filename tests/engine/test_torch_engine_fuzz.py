@@ -1,4 +1,5 @@
-"""The CUDA engine under random load on a device that is never earlier than it must be: the CPU engine's answers."""
+"""The torch engine under random load on a device that is never earlier than it must be: the answers of one that runs
+each job when it is queued."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl.engine.cuda_engine import EngineDeadError
+from minisgl.engine.launched_step import EngineDeadError
 from tests.helpers.device_fuzz import make_scenario, run
 from tests.helpers.property import draw_from
 

@@ -1,0 +1,294 @@
+"""From a configuration to a ready CPU engine: find the model, size the KV pool, load.
+
+Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
+other failure names the flag to change.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from minisgl import envs
+from minisgl.config import ConfigError, EngineConfig, Unsupported
+from minisgl.engine.api import EngineInfo, ModelKind
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.heads import NO_HEADS, Heads, read_heads
+from minisgl.engine.page_store import open_store
+from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
+from minisgl.extension import _rust
+from minisgl.models.architectures import find_architecture, has_text_half
+from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
+from minisgl.tokenizer.borrowed import text_folder
+from minisgl.utils.progress import Report, counter
+from minisgl.weights.packed_blocks import packed_weights
+from minisgl.weights.quantized import quantized_weights
+from minisgl.weights.sources import find_model
+from minisgl.weights.stored import weight_files
+
+_log = logging.getLogger("minisgl.engine")
+HOW = {
+    "exact": "exact (float32 activations)",
+    "bf16": "activations rounded to bfloat16",
+    "int8": "activations rounded to int8 in blocks of 32",
+}
+KINDS: dict[tuple[bool, bool], ModelKind] = {
+    (False, False): "decoder",
+    (False, True): "encoder",
+    (True, True): "cross_encoder",
+    (True, False): "judge",
+}
+"""By whether it gives scores, and whether tokens attend to those behind them, too."""
+LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
+SLOW_LOAD_S = 5.0
+SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
+T = TypeVar("T")
+
+
+class _Found(NamedTuple):
+    """A model that was found: where it lies, and what it computes."""
+
+    name: str
+    folder: Path  # of config and tokenizer
+    source: Path  # of the weights: a GGUF file, or the folder
+    model: ModelConfig
+    heads: Heads
+    kind: ModelKind
+
+
+class _Sizes(NamedTuple):
+    """Bytes of a page and of a sequence's state, and how many of both there is memory for."""
+
+    page: int
+    state: int
+    num_pages: int
+    num_checkpoints: int | None
+
+
+def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
+    """Find a model, size its pools, and load it. Raises `Unsupported` and other `ConfigError`s."""
+    began = time.monotonic()
+    found = _find(config, say)
+    model, dummy = found.model, config.load_format == "dummy"
+    if found.kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores are asked for
+        config = msgspec.structs.replace(config, kv_dtype="f32")
+    texts = text_folder(config, found.folder, model.vocab_size, say)
+    context_len = model.context_len(config.max_seq_len)
+    settings = _settings(config, model, found.source, context_len)
+    sizes = _sizes(config, found, context_len, settings)
+    settings["num_checkpoints"], settings["num_pages"] = sizes.num_checkpoints or 0, sizes.num_pages
+    settings["max_seq_len"] = min(context_len, sizes.num_pages * config.page_size + 1)
+    if not dummy:
+        settings["weights"] = str(_refused(partial(_weights, config, model, found.source, say)))
+        if config.weights_cache is not None:
+            kept = {"folder": str(envs.cache_dir() / "panels"), "limit": config.weights_cache, "least": LEAST_KEPT}
+            settings["panels"] = kept
+    rust = _refused(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
+    _refused(lambda: rust.set_heads(*found.heads))
+    about = rust.about()
+    _tell_weights(config, found, about, time.monotonic() - began, say)
+    _tell_pools(config, sizes, context_len, settings["max_seq_len"], say)
+    info = EngineInfo(
+        name="cpu",
+        model_dir=str(texts),
+        vocab_size=model.vocab_size,
+        context_len=context_len,
+        eos_ids=model.eos_ids,
+        num_pages=sizes.num_pages,
+        page_size=config.page_size,
+        device="cpu",
+        dtype=about["kinds"][0][0],
+        details=_details(config, about["isa"], about["threads"]),
+        num_checkpoints=sizes.num_checkpoints,
+        kind=found.kind,
+    )
+    store = None
+    if config.cache_dir is not None:
+        read = [] if settings["weights"] is None else _files_of(Path(settings["weights"]))
+        store = open_store(config, settings, read, about["isa"], (sizes.page, sizes.state), say)
+    keeper = None
+    if rust.keeps_panels:
+        # no daemon: who comes back from Rust while the interpreter ends aborts the process
+        keeper = threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache")
+        keeper.start()
+    return CpuEngine(rust, info, model, _json(settings), store=store, keeper=keeper)
+
+
+def _find(config: EngineConfig, say: Report) -> _Found:
+    """Find the model and read its description. Raises `ConfigError`."""
+    source = find_model(
+        config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
+    )
+    folder = source if source.is_dir() else _folder_of(source, config.tokenizer is None)
+    model = load_config(folder)
+    dummy = config.load_format == "dummy"
+    heads = NO_HEADS if dummy else read_heads(folder, model.architecture, read_config(folder)[0])
+    kind = KINDS[heads.score is not None, model.both_ways]
+    if has_text_half(model.architecture) or model.other_half:
+        say("text only: what sees is not loaded")
+    if model.left_out and kind == "decoder":
+        say("one token a step: what predicts further ones (MTP) is not loaded")
+    return _Found(source.name, folder, source, model, heads, kind)
+
+
+def _sizes(config: EngineConfig, found: _Found, context_len: int, settings: dict[str, Any]) -> _Sizes:
+    """Return what fits the memory beside the weights. Raises `Unsupported` and other `ConfigError`s."""
+    page, in_q8 = (
+        _refused(partial(_rust.CpuEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
+        for dtype in (config.kv_dtype, "q8")
+    )
+    state = _refused(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
+    config.check_states(bool(state))
+    if found.model.both_ways and config.cache_dir is not None:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
+    taken = _weight_bytes(config, found.source)
+    smaller = in_q8 if in_q8 < page else None
+    num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
+    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
+    return _Sizes(page, state, num_pages, checkpoints)
+
+
+def _tell_weights(config: EngineConfig, found: _Found, about: dict[str, Any], took: float, say: Report) -> None:
+    kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
+    how = ", from the weights cache" if about["mapped"] else ""
+    say(f"loaded {found.name}: {found.model.architecture}, {kinds}{how}, {took:.1f} s")
+    num_bytes, dummy = sum(size for _, size in about["kinds"]), config.load_format == "dummy"
+    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= LEAST_KEPT:
+        size = -(-num_bytes // 2**30) + 1
+        say(f"--weights-cache {size}GiB would keep the weights as they are now: the next start takes about a second")
+
+
+def _tell_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
+    num_bytes = sizes.num_pages * sizes.page
+    say(f"KV pool: {sizes.num_pages} pages of {config.page_size} tokens, {num_bytes / 2**20:.0f} MiB at most")
+    if sizes.num_checkpoints is not None:
+        kept = f"{sizes.num_checkpoints} kept at most for later ones"
+        say(f"states: {sizes.state / 2**20:.2f} MiB a sequence, {kept}")
+    if max_seq_len < context_len:
+        say(
+            f"requests of at most {max_seq_len} tokens, of {context_len} that the model takes: the KV pool "
+            "holds no more: --max-seq-len, --num-pages or --memory-ratio asks for a larger one"
+        )
+
+
+def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
+    """Beside steps, which it leaves nearly all of the processor."""
+    try:
+        size = _refused(rust.keep_panels)
+    except ConfigError as error:
+        _log.warning("--weights-cache: the weights of %s are not kept: %s", name, error)
+    else:
+        if size is not None:
+            _log.info("--weights-cache: the weights of %s are kept: %.0f MiB", name, size / 2**20)
+
+
+def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
+    """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
+    `_rust.CpuEngine`."""
+    if model.packing is not None and source.is_dir():
+        if config.quantization is not None:
+            flag = f"--quantization {config.quantization}"
+            raise ConfigError(f"{flag}: the weights are quantized already ({model.packing}): leave it out")
+        if model.packing.form == "mxfp4":
+            return source
+        if model.packing.rounds_activations:
+            say(f"{model.packing}: the checkpoint has activations rounded, too: here --activations says that")
+        return packed_weights(weight_files(source), model.packing, say)
+    if config.quantization is None:
+        return source
+    if source.is_dir() and "experts_down_transposed" in tensor_names(model)["checkpoint"]:
+        why = "experts that lie transposed are not quantized: use the model's MXFP4 or GGUF files"
+        raise ConfigError(f"--quantization {config.quantization}: {model.architecture}: {why}")
+    return quantized_weights(source, config.quantization, say)
+
+
+def _details(config: EngineConfig, isa: str, threads: int) -> str:
+    """For people: how it computes."""
+    parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
+    if config.quantization is not None:
+        parts.append(f"weights quantised to {config.quantization}")
+    return ", ".join(parts)
+
+
+def _folder_of(file: Path, own_tokenizer: bool) -> Path:
+    """Config and tokenizer of a GGUF file, as a folder."""
+    from minisgl.weights.gguf_folder import gguf_folder
+
+    return gguf_folder(file, own_tokenizer=own_tokenizer)
+
+
+def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
+    """As rust/minisgl-cpu/src/load.rs reads it."""
+    dummy = config.load_format == "dummy"
+    dummy_kind = "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
+    return {
+        "model": computed(model, context_len),
+        "names": _names(model),
+        "weights": None if dummy else str(weights),
+        "seed": config.seed,
+        "dummy_kind": dummy_kind if dummy else None,
+        "eos_ids": model.eos_ids,
+        "num_threads": config.num_threads,
+        "isa": envs.cpu_isa(),
+        "activations": config.activations,
+        "kv_dtype": config.kv_dtype,
+        "num_pages": 1,
+        "page_size": config.page_size,
+        "max_rows": config.rows_on("cpu"),
+        "max_seq_len": context_len,
+        "num_checkpoints": 0,
+        "timed": False,
+    }
+
+
+def _names(model: ModelConfig) -> dict[str, Any]:
+    known, names = find_architecture(model.architecture), tensor_names(model)
+    of = {"checkpoint": known.interleaved, "gguf": known.gguf_interleaved}
+    as_written = {
+        "grouped": known.grouped,
+        "transposed": known.transposed,
+        "buffers": known.buffers,
+        "tiled": False,
+    }
+    as_converted = {"grouped": False, "transposed": False, "buffers": (), "tiled": known.gguf_tiled}
+    return {
+        kind: {
+            "names": names[kind],
+            "interleaved": interleaved,
+            "gate_up_in_turns": known.gate_up_in_turns,
+            **(as_written if kind == "checkpoint" else as_converted),
+        }
+        for kind, interleaved in of.items()
+    }
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return msgspec.json.encode(settings).decode()
+
+
+def _refused(call: Callable[[], T]) -> T:
+    """What Rust refuses, as the errors of this package."""
+    try:
+        return call()
+    except ValueError as error:
+        fault, text = error.args if len(error.args) == 2 else ("", str(error))
+        raise (Unsupported if fault == "unsupported" else ConfigError)(text) from error
+
+
+def _files_of(source: Path) -> list[Path]:
+    return _refused(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
+
+
+def _weight_bytes(config: EngineConfig, source: Path) -> int:
+    """What the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
+    if config.load_format == "dummy":
+        return 0
+    size = sum(file.stat().st_size for file in _files_of(source))
+    return int(size * SHARE_OF_16_BITS[config.quantization]) if config.quantization is not None else size

@@ -1,0 +1,57 @@
+"""Which linear layers of a model an adapter may change, and their sizes.
+
+Invariants: a layer that is not in the table is refused by name, with the reason.
+"""
+
+from __future__ import annotations
+
+from minisgl.models.config import ModelConfig, tensor_names
+
+
+def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
+    """Layer and part, as `tensor_names` has it, of each linear layer that an adapter may change, by name such as
+    "model.layers.0.self_attn.q_proj": attention that is not over latents, and MLPs that are not routed experts."""
+    names = tensor_names(config)["checkpoint"]
+    found: dict[str, tuple[int, str]] = {}
+    as_is = config.latent is None and not config.attention_gates
+    attention = ("q", "k", "v", "qkv", "out") if as_is else ()
+    for layer in range(config.num_layers):
+        dense = config.moe is None or layer not in config.moe.layers
+        mlp = ("gate", "up", "gate_up", "down") if config.gated else ("up", "down")
+        heads = config.heads[layer]
+        missing = {"k", "v"} if heads.kv_of != layer else {"v"} if heads.values_are_keys else set()
+        if not config.attends[layer]:
+            missing = set(attention)
+        if config.intermediate_sizes[layer] == 0:
+            missing = missing | set(mlp)
+        for part in (*attention, *(mlp if dense else ())):
+            if part in names and part not in missing:
+                found[names[part][0].format(layer=layer)] = layer, part
+    return found
+
+
+def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return (inputs, outputs) of each, by name."""
+    size, found = config.hidden_size, dict[str, tuple[int, int]]()
+    for name, (layer, part) in adapter_places(config).items():
+        heads, inner = config.heads[layer], config.intermediate_sizes[layer]
+        q, kv = config.num_heads * heads.head_dim, heads.kv_heads * heads.head_dim
+        sizes = {"q": (size, q), "k": (size, kv), "v": (size, kv), "qkv": (size, q + 2 * kv), "out": (q, size)}
+        sizes |= {"gate": (size, inner), "up": (size, inner), "gate_up": (size, 2 * inner), "down": (inner, size)}
+        found[name] = sizes[part]
+    return found
+
+
+def why_not(config: ModelConfig, name: str) -> str:
+    """Return why a layer is not in `adaptable`."""
+    if config.moe is not None and ".mlp." in name:
+        return "adapters of routed experts and of their router are not computed"
+    if config.latent is not None and ".self_attn." in name:
+        return "adapters of attention over latents are not computed"
+    if config.attention_gates and ".self_attn." in name:
+        return "adapters of attention with gates are not computed"
+    if name.endswith(("embed_tokens", "lm_head")):
+        return "adapters of embeddings and of the head are not computed"
+    if config.state is not None and (".conv." in name or ".mamba." in name or ".linear_attn." in name):
+        return "adapters of layers that keep a state are not computed"
+    return "the model has no such linear layer"
