@@ -1,4 +1,4 @@
-"""The command line: `minisgl serve|chat|generate|batch|pull|list|rm|cache|verify|bench|replay|doctor`, and
+"""The command line: `minisgl serve|chat|generate|batch|pull|list|rm|model|cache|verify|bench|replay|doctor`, and
 `minisgl --model X` for serve.
 
 Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
