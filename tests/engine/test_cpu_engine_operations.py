@@ -1,5 +1,5 @@
-"""The operations that tiny models become, as `minisgl model FOLDER --operations` prints them: who changes how a layer is
-computed sees it here. `operations/` holds the lists."""
+"""The operations that tiny models become, as `minisgl model FOLDER --operations` prints them: a change of how a
+layer is computed shows here. `operations/` holds the lists."""
 
 from __future__ import annotations
 
