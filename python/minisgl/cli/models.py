@@ -1,5 +1,4 @@
-"""`minisgl pull`, `minisgl list`, `minisgl rm`: models of hubs, in the cache that `serve --model OWNER/REPO` uses; and
-`minisgl model`: what the CPU engine computes for one."""
+"""`minisgl pull`, `minisgl list`, `minisgl rm`: models of hubs, in the cache that `serve --model OWNER/REPO` uses."""
 
 from __future__ import annotations
 
@@ -31,24 +30,20 @@ def add_parsers(commands: Commands) -> None:
     remove = commands.add_parser("rm", help="remove models that list shows", allow_abbrev=False, description=_RM)
     remove.set_defaults(run=_remove)
     remove.add_argument("names", metavar="MODEL", nargs="+", help="a name as minisgl list shows it, or its short name")
-    model = commands.add_parser("model", help="what a model's layers compute", allow_abbrev=False, description=_MODEL)
-    model.set_defaults(run=_model)
-    model.add_argument("name", metavar="MODEL", help="a folder, a GGUF file or a name, as --model takes it")
-    model.add_argument("--operations", action="store_true", required=True, help="show each operation of a forward")
 
 
 _PULL = "Fetch a model, or the rest of one whose download was cut, and check it. Serving it does the same."
-_MODEL = "The operations that the CPU engine computes for a model, in order, with the sizes of their matrices."
 _LIST = "Models in the caches of hubs, each by the name that --model and minisgl rm take, and unfinished downloads."
 _RM = "Remove models from the cache. What another model's files share stays, and so does all that list does not show."
 
 
 def _pull(args: argparse.Namespace) -> int:
-    print(_find(args.name, args.model_source, args.revision))
+    print(find(args.name, args.model_source, args.revision))
     return 0
 
 
-def _find(name: str, source: ModelSource | None = None, revision: str | None = None) -> Path:
+def find(name: str, source: ModelSource | None = None, revision: str | None = None) -> Path:
+    """Return the folder or the GGUF file of a model, which is fetched if it is not here."""
     from minisgl.weights.sources import find_model
 
     display = Display(
@@ -57,13 +52,6 @@ def _find(name: str, source: ModelSource | None = None, revision: str | None = N
     found = find_model(name, display, source=source or "auto", revision=revision)
     display.close()
     return found
-
-
-def _model(args: argparse.Namespace) -> int:
-    from minisgl.engine.cpu_engine import operations
-
-    print(operations(_find(args.name)))
-    return 0
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -8,8 +8,9 @@ use minisgl_kernels::mamba::Gating;
 use minisgl_kernels::panels::PANEL;
 use serde::Deserialize;
 
-use crate::model::layers::{MAX_LAYERS, MAX_STATE};
-
+/// Sizes beyond these are no model of today, but a damaged file.
+pub(super) const MAX_LAYERS: usize = 4096;
+pub(super) const MAX_STATE: usize = 1 << 28;
 /// Streams of hidden numbers.
 pub(super) const MAX_STREAMS: usize = 8;
 

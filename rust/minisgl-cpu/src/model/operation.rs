@@ -15,7 +15,7 @@ use minisgl_kernels::panels::Matrix;
 use crate::model::adapter::Site;
 use crate::model::config::{Activation, Mamba2, MoeConfig, QueryGrowth};
 use crate::model::delta::Delta;
-use crate::model::weights::{Linear, Norm};
+use crate::model::held::{Linear, Norm};
 
 /// Numbers of all tokens of a step, which operations read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use minisgl_kernels::panels::Matrix;
 
 use crate::model::delta::Delta;
+use crate::model::held::Norm;
 use crate::model::operation::{Add, Attend, Embed, Halves, Heads, Mamba, Operation, PerHead, Project, Rows, TokenStep};
-use crate::model::weights::{Norm, Weights};
+use crate::model::weights::Weights;
 
 /// Layers that do the same are printed once.
 impl Display for Weights {

@@ -11,8 +11,8 @@ use minisgl_kernels::{ActsPtr, Kernels, Mode};
 
 use crate::model::adapter::Site;
 use crate::model::grid::Grid;
+use crate::model::held::Norm;
 use crate::model::operation::{Add, Project};
-use crate::model::weights::Norm;
 use crate::model::worker::{FEW, Forward, LINE, Worker, each};
 
 /// Most panels of a piece of a product.

@@ -13,8 +13,8 @@ use minisgl_kernels::plain;
 
 use crate::model::buffers::Buffers;
 use crate::model::config::MAX_STREAMS;
+use crate::model::held::Norm;
 use crate::model::operation::Mixing;
-use crate::model::weights::Norm;
 use crate::model::worker::{FEW, Worker, each};
 
 /// Where a stream is made as long as the first one, it counts as no shorter than this.

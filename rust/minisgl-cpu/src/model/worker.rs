@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::model::adapter::Run;
 use crate::model::buffers::{Buffers, Own, TOKENS};
 use crate::model::config::ModelConfig;
+use crate::model::held::Norm;
 use crate::model::operation::Rotation;
-use crate::model::weights::{Norm, Weights};
+use crate::model::weights::Weights;
 use crate::states::Passing;
 use crate::threads::{Barrier, Counter};
 

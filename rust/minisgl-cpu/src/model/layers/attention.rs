@@ -9,13 +9,15 @@ use minisgl_kernels::panels::{Matrix, PANEL, Part as Piece};
 
 use crate::error::{Error, Result};
 use crate::model::adapter::Site;
-use crate::model::config::{self, ByDistance, HeadNorms, LatentConfig, ModelConfig, Ranges, Slopes};
-use crate::model::layers::{Loader, MAX_HEAD_DIM, MAX_LAYERS, MAX_SIZE, unsupported, within};
-use crate::model::load::{padded, side_by_side, turned, with_offset};
+use crate::model::config::{self, ByDistance, HeadNorms, LatentConfig, MAX_LAYERS, ModelConfig, Ranges, Slopes};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Attend, Heads, Operation, PerHead, Project, Projections, Rotation, Rows, TokenStep};
+use crate::model::pieces::{padded, side_by_side, turned, with_offset};
 use crate::model::tensors::Found;
-use crate::model::weights::Norm;
+
+const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
 /// Raises what no layer's attention can be.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {

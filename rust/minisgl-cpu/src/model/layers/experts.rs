@@ -7,13 +7,13 @@ use minisgl_kernels::panels::Matrix;
 
 use crate::error::Result;
 use crate::model::config::{ModelConfig, MoeConfig, Norms};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::layers::mlp::{in_halves, panels_in_turns};
-use crate::model::layers::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::load::{pack, padded};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Route, Rows};
+use crate::model::pieces::{pack, padded};
 use crate::model::tensors::Found;
-use crate::model::weights::Norm;
 
 /// Raises what no experts can be.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {

@@ -7,14 +7,14 @@ use minisgl_kernels::mamba::Gating;
 use minisgl_kernels::panels::Part as Piece;
 
 use crate::error::Result;
-use crate::model::config::{DeltaNet, Mamba2, ModelConfig, ShortConv, StateKind};
+use crate::model::config::{DeltaNet, MAX_STATE, Mamba2, ModelConfig, ShortConv, StateKind};
 use crate::model::delta::{Delta, by_head};
-use crate::model::layers::{Loader, MAX_STATE, unsupported};
-use crate::model::load::{padded, side_by_side};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{Loader, unsupported};
 use crate::model::names::Part;
 use crate::model::operation::{Convolve, Mamba, Operation, Project, Projections, Rows};
+use crate::model::pieces::{padded, side_by_side};
 use crate::model::tensors::Found;
-use crate::model::weights::Norm;
 
 /// Raises states that no layer can have.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {

@@ -8,11 +8,11 @@ use minisgl_kernels::panels::{Matrix, PANEL, Part as Piece};
 use crate::error::{Error, Result};
 use crate::model::adapter::Site;
 use crate::model::config::{Activation, ModelConfig};
-use crate::model::layers::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::load::{pack, padded};
+use crate::model::held::{Linear, Norm};
+use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{GateUp, Halves, Mlp, Operation, Project, Rows};
-use crate::model::weights::{Linear, Norm};
+use crate::model::pieces::{pack, padded};
 
 /// Raises what no MLP can be.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {

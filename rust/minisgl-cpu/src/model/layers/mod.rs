@@ -5,28 +5,22 @@
 
 mod attention;
 mod experts;
+mod loader;
 mod mixers;
 mod mlp;
 mod streams;
 
 use std::sync::Arc;
 
+pub(super) use loader::Loader;
 pub(super) use streams::{per_layer_tables, stream_tables};
 
 use crate::error::{Error, Result};
-use crate::model::config::{ModelConfig, Norms};
-use crate::model::load::{load_norm, pack, padded};
-use crate::model::names::{At, Part};
+use crate::model::config::{MAX_LAYERS, ModelConfig, Norms};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{MAX_SIZE, unsupported, within};
+use crate::model::names::Part;
 use crate::model::operation::{Add, Operation, Project, Rows};
-use crate::model::tensors::{Found, Tensors};
-use crate::model::weights::Norm;
-use crate::weights::Packing;
-
-/// Sizes beyond these are no model of today, but a damaged file.
-const MAX_SIZE: usize = 1 << 24;
-pub(super) const MAX_LAYERS: usize = 4096;
-pub(super) const MAX_STATE: usize = 1 << 28;
-const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
 /// Raises what cannot be, by the name that config.json gives it.
 pub fn check(config: &ModelConfig) -> Result<()> {
@@ -79,25 +73,6 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     mlp::check(config)?;
     experts::check(config)?;
     streams::check(config)
-}
-
-fn within(name: &str, value: usize, most: usize) -> Result<()> {
-    if value == 0 || value > most {
-        return Err(unsupported(name, value, &format!("must be 1..{most}")));
-    }
-    Ok(())
-}
-
-fn unsupported(name: &str, value: usize, why: &str) -> Error {
-    Error::unsupported(format!("config.json: {name}: {value}: {why}"))
-}
-
-/// Loads one layer.
-pub(super) struct Loader<'a> {
-    pub tensors: &'a Tensors,
-    pub config: &'a ModelConfig,
-    pub packing: Packing<'a>,
-    pub layer: usize,
 }
 
 impl Loader<'_> {
@@ -207,40 +182,5 @@ impl Loader<'_> {
             operations.extend(self.added(down, behind, last));
         }
         Ok(operations)
-    }
-
-    /// A product with a matrix of its own, added to the hidden numbers.
-    fn product(&self, part: Part, shape: [usize; 2], bias: bool, from: Rows) -> Result<Project> {
-        let matrix = pack(&self.packing, &[self.part(part, shape)?], false)?;
-        Ok(Project {
-            bias: self.bias(bias, part, shape[0])?,
-            ..Project::new(from, vec![(0, matrix)], Rows::Hidden)
-        })
-    }
-
-    fn at(&self) -> At {
-        At {
-            layer: self.layer,
-            ..At::default()
-        }
-    }
-
-    fn part(&self, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
-        self.tensors.part(part, self.at(), &shape)
-    }
-
-    fn vector(&self, part: Part, what: &str, size: usize) -> Result<Vec<f32>> {
-        self.tensors.part_vector(part, self.at(), what, size)
-    }
-
-    fn norm(&self, part: Part) -> Result<Norm> {
-        load_norm(self.tensors, self.config, part, self.at(), self.config.hidden_size)
-    }
-
-    fn bias(&self, there: bool, part: Part, size: usize) -> Result<Option<Vec<f32>>> {
-        if !there {
-            return Ok(None);
-        }
-        self.vector(part, "bias", size).map(|bias| Some(padded(bias)))
     }
 }

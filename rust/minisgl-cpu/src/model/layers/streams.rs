@@ -7,12 +7,12 @@ use minisgl_kernels::panels::Part as Piece;
 
 use crate::error::Result;
 use crate::model::config::{MAX_STREAMS, ModelConfig, Norms, PerLayer, Streams};
-use crate::model::layers::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::load::{load_norm, pack};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Mixing, Operation, Project, Projections, Rows, SumPerLayer};
+use crate::model::pieces::{load_norm, pack};
 use crate::model::tensors::Tensors;
-use crate::model::weights::Norm;
 use crate::weights::Packing;
 
 /// Raises what no streams can be, and what no numbers by layer can be.
@@ -108,7 +108,7 @@ impl Loader<'_> {
 }
 
 /// What makes the numbers by layer: of a token's embedding and of its id, both alike.
-pub(in crate::model) fn per_layer_tables(
+pub(crate) fn per_layer_tables(
     tensors: &Tensors,
     config: &ModelConfig,
     packing: &Packing<'_>,
@@ -133,7 +133,7 @@ pub(in crate::model) fn per_layer_tables(
 
 /// What makes streams of the first one before the layers, and the first one of all of them behind: checkpoints have a
 /// tensor of each stream, GGUF has one for all.
-pub(in crate::model) fn stream_tables(
+pub(crate) fn stream_tables(
     tensors: &Tensors,
     config: &ModelConfig,
     packing: &Packing<'_>,
