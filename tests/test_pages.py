@@ -224,6 +224,7 @@ def flags() -> set[str]:
         cli.serve,
         cli.chat,
         cli.generate,
+        cli.model,
         cli.replay,
         cli.verify,
         *map(import_module, bench.COMMANDS.values()),

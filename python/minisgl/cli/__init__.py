@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from minisgl import envs
-from minisgl.cli import batch, cache, chat, generate, models, replay, serve, verify
+from minisgl.cli import batch, cache, chat, generate, model, models, replay, serve, verify
 from minisgl.cli.flags import sources
 from minisgl.cli.parser import Parser, UsageError
 from minisgl.config import ConfigError, as_set
@@ -53,6 +53,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     generate.add_parser(commands)
     batch.add_parser(commands)
     models.add_parsers(commands)
+    model.add_parser(commands)
     cache.add_parser(commands)
     verify.add_parser(commands)
     replay.add_parser(commands)

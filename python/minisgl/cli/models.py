@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from minisgl.cli.flags import MODEL, Commands, Formatter
-from minisgl.config import ConfigError
+from minisgl.config import ConfigError, ModelSource
 from minisgl.utils.progress import Display
 
 _WANTED = ("--model-source", "--revision")
@@ -37,15 +38,20 @@ _RM = "Remove models from the cache. What another model's files share stays, and
 
 
 def _pull(args: argparse.Namespace) -> int:
+    print(find(args.name, args.model_source, args.revision))
+    return 0
+
+
+def find(name: str, source: ModelSource | None = None, revision: str | None = None) -> Path:
+    """Return the folder or the GGUF file of a model, which is fetched if it is not here."""
     from minisgl.weights.sources import find_model
 
     display = Display(
         lambda line: print(line, file=sys.stderr, flush=True), sys.stderr if sys.stderr.isatty() else None
     )
-    found = find_model(args.name, display, source=args.model_source or "auto", revision=args.revision)
+    found = find_model(name, display, source=source or "auto", revision=revision)
     display.close()
-    print(found)
-    return 0
+    return found
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -178,6 +178,16 @@ def _tell_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_l
         )
 
 
+def operations(found: Path) -> str:
+    """Return what a forward of the model in a folder or a GGUF file does, an operation a line. Of its matrices only the
+    sizes are read. Raises `ConfigError`."""
+    config = EngineConfig(model=str(found))
+    folder = found if found.is_dir() else _folder_of(found, own_tokenizer=False)
+    model = load_config(folder)
+    settings = _settings(config, model, found, model.context_len(None))
+    return _refused(partial(_rust.CpuEngine.operations, _json(settings)))
+
+
 def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
     """Beside steps, which it leaves nearly all of the processor."""
     try:

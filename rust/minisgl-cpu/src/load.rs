@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::model::{Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
+use crate::model::{self, Decoder, ModelConfig, Names, Origin, Progress, Tensors, Weights};
 use crate::states::States;
 use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
@@ -63,7 +63,7 @@ impl Settings {
     pub fn parse(text: &str) -> Result<Self> {
         let settings: Self =
             serde_json::from_str(text).map_err(|error| Error::setting(format!("engine settings: {error}")))?;
-        settings.model.check()?;
+        model::check(&settings.model)?;
         Ok(settings)
     }
 
@@ -125,6 +125,13 @@ impl Settings {
         };
         Ok(Tensors::new(Origin::Files(source), files.clone()))
     }
+}
+
+/// The operations of the model, a line each. Of matrices only the sizes are read.
+pub fn operations(settings: &Settings) -> Result<String> {
+    let (tensors, mut pool) = (settings.tensors()?, Pool::new(1)?);
+    let weights = Weights::load((&tensors, &Packer::sketch()), &settings.model, &mut pool, &|_, _| ())?;
+    Ok(weights.to_string())
 }
 
 /// What was loaded.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use minisgl_cpu::error::Fault;
-use minisgl_cpu::load::{Settings, load};
+use minisgl_cpu::load::{Settings, load, operations};
 use minisgl_cpu::model::PARTS;
 use minisgl_cpu::sampling::{Pooling, TokenLogprobs};
 use minisgl_cpu::threads::beside_others;
@@ -155,6 +155,13 @@ impl CpuEngine {
         Ok(settings.state_bytes())
     }
 
+    /// What a forward of the model does, an operation a line.
+    #[staticmethod]
+    fn operations(py: Python<'_>, settings: &str) -> PyResult<String> {
+        let settings = given(Settings::parse(settings))?;
+        given(py.detach(|| operations(&settings)))
+    }
+
     /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes, whether they are a mapped file; what a
     /// token that is decoded reads of them and multiplies (token_bytes, token_products), and of these what a prompt
     /// does once (head_products); K, V of a token (kv_bytes); whether rows read weights of their own (experts), and
@@ -174,7 +181,7 @@ impl CpuEngine {
         about.set_item("kinds", kinds)?;
         about.set_item("weight_bytes", weights.bytes())?;
         about.set_item("mapped", self.mapped)?;
-        let (bytes, products) = weights.of_a_token(&engine.decoder().config);
+        let (bytes, products) = weights.of_a_token();
         about.set_item("token_bytes", bytes)?;
         about.set_item("token_products", products)?;
         about.set_item("head_products", weights.head.n() * weights.head.k())?;

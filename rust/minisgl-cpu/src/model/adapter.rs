@@ -32,7 +32,7 @@ pub struct Pair {
 
 /// Where the products of a layer are that several linear layers share.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Site {
+pub enum Site {
     /// Queries, keys, values.
     Qkv,
     /// Out of attention.

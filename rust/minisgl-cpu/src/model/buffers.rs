@@ -11,74 +11,12 @@ use minisgl_kernels::{Acts, Mode};
 use crate::model::adapter::{Between, OwnBetween};
 use crate::model::config::{ModelConfig, MoeConfig, StateKind};
 use crate::model::grid::Grid;
+use crate::model::operation::{Operation, Rows};
+use crate::model::weights::Weights;
 use crate::threads::Counter;
 
-/// Phases of a layer, each with a counter.
-#[derive(Clone, Copy)]
-pub(super) enum Phase {
-    Prepare,
-    Qkv,
-    Rotate,
-    Attend,
-    Merge,
-    PrepareOut,
-    Out,
-    PrepareMlp,
-    GateUp,
-    PrepareDown,
-    Down,
-    Route,
-    Combine,
-    LowerQkv,
-    LowerOut,
-    LowerMlp,
-    LowerDown,
-    AddOut,
-    AddDown,
-    PrepareShared,
-    SharedUp,
-    PrepareSharedDown,
-    SharedDown,
-    PrepareQueries,
-    Queries,
-    ToLatents,
-    OfLatents,
-    PrepareMix,
-    MixIn,
-    Mix,
-    Scan,
-    Gate,
-    GateAttended,
-    PrepareMixOut,
-    MixOut,
-    PrepareGate,
-    PerLayerGate,
-    PerLayer,
-    PreparePerLayer,
-    PerLayerOut,
-    AddPerLayer,
-    Predict,
-    PrepareLaurel,
-    LaurelDown,
-    PrepareLaurelUp,
-    LaurelUp,
-    Laurel,
-    AddLaurel,
-    Correct,
-    Cut,
-    // by stream, with its number in place of a layer's
-    PrepareStreams,
-    StreamIn,
-    ScaleStreams,
-    PrepareStream,
-    StreamOut,
-    AddStream,
-    // of the step, with the number of layers in place of a layer's
-    Embed,
-    Check,
-}
-
-pub(super) const PHASES: usize = Phase::Check as usize + 1;
+/// Counters that an operation may take.
+pub(super) const COUNTERS: usize = 4;
 
 /// Tokens whose prepared activations stay in a core's cache while panels pass.
 pub(super) const TOKENS: usize = 128;
@@ -112,7 +50,7 @@ pub struct Buffers {
     pub ups: Grid,
     /// What a product reads.
     pub acts: Acts,
-    /// One for each phase of each layer, and as many more.
+    /// `COUNTERS` for each operation.
     pub counters: Vec<Counter>,
     /// What adapters need.
     pub between: Between,
@@ -141,8 +79,19 @@ pub struct Own {
 }
 
 impl Buffers {
-    /// For steps of no tokens yet.
-    pub fn new(config: &ModelConfig, mode: Mode) -> Self {
+    /// For steps of no tokens yet. What no operation uses has no room.
+    pub fn new(config: &ModelConfig, weights: &Weights, mode: Mode) -> Self {
+        let writes = |rows: Rows| {
+            let mut all = weights.operations();
+            all.any(|one| matches!(one, Operation::Project(project) if project.to == rows))
+        };
+        let if_written = |rows| if writes(rows) { config.hidden_size } else { 0 };
+        let is_cut = |one: &Operation| matches!(one, Operation::GateUp(mlp) if mlp.halves.cut.is_some());
+        let cut = if weights.operations().any(is_cut) {
+            config.widest_inner()
+        } else {
+            0
+        };
         let layers = (0..config.num_layers).filter(|layer| config.attends[*layer]);
         let attended = layers.clone().map(|layer| config.attended(layer)).max().unwrap_or(0);
         let projected = layers.map(|layer| config.projected(layer)).max().unwrap_or(0);
@@ -175,16 +124,16 @@ impl Buffers {
                 .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
             inner: Grid::new(config.widest_inner()),
             angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
-            behind: Grid::new(config.hidden_size),
+            behind: Grid::new(if_written(Rows::Aside)),
             per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
             streams: (1..config.streams.map_or(1, |streams| streams.count))
                 .map(|_| Grid::new(config.hidden_size))
                 .collect(),
-            predicted: Grid::new(config.hidden_size),
-            beside: Grid::new(config.hidden_size),
-            ups: Grid::new(config.widest_inner()),
+            predicted: Grid::new(if_written(Rows::Beside)),
+            beside: Grid::new(if_written(Rows::Beside)),
+            ups: Grid::new(cut),
             acts: Acts::new(1, widest, mode),
-            counters: (0..(config.num_layers + 1) * PHASES)
+            counters: (0..weights.operations().count() * COUNTERS)
                 .map(|_| Counter::default())
                 .collect(),
             between: Between::default(),
@@ -196,41 +145,46 @@ impl Buffers {
     }
 
     /// Before a step of so many tokens.
-    pub fn begin(&mut self, tokens: usize, config: &ModelConfig) {
+    pub fn begin(&mut self, tokens: usize) {
         self.counters.iter().for_each(Counter::reset);
         if tokens <= self.tokens {
             return;
         }
         self.tokens = tokens;
-        for grid in [
-            &mut self.x,
+        let of_streams = self.streams.iter_mut().chain([&mut self.predicted, &mut self.beside]);
+        let of_layers = [
             &mut self.qkv,
             &mut self.attended,
             &mut self.inner,
-            &mut self.angles,
-            &mut self.per_layer,
-        ]
-        .into_iter()
-        .chain(&mut self.latents)
-        {
-            grid.reserve(tokens);
-        }
-        let shared = config.moe.as_ref().is_some_and(|moe| moe.shared_size > 0 || moe.beside);
-        let added = config.layer_scales || config.per_layer.is_some();
-        if config.streams.is_some() {
-            let own = [&mut self.predicted, &mut self.beside];
-            let all = self.streams.iter_mut().chain(own);
-            all.for_each(|grid| grid.reserve(tokens));
-        }
-        if config.gate_cuts.iter().any(|cut| *cut != 0.0) {
-            self.ups.reserve(tokens);
-        }
-        if config.has_behind() || config.is_parallel() || config.has_both() || shared || added {
-            self.behind.reserve(tokens);
-        }
+            &mut self.ups,
+            &mut self.behind,
+        ];
+        let of_all = [&mut self.x, &mut self.angles, &mut self.per_layer].into_iter();
+        of_all
+            .chain(of_layers)
+            .chain(&mut self.latents)
+            .chain(of_streams)
+            .for_each(|grid| grid.reserve(tokens));
         self.acts = Acts::new(tokens, self.widest, self.mode);
-        if let (Some(experts), Some(moe)) = (&mut self.experts, &config.moe) {
-            experts.reserve(tokens, config, moe, self.mode);
+        if let Some(experts) = &mut self.experts {
+            experts.reserve(tokens, self.mode);
+        }
+    }
+
+    /// Where these numbers are.
+    pub fn grid(&self, rows: Rows) -> &Grid {
+        match rows {
+            Rows::Hidden => &self.x,
+            Rows::Projected => &self.qkv,
+            Rows::Attended => &self.attended,
+            Rows::Queries => &self.latents[0],
+            Rows::Fitted => &self.latents[1],
+            Rows::Latents => &self.latents[2],
+            Rows::Inner => &self.inner,
+            Rows::Aside => &self.behind,
+            Rows::PerLayer => &self.per_layer,
+            Rows::Stream(stream) => &self.streams[stream],
+            Rows::Beside => &self.beside,
         }
     }
 
@@ -267,6 +221,9 @@ pub struct ExpertBuffers {
     pub(super) chosen: Vec<UnsafeCell<(u32, f32)>>,
     /// Written by one thread between two barriers.
     pub(super) order: UnsafeCell<Order>,
+    per_token: usize,
+    hidden: usize,
+    widest: usize,
 }
 
 // SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
@@ -307,18 +264,20 @@ impl ExpertBuffers {
             router_acts: Acts::new(1, config.hidden_size, mode),
             chosen: Vec::new(),
             order: UnsafeCell::new(Order::default()),
+            per_token: moe.experts_per_token,
+            hidden: config.hidden_size,
+            widest,
         }
     }
 
     /// Before a step of more tokens than any before.
-    pub fn reserve(&mut self, tokens: usize, config: &ModelConfig, moe: &MoeConfig, mode: Mode) {
-        let assignments = tokens * moe.experts_per_token;
-        let widest = moe.intermediate_size.max(config.hidden_size);
+    pub fn reserve(&mut self, tokens: usize, mode: Mode) {
+        let assignments = tokens * self.per_token;
         self.logits.reserve(tokens);
         self.inner.reserve(assignments);
         self.out.reserve(assignments);
-        self.acts = Acts::new(assignments, widest, mode);
-        self.router_acts = Acts::new(tokens, config.hidden_size, mode);
+        self.acts = Acts::new(assignments, self.widest, mode);
+        self.router_acts = Acts::new(tokens, self.hidden, mode);
         self.chosen.resize_with(assignments, || UnsafeCell::new((0, 0.0)));
     }
 }

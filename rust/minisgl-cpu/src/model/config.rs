@@ -1,6 +1,6 @@
 //! The numbers of a model, as Python read them from its config.json.
 //!
-//! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later.
+//! `layers/` checks them, each part beside what it makes of them.
 
 use minisgl_kernels::convolution::CHANNELS;
 use minisgl_kernels::delta_rule::BLOCK;
@@ -8,15 +8,11 @@ use minisgl_kernels::mamba::Gating;
 use minisgl_kernels::panels::PANEL;
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
-
 /// Sizes beyond these are no model of today, but a damaged file.
-const MAX_SIZE: usize = 1 << 24;
-const MAX_LAYERS: usize = 4096;
-const MAX_STATE: usize = 1 << 28;
+pub(super) const MAX_LAYERS: usize = 4096;
+pub(super) const MAX_STATE: usize = 1 << 28;
 /// Streams of hidden numbers.
 pub(super) const MAX_STREAMS: usize = 8;
-const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
 /// One decoder for all architectures: what differs between them is in here. python/minisgl/models/config.py documents
 /// the fields, and `architectures.py` there those of its parts.
@@ -316,186 +312,16 @@ pub enum Score {
 }
 
 impl ModelConfig {
-    /// Raises what cannot be, by the name that config.json gives it.
-    pub fn check(&self) -> Result<()> {
-        let sizes = [
-            ("hidden_size", self.hidden_size, MAX_SIZE),
-            ("num_hidden_layers", self.num_layers, MAX_LAYERS),
-            ("num_attention_heads", self.num_heads, MAX_LAYERS),
-            ("vocab_size", self.vocab_size, MAX_SIZE),
-        ];
-        let within = |(name, value, most): (&str, usize, usize)| {
-            if value == 0 || value > most {
-                return Err(unsupported(name, value, &format!("must be 1..{most}")));
-            }
-            Ok(())
-        };
-        sizes.into_iter().try_for_each(within)?;
-        let by_layer = [
-            self.heads.len(),
-            self.intermediate_sizes.len(),
-            self.attends.len(),
-            self.state_layers.len(),
-        ];
-        if by_layer.iter().any(|count| *count != self.num_layers) || self.num_layers == 0 {
-            return Err(unsupported("num_hidden_layers", self.num_layers, "sizes of each layer"));
-        }
-        for (layer, heads) in self.heads.iter().enumerate() {
-            within(("num_key_value_heads", heads.kv_heads, MAX_LAYERS))?;
-            within(("head_dim", heads.head_dim, MAX_HEAD_DIM))?;
-            within(("intermediate_size", self.intermediate_sizes[layer].max(1), MAX_SIZE))?;
-            self.check_heads(layer, heads)?;
-            self.check_states(layer)?;
-        }
-        if let Some(per_layer) = self.per_layer {
-            within((
-                "hidden_size_per_layer_input",
-                per_layer.size,
-                MAX_SIZE / self.num_layers,
-            ))?;
-            within(("vocab_size_per_layer_input", per_layer.vocab_size, MAX_SIZE))?;
-        }
-        if let Some(streams) = self.streams {
-            within(("altup_num_inputs", streams.count, MAX_STREAMS.min(self.num_layers + 2)))?;
-            within(("laurel_rank", streams.rank, MAX_SIZE))?;
-            let whole = self.norms == Norms::Both && self.per_layer.is_some() && !self.attends.contains(&false);
-            if !whole || self.moe.is_some() {
-                return Err(unsupported("altup_num_inputs", streams.count, "not with such layers"));
-            }
-        }
-        let cuts = &self.gate_cuts;
-        if !(cuts.is_empty() || cuts.len() == self.num_layers) || !cuts.iter().all(|cut| cut.is_finite()) {
-            return Err(unsupported(
-                "activation_sparsity_pattern",
-                cuts.len(),
-                "one number a layer",
-            ));
-        }
-        if self.rope_scales.len() != self.inverse_frequencies.len() {
-            return Err(unsupported("rope_scaling", self.rope_scales.len(), "one a table"));
-        }
-        if self.windows.len() != self.num_layers {
-            return Err(unsupported("layer_types", self.windows.len(), "one a layer"));
-        }
-        let tables = self.inverse_frequencies.len();
-        let known = |table: &usize| *table < tables;
-        if self.rotary.len() != self.num_layers || !self.rotary.iter().flatten().all(known) {
-            return Err(unsupported(
-                "no_rope_layers",
-                self.rotary.len(),
-                "one table or none a layer",
-            ));
-        }
-        if self.windows.contains(&Some(0)) {
-            return Err(unsupported("sliding_window", 0, "must be at least 1"));
-        }
-        if let Activation::ClampedSwiglu { alpha, limit } = self.activation
-            && !(self.gated && alpha.is_finite() && limit > 0.0)
-        {
-            return Err(Error::unsupported(format!(
-                "config.json: swiglu_limit: {limit}: must be above 0"
-            )));
-        }
-        let alone = self.moe.as_ref().is_none_or(|moe| moe.shared_size == 0 && !moe.beside);
-        let plain = alone && self.per_layer.is_none() && !self.layer_scales && self.residual_scale == 1.0;
-        if self.norms == Norms::Over && !plain {
-            return Err(Error::unsupported(
-                "config.json: norms over sums, with what no encoder has",
-            ));
-        }
-        if self.both_ways && (self.chunked || self.state.is_some() || self.latent.is_some()) {
-            return Err(Error::unsupported(
-                "config.json: attention both ways, with what no encoder has",
-            ));
-        }
-        if let Some(distances) = &self.distances {
-            distances.check(self.num_heads)?;
-        }
-        if self.pair_types && self.token_types < 2 {
-            return Err(unsupported("type_vocab_size", self.token_types, "must be at least 2"));
-        }
-        if self.learned_positions > 0 && self.first_position >= self.learned_positions {
-            return Err(unsupported(
-                "max_position_embeddings",
-                self.learned_positions,
-                "none is left",
-            ));
-        }
-        if self.query_growth.is_some_and(|growth| growth.every == 0) {
-            return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
-        }
-        if self.attention_gates && (self.latent.is_some() || self.qkv_bias) {
-            return Err(unsupported(
-                "attention_bias",
-                1,
-                "not with gates of what attention gives",
-            ));
-        }
-        if let Some(latent) = &self.latent {
-            for (name, size) in [("kv_lora_rank", latent.rank), ("v_head_dim", latent.value_dim)] {
-                if size == 0 || size > MAX_HEAD_DIM || !size.is_multiple_of(PANEL) {
-                    return Err(unsupported(
-                        name,
-                        size,
-                        &format!("must be a multiple of {PANEL} up to {MAX_HEAD_DIM}"),
-                    ));
-                }
-            }
-            if latent.plain_dim == 0 || latent.plain_dim > MAX_HEAD_DIM || latent.query_rank > MAX_SIZE {
-                return Err(unsupported("qk_nope_head_dim", latent.plain_dim, "out of range"));
-            }
-            if self.heads[0].kv_heads != 1 || self.heads[0].head_dim != latent.rank + self.rotary_dim(0) {
-                return Err(unsupported(
-                    "qk_rope_head_dim",
-                    self.rotary_dim(0),
-                    "does not fit the rest",
-                ));
-            }
-        }
-        self.moe.as_ref().map_or(Ok(()), |moe| moe.check())
-    }
-
-    fn check_heads(&self, layer: usize, heads: &Heads) -> Result<()> {
-        if !self.num_heads.is_multiple_of(heads.kv_heads) {
-            let why = format!("does not divide num_attention_heads {}", self.num_heads);
-            return Err(unsupported("num_key_value_heads", heads.kv_heads, &why));
-        }
-        if let Some(table) = self.rotary.get(layer).copied().flatten() {
-            let rotated = self.inverse_frequencies.get(table).map_or(0, |table| 2 * table.len());
-            if rotated == 0 || rotated > heads.head_dim {
-                let why = format!("of {} numbers of a head that are rotated: must be even", heads.head_dim);
-                return Err(unsupported("head_dim", rotated, &why));
-            }
-        }
-        let alike = |other: &Heads| (other.kv_heads, other.head_dim) == (heads.kv_heads, heads.head_dim);
-        let owner = self.heads.get(heads.kv_of).filter(|owner| owner.kv_of == heads.kv_of);
-        let owner = owner.filter(|_| self.attends[heads.kv_of] || !self.attends[layer]);
-        if heads.kv_of > layer || !owner.is_some_and(alike) {
-            return Err(unsupported(
-                "num_kv_shared_layers",
-                heads.kv_of,
-                "no such layer to share",
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_states(&self, layer: usize) -> Result<()> {
-        if !self.state_layers[layer] {
-            return Ok(());
-        }
-        let both = self.attends[layer] && (self.has_behind() || self.is_parallel());
-        let size = self.state.map_or(0, |kind| kind.size(self));
-        if size == 0 || size > MAX_STATE || both {
-            return Err(unsupported("layer_types", layer, "a state that no layer can have"));
-        }
-        Ok(())
-    }
-
     /// The layers that have keys and values of their own.
     pub fn kv_owners(&self) -> impl Iterator<Item = (usize, &Heads)> {
         let attending = self.heads.iter().enumerate().filter(|(layer, _)| self.attends[*layer]);
         attending.filter(|(layer, heads)| heads.kv_of == *layer)
+    }
+
+    /// Where the pool has the keys and values that a layer attends to.
+    pub fn kv_layer(&self, layer: usize) -> usize {
+        let owner = self.heads[layer].kv_of;
+        self.kv_owners().position(|(one, _)| one == owner).unwrap_or(0)
     }
 
     /// Numbers of the state of each layer.
@@ -505,14 +331,6 @@ impl ModelConfig {
             .iter()
             .map(|there| if *there { size } else { 0 })
             .collect()
-    }
-
-    /// Whether some layer has a state beside attention.
-    pub fn has_both(&self) -> bool {
-        self.attends
-            .iter()
-            .zip(&self.state_layers)
-            .any(|both| both == (&true, &true))
     }
 
     /// How many numbers of each head a layer rotates.
@@ -602,25 +420,6 @@ impl ModelConfig {
     /// Whether a layer's MLP is made of experts.
     pub fn experts_of(&self, layer: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(&layer))
-    }
-}
-
-impl ByDistance {
-    fn check(&self, heads: usize) -> Result<()> {
-        let (name, value, fits, positions) = match self {
-            Self::Ranges(Ranges { count, most, positions }) => {
-                let fits = *count >= 4 && *most > count / 4;
-                ("relative_attention_num_buckets", *count, fits, *positions)
-            }
-            Self::Slopes(Slopes { by_head, positions }) => {
-                let fits = by_head.len() == heads && by_head.iter().all(|slope| slope.is_finite());
-                ("num_attention_heads", by_head.len(), fits, *positions)
-            }
-        };
-        if fits && (1..=1 << 16).contains(&positions) {
-            return Ok(());
-        }
-        Err(unsupported(name, value, "out of range"))
     }
 }
 
@@ -728,35 +527,4 @@ impl Mamba2 {
         }
         self.of_head(self.heads)
     }
-}
-
-impl MoeConfig {
-    fn check(&self) -> Result<()> {
-        let sizes = [
-            ("num_experts", self.num_experts, 4096),
-            ("moe_intermediate_size", self.intermediate_size, MAX_SIZE),
-            ("num_experts_per_tok", self.experts_per_token, self.num_experts),
-            ("shared_expert_intermediate_size", self.shared_size.max(1), MAX_SIZE),
-        ];
-        for (name, value, most) in sizes {
-            if value == 0 || value > most {
-                return Err(unsupported(name, value, &format!("must be 1..{most}")));
-            }
-        }
-        let groups = self.groups;
-        if groups == 0 || !self.num_experts.is_multiple_of(groups) {
-            let why = format!("does not divide {} experts", self.num_experts);
-            return Err(unsupported("n_group", groups, &why));
-        }
-        let most = self.chosen_groups * (self.num_experts / groups);
-        if self.chosen_groups > groups || self.experts_per_token > most {
-            let why = format!("of {groups} groups, {} experts a token", self.experts_per_token);
-            return Err(unsupported("topk_group", self.chosen_groups, &why));
-        }
-        Ok(())
-    }
-}
-
-fn unsupported(name: &str, value: usize, why: &str) -> Error {
-    Error::unsupported(format!("config.json: {name}: {value}: {why}"))
 }

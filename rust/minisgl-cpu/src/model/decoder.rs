@@ -57,7 +57,7 @@ impl Decoder {
     /// Memory for `threads`; it grows with the steps. `timed`: parts of forwards are measured.
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
-        let buffers = Buffers::new(config, self.mode);
+        let buffers = Buffers::new(config, &self.weights, self.mode);
         let attention = Attentions::new(config, self.kernels.isa(), threads, kv)?;
         let own = || Ok(Mutex::new((buffers.own(), attention.scratch()?)));
         Ok(Memory {
@@ -82,7 +82,7 @@ impl Decoder {
         rows: &Rows<'_>,
         tokens: Tokens<'_>,
     ) -> Result<Vec<usize>> {
-        memory.buffers.begin(tokens.ids.len(), &self.config);
+        memory.buffers.begin(tokens.ids.len());
         memory.attention.build(rows)?;
         if !tokens.runs.is_empty() {
             let (rank, widest) = (memory.buffers.between.reserve(tokens.runs), memory.buffers.widest);
@@ -92,8 +92,8 @@ impl Decoder {
             }
         }
         let forward = Forward {
-            config: &self.config,
             weights: &self.weights,
+            hidden: self.config.hidden_size,
             kernels: self.kernels,
             mode: self.mode,
             kv,
@@ -130,7 +130,7 @@ impl Decoder {
             let Some(norm) = &self.weights.norm else {
                 return std::slice::from_raw_parts(x, size);
             };
-            norm.apply((&kernels, &self.config), x, (0, size), normed);
+            norm.apply(&kernels, x, (0, size), normed);
             std::slice::from_raw_parts(normed, size)
         }
     }
@@ -166,7 +166,7 @@ impl Decoder {
                 // SAFETY: this row was handed out once; the forward that wrote `x` is done.
                 unsafe {
                     if let Some(norm) = &self.weights.norm {
-                        norm.apply((&kernels, config), x, (0, config.hidden_size), normed);
+                        norm.apply(&kernels, x, (0, config.hidden_size), normed);
                         x = normed;
                     }
                     kernels.prepare(x, acts, row);
@@ -182,23 +182,33 @@ impl Decoder {
                 unsafe {
                     let first = panels.start * PANEL;
                     kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false);
-                    if let Some(bias) = &self.weights.head_bias {
-                        for row in 0..tokens.len() {
-                            kernels.add(to.add(row * out.stride()), bias[first..].as_ptr(), width);
-                        }
-                    }
-                    if config.logits_scale != 1.0 || config.logits_cap != 0.0 {
-                        for row in 0..tokens.len() {
-                            let logits = std::slice::from_raw_parts_mut(to.add(row * out.stride()), width);
-                            logits.iter_mut().for_each(|logit| *logit *= config.logits_scale);
-                            if config.logits_cap != 0.0 {
-                                plain::soft_cap(logits, config.logits_cap);
-                            }
-                        }
+                    for row in 0..tokens.len() {
+                        self.finish(to.add(row * out.stride()), first, width);
                     }
                 }
             }
         })
+    }
+
+    /// Some logits of a token, from column `first` on, behind the product.
+    ///
+    /// # Safety
+    /// They are the caller's piece.
+    unsafe fn finish(&self, logits: *mut f32, first: usize, width: usize) {
+        let (scale, cap) = (self.config.logits_scale, self.config.logits_cap);
+        // SAFETY: the caller's.
+        unsafe {
+            if let Some(bias) = &self.weights.head_bias {
+                self.kernels.decoding().add(logits, bias[first..].as_ptr(), width);
+            }
+            let logits = std::slice::from_raw_parts_mut(logits, width);
+            if scale != 1.0 || cap != 0.0 {
+                logits.iter_mut().for_each(|logit| *logit *= scale);
+            }
+            if cap != 0.0 {
+                plain::soft_cap(logits, cap);
+            }
+        }
     }
 }
 

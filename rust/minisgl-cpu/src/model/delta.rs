@@ -11,6 +11,8 @@ use crate::model::config::DeltaNet;
 
 /// What is between the products.
 pub struct Delta {
+    /// The layer, whose state it is.
+    pub layer: usize,
     /// Its sizes.
     pub net: DeltaNet,
     /// Of queries, keys and values.

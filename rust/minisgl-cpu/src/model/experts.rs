@@ -7,42 +7,37 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 
 use minisgl_kernels::Kernels;
 use minisgl_kernels::exp;
 use minisgl_kernels::panels::PANEL;
 
-use crate::model::buffers::{ExpertBuffers, Order, Phase, TOKENS, Used};
-use crate::model::config::{MoeConfig, Norms, Score};
-use crate::model::products::{Groups, To};
-use crate::model::weights::{Experts, Layer};
+use crate::model::buffers::{ExpertBuffers, Order, TOKENS, Used};
+use crate::model::config::{MoeConfig, Score};
+use crate::model::operation::{Combine, Experts, Route};
+use crate::model::products::Groups;
 use crate::model::worker::{FEW, Forward, Worker, each};
 
 impl Worker<'_, '_> {
-    pub(super) fn experts(&mut self, index: usize, layer: &Layer, experts: &Experts) {
-        let shared = self.shared;
-        let (Some(buffers), Some(moe)) = (&shared.buffers.experts, shared.config.moe.as_ref()) else {
+    /// Each token's chosen experts, which lie between two products for each token and expert.
+    pub(super) fn experts(&mut self, experts: &Experts) {
+        let (shared, hidden) = (self.shared, self.shared.hidden);
+        let (Some(buffers), Some(any)) = (&shared.buffers.experts, experts.experts.first()) else {
             return;
         };
-        self.route(index, layer, experts, buffers, moe);
         // SAFETY: written by thread 0 before the last barrier.
         let order = unsafe { &*buffers.order.get() };
-        let hidden = shared.config.hidden_size;
         let assignments = order.assignments.len();
-        let Some(any) = experts.experts.first() else {
-            return;
-        };
-        let acts = buffers
-            .acts
-            .writer_as(assignments, hidden, any.gate_up_mode(shared.mode));
-        let (normed, norm) = (self.own.row.at(0, 0), layer.norm_before_mlp());
-        let own = experts.norms.as_ref().map(|norms| &norms.before).or(norm);
-        each(shared.counter(index, Phase::PrepareMlp), assignments, FEW, |place| {
-            let token = order.assignments[place] as usize / moe.experts_per_token;
+        let mode = shared.mode.with_all(any.halves.matrices());
+        let acts = buffers.acts.writer_as(assignments, hidden, mode);
+        let normed = self.own.row.at(0, 0);
+        each(self.counter(), assignments, FEW, |place| {
+            let token = order.assignments[place] as usize / experts.per_token;
             // SAFETY: its piece: a row of `acts`; the choices were written before a barrier.
             unsafe {
-                let mut x = shared.normed(own, token, normed);
-                if moe.weighs_input {
+                let mut x = shared.normed(experts.norm.as_deref(), token, normed);
+                if experts.weighs_input {
                     let (_, weight) = *buffers.chosen[order.assignments[place] as usize].get();
                     for i in 0..hidden {
                         *normed.add(i) = *x.add(i) * weight;
@@ -54,112 +49,64 @@ impl Worker<'_, '_> {
         });
         self.barrier.wait();
         self.lap(0);
-        self.each_piece(
-            index,
-            Phase::GateUp,
-            order,
-            experts,
-            true,
-            |worker, expert, panels, rows| {
-                let first = rows.start;
-                worker.gate_and_up(
-                    order.kernels(worker.shared, rows.start),
-                    &experts.experts[expert],
-                    acts,
-                    panels,
-                    rows,
-                    &buffers.inner,
-                    first,
-                    None,
-                );
-            },
-        );
+        let groups = any.halves.groups(shared.threads);
+        self.each_piece(order, &groups, |worker, expert, panels, rows| {
+            let (kernels, halves) = (order.kernels(shared, rows.start), &experts.experts[expert].halves);
+            worker.gate_and_up(kernels, (halves, None), acts, panels, rows, &buffers.inner);
+        });
         self.barrier.wait();
         self.lap(5);
-        let acts = buffers
-            .acts
-            .writer_as(assignments, moe.intermediate_size, shared.mode.with(&any.down.weight));
-        each(shared.counter(index, Phase::PrepareDown), assignments, FEW, |place| {
+        let mode = shared.mode.with(&any.down.weight);
+        let acts = buffers.acts.writer_as(assignments, any.halves.inner, mode);
+        each(self.counter(), assignments, FEW, |place| {
+            let kernels = order.kernels(shared, place);
             // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
+            unsafe { kernels.prepare(buffers.inner.at(place, 0), acts, place) };
+        });
+        self.barrier.wait();
+        let groups = Groups::of(&any.down.weight, shared.threads);
+        self.each_piece(order, &groups, |_, expert, panels, rows| {
+            let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
+            let (to, count) = (buffers.out.at(rows.start, column), rows.len());
+            let (kernels, down) = (order.kernels(shared, rows.start), &experts.experts[expert].down);
+            // SAFETY: its piece: these columns of these rows.
             unsafe {
-                order
-                    .kernels(shared, place)
-                    .prepare(buffers.inner.at(place, 0), acts, place)
-            };
-        });
-        self.barrier.wait();
-        self.each_piece(
-            index,
-            Phase::Down,
-            order,
-            experts,
-            false,
-            |worker, expert, panels, rows| {
-                let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
-                let (to, count) = (buffers.out.at(rows.start, column), rows.len());
-                let down = &experts.experts[expert].down;
-                let kernels = order.kernels(worker.shared, rows.start);
-                // SAFETY: its piece: these columns of these rows.
-                unsafe {
-                    kernels.matmul(&down.weight, panels, acts, rows, to, stride, false);
-                    if let Some(bias) = &down.bias {
-                        (0..count).for_each(|row| kernels.add(to.add(row * stride), bias[column..].as_ptr(), width));
-                    }
+                kernels.matmul(&down.weight, panels, acts, rows, to, stride, false);
+                if let Some(bias) = &down.bias {
+                    (0..count).for_each(|row| kernels.add(to.add(row * stride), bias[column..].as_ptr(), width));
                 }
-            },
-        );
-        self.barrier.wait();
-        if let Some(shared_mlp) = &experts.shared {
-            let phases = [
-                Phase::PrepareShared,
-                Phase::SharedUp,
-                Phase::PrepareSharedDown,
-                Phase::SharedDown,
-            ];
-            self.mlp(index, norm, shared_mlp, phases, false, To::Aside);
-        }
-        each(shared.counter(index, Phase::Combine), shared.count(), FEW, |token| {
-            self.combine(token, order, buffers, moe, (layer, experts));
+            }
         });
         self.barrier.wait();
-        self.lap(6);
     }
 
     /// Choose each token's experts, and sort what follows by expert.
-    fn route(&mut self, index: usize, layer: &Layer, experts: &Experts, buffers: &ExpertBuffers, moe: &MoeConfig) {
-        let shared = self.shared;
-        let hidden = shared.config.hidden_size;
-        let acts = buffers
-            .router_acts
-            .writer_as(shared.count(), hidden, shared.mode.with(&experts.router));
-        let own = experts.router_norm.as_deref();
-        let (normed, norm) = (self.own.row.at(0, 0), own.or(layer.norm_before_mlp()));
-        let panels = experts.router.panels();
+    pub(super) fn route(&mut self, route: &Route) {
+        let (shared, moe) = (self.shared, &route.by);
+        let Some(buffers) = &shared.buffers.experts else {
+            return;
+        };
+        let mode = shared.mode.with(&route.router);
+        let acts = buffers.router_acts.writer_as(shared.count(), shared.hidden, mode);
+        let (normed, stride) = (self.own.row.at(0, 0), buffers.logits.stride());
+        let panels = route.router.panels();
         // one kernel for all, and one row at a time
         let kernels = shared.kernels.decoding();
-        each(shared.counter(index, Phase::Route), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), FEW, |token| {
             let to = buffers.logits.at(token, 0);
             // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
             let logits = unsafe {
-                let x = shared.normed(norm, token, normed);
+                let x = shared.normed(route.norm.as_deref(), token, normed);
                 kernels.prepare(x, acts, token);
                 let rows = token..token + 1;
-                kernels.matmul(
-                    &experts.router,
-                    0..panels,
-                    acts,
-                    rows,
-                    to,
-                    buffers.logits.stride(),
-                    false,
-                );
-                if let Some(bias) = &experts.router_bias {
+                kernels.matmul(&route.router, 0..panels, acts, rows, to, stride, false);
+                if let Some(bias) = &route.bias {
                     kernels.add(to, bias.as_ptr(), moe.num_experts);
                 }
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
-            let mut choices = choose(logits, moe, experts.choice_bias.as_deref());
-            if let Some(scales) = &experts.scales {
+            let mut choices = choose(logits, moe, route.choice_bias.as_deref());
+            if let Some(scales) = &route.scales {
                 let scaled = choices.iter_mut();
                 scaled.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
             }
@@ -170,13 +117,10 @@ impl Worker<'_, '_> {
         });
         self.barrier.wait();
         if self.thread == 0 {
+            let chosen = &buffers.chosen[..shared.count() * moe.experts_per_token];
+            let prompts = shared.tokens.decode * moe.experts_per_token;
             // SAFETY: the others wait at the barrier.
-            unsafe {
-                (*buffers.order.get()).sort(
-                    &buffers.chosen[..shared.count() * moe.experts_per_token],
-                    shared.tokens.decode * moe.experts_per_token,
-                )
-            };
+            unsafe { (*buffers.order.get()).sort(chosen, prompts) };
         }
         self.barrier.wait();
     }
@@ -184,25 +128,11 @@ impl Worker<'_, '_> {
     /// Deal out the products of all used experts with the rows that are theirs.
     fn each_piece(
         &mut self,
-        index: usize,
-        phase: Phase,
         order: &Order,
-        experts: &Experts,
-        pairs: bool,
-        mut work: impl FnMut(&mut Self, usize, std::ops::Range<usize>, std::ops::Range<usize>),
+        groups: &Groups,
+        mut work: impl FnMut(&mut Self, usize, Range<usize>, Range<usize>),
     ) {
-        let Some(first) = order.used.first() else {
-            return;
-        };
-        let mlp = &experts.experts[first.expert];
-        let groups = if pairs && !self.shared.config.gated {
-            Groups::of(&mlp.gate_up.weight, self.shared.threads)
-        } else if pairs {
-            Groups::pairs(mlp.gate_up_panels(), self.shared.threads)
-        } else {
-            Groups::of(&mlp.down.weight, self.shared.threads)
-        };
-        let counter = self.shared.counter(index, phase);
+        let counter = self.counter();
         while let Some(piece) = counter.take(order.used.len() * groups.count) {
             let used = &order.used[piece / groups.count];
             for (start, end) in [(used.start, used.prompts), (used.prompts, used.end)] {
@@ -214,63 +144,69 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add a token's experts, weighted, to its hidden numbers, the one that all go through last.
-    fn combine(
-        &self,
-        token: usize,
-        order: &Order,
-        buffers: &ExpertBuffers,
-        moe: &MoeConfig,
-        (layer, experts): (&Layer, &Experts),
-    ) {
-        let (config, per_token) = (self.shared.config, moe.experts_per_token);
-        let hidden = config.hidden_size;
-        // SAFETY: its piece: the row of this token; `out` and `chosen` were written before a barrier.
+    /// Add each token's experts, weighted, to its hidden numbers, what all go through last.
+    pub(super) fn combine(&mut self, combine: &Combine) {
+        let shared = self.shared;
+        let Some(buffers) = &shared.buffers.experts else {
+            return;
+        };
+        // SAFETY: written by thread 0 before a barrier.
+        let order = unsafe { &*buffers.order.get() };
+        each(self.counter(), shared.count(), FEW, |token| {
+            // SAFETY: its piece: the rows of this token, written before a barrier.
+            unsafe { shared.combine(combine, order, buffers, token) };
+        });
+        self.barrier.wait();
+    }
+}
+
+impl Forward<'_> {
+    /// Of one token.
+    ///
+    /// # Safety
+    /// The token's numbers are the caller's piece; what experts gave was written before a barrier.
+    unsafe fn combine(&self, combine: &Combine, order: &Order, buffers: &ExpertBuffers, token: usize) {
+        let (hidden, kernels) = (self.hidden, &self.kernels);
+        let aside = self.buffers.behind.at(token, 0);
+        let mut sum = combine.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
+        // SAFETY: the caller's.
         unsafe {
-            let x = std::slice::from_raw_parts_mut(self.shared.buffers.x.at(token, 0), hidden);
-            let mut sum = experts.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
-            for assignment in token * per_token..(token + 1) * per_token {
+            let add = |sum: &mut [f32], weight: f32, numbers: *const f32| {
+                let numbers = std::slice::from_raw_parts(numbers, hidden);
+                for (sum, number) in sum.iter_mut().zip(numbers) {
+                    *sum = weight.mul_add(*number, *sum);
+                }
+            };
+            for assignment in token * combine.per_token..(token + 1) * combine.per_token {
                 let place = order.places[assignment] as usize;
                 let (_, weight) = *buffers.chosen[assignment].get();
-                let weight = if moe.weighs_input { 1.0 } else { weight };
-                let out = std::slice::from_raw_parts(buffers.out.at(place, 0), hidden);
-                for (sum, number) in sum.iter_mut().zip(out) {
-                    *sum = weight.mul_add(*number, *sum);
-                }
+                let weight = if combine.weighs_input { 1.0 } else { weight };
+                add(&mut sum, weight, buffers.out.at(place, 0));
             }
-            if let Some(norms) = &experts.norms {
-                let (at, beside) = (sum.as_mut_ptr(), self.shared.buffers.behind.at(token, 0));
-                norms.behind.apply((&self.shared.kernels, config), at, (0, hidden), at);
-                norms
-                    .of_mlp
-                    .apply((&self.shared.kernels, config), beside, (0, hidden), beside);
-            }
-            if experts.shared.is_some() {
-                let weight = if moe.shared_gated {
-                    let gate = *buffers.logits.at(token, moe.num_experts);
-                    1.0 / (1.0 + exp(-gate))
-                } else {
-                    1.0
-                };
-                let out = std::slice::from_raw_parts(self.shared.buffers.behind.at(token, 0), hidden);
-                for (sum, number) in sum.iter_mut().zip(out) {
-                    *sum = weight.mul_add(*number, *sum);
-                }
-            }
-            if let Some((_, norm)) = layer.norms_behind.as_ref().filter(|_| config.norms == Norms::Over) {
-                x.iter_mut().zip(sum).for_each(|(x, sum)| *x += sum);
-                let at = x.as_mut_ptr();
-                norm.apply((&self.shared.kernels, config), at, (0, hidden), at);
-                return;
-            }
-            if let Some((_, norm)) = &layer.norms_behind {
+            if let Some(norms) = &combine.norms {
                 let at = sum.as_mut_ptr();
-                norm.apply((&self.shared.kernels, config), at, (0, hidden), at);
+                norms.0.apply(kernels, at, (0, hidden), at);
+                norms.1.apply(kernels, aside, (0, hidden), aside);
             }
-            let scale = layer.scale_behind_mlp();
-            for (x, sum) in x.iter_mut().zip(sum) {
-                *x += sum * config.residual_scale;
-                *x *= scale;
+            if let Some(gate) = combine.aside {
+                let sigmoid = |gate: usize| 1.0 / (1.0 + exp(-*buffers.logits.at(token, gate)));
+                add(&mut sum, gate.map_or(1.0, sigmoid), aside);
+            }
+            let x = std::slice::from_raw_parts_mut(self.buffers.x.at(token, 0), hidden);
+            let at = if combine.over {
+                x.iter_mut().zip(&sum).for_each(|(x, sum)| *x += sum);
+                x.as_mut_ptr()
+            } else {
+                sum.as_mut_ptr()
+            };
+            if let Some(norm) = &combine.add.norm {
+                norm.apply(kernels, at, (0, hidden), at);
+            }
+            if !combine.over {
+                for (x, sum) in x.iter_mut().zip(sum) {
+                    *x += sum * combine.add.scale;
+                    *x *= combine.add.last;
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
-//! One forward on all threads: from token ids to hidden numbers, layer by layer.
+//! One forward on all threads: from token ids to hidden numbers, operation by operation.
 //!
-//! Each phase deals out pieces through a counter of its own, so each piece has one thread; what a phase writes is read
+//! An operation deals out pieces through counters of its own, so each piece has one thread; what is written is read
 //! after the next barrier only. This is the reason behind every `unsafe` block here that says "its piece".
 //!
 //! Invariants: what a token's numbers become depends on the tokens that it may attend to only, not on how pieces fall to
@@ -12,9 +12,8 @@ use std::time::Instant;
 
 use minisgl_kernels::attention::Scratch;
 
-use crate::model::buffers::{Own, Phase};
-use crate::model::config::PerLayer;
-use crate::model::weights::{FeedForward, PerLayerTables};
+use crate::model::buffers::{COUNTERS, Own};
+use crate::model::operation::{Embed, Operation, SumPerLayer};
 use crate::model::worker::{FEW, Forward, Times, Worker, each};
 use crate::threads::Barrier;
 
@@ -34,94 +33,88 @@ impl Forward<'_> {
             shared: self,
             barrier,
             thread,
+            next: 0,
             own,
             scratch,
             clock,
             times: times.unwrap_or(&mut unused),
         };
-        worker.embed();
-        if let Some(tables) = &self.weights.per_layer {
-            worker.embed_per_layer(tables);
+        for (number, operation) in self.weights.operations().enumerate() {
+            worker.next = number * COUNTERS;
+            worker.run(operation);
+            worker.lap(operation.part());
         }
-        if let Some(tables) = &self.weights.streams {
-            worker.begin_streams(tables);
-        }
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            if let Some(part) = &layer.streams {
-                worker.predict(index, part);
-                worker.laurel(index, layer, part);
-            }
-            if let Some(attending) = &layer.attention {
-                worker.attend(index, layer, attending);
-            }
-            if layer.streams.is_some() {
-                worker.add_laurel(index);
-            }
-            if let Some(mixer) = &layer.mixer {
-                worker.mix(index, layer, mixer);
-            }
-            match &layer.feed_forward {
-                FeedForward::None => {}
-                FeedForward::Dense(mlp) => worker.dense(index, layer, mlp),
-                FeedForward::Experts(experts) => worker.experts(index, layer, experts),
-            }
-            if let Some(part) = &layer.streams {
-                worker.correct(index, part);
-            }
-            if let Some(part) = &layer.per_layer {
-                worker.per_layer(index, part, layer.scale);
-            }
-        }
-        if let Some(tables) = &self.weights.streams {
-            worker.end_streams(tables);
-        }
-        worker.check();
     }
 }
 
 impl Worker<'_, '_> {
+    fn run(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Embed(embed) => self.embed(embed),
+            Operation::Project(project) => self.project(project),
+            Operation::EachToken(steps) => self.each_token(steps),
+            Operation::PerHead(per_head) => self.per_head(per_head),
+            Operation::Attend(attend) => self.attend(attend),
+            Operation::Gate(count) => self.gate(*count),
+            Operation::Convolve(convolve) => self.convolve(convolve),
+            Operation::Delta(delta) => self.delta(delta),
+            Operation::Mamba(mamba) => self.mamba(mamba),
+            Operation::GateUp(mlp) => self.gate_up(mlp),
+            Operation::Route(route) => self.route(route),
+            Operation::Experts(experts) => self.experts(experts),
+            Operation::Combine(combine) => self.combine(combine),
+            Operation::Add(add) => self.add(add),
+            Operation::Norm(norm) => self.normalise(norm),
+            Operation::SumPerLayer(sum) => self.sum_per_layer(sum),
+            Operation::GatePerLayer(activation, size, at) => self.gate_per_layer(*activation, *size, *at),
+            Operation::AddToStreams(norm) => self.add_to_streams(norm),
+            Operation::ScaleStreams => self.scale_streams(),
+            Operation::Predict(mixing) => self.predict(mixing),
+            Operation::Laurel { before, norm } => self.laurel(before.as_deref(), norm),
+            Operation::AddLaurel => self.add_laurel(),
+            Operation::Correct(mixing) => self.correct(mixing),
+            Operation::SumStreams(stream, count) => self.sum_streams(*stream, *count),
+            Operation::Check => self.check(),
+        }
+    }
+
     /// Numbers of each token, and the angles of its position.
-    fn embed(&mut self) {
+    fn embed(&mut self, embed: &Embed) {
         let shared = self.shared;
-        let table = shared.weights.embedding.as_ref().unwrap_or(&shared.weights.head);
+        let table = embed.table.as_ref().unwrap_or(&shared.weights.head);
         let buffers = shared.buffers;
-        let counter = shared.counter(shared.config.num_layers, Phase::Embed);
-        each(counter, shared.count(), FEW, |token| {
-            let width = buffers.x.stride();
+        let width = buffers.x.stride();
+        // SAFETY: this thread's own row, as wide as the hidden numbers at least.
+        let learned = unsafe { std::slice::from_raw_parts_mut(self.own.row.at(0, 0), width) };
+        each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: its piece: the rows of its tokens.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.x.at(token, 0), width) };
             let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
             table.row(id, row);
-            if shared.config.embedding_scale != 1.0 {
-                row.iter_mut()
-                    .for_each(|number| *number *= shared.config.embedding_scale);
+            if embed.scale != 1.0 {
+                row.iter_mut().for_each(|number| *number *= embed.scale);
             }
             let position = shared.tokens.positions[token];
-            let weights = shared.weights;
             let kind = shared.tokens.types.get(token).copied().unwrap_or_default();
             let added = [
-                (&weights.token_types, kind as usize),
-                (&weights.positions, position as usize + shared.config.first_position),
+                (&embed.token_types, kind as usize),
+                (&embed.positions, position as usize + embed.first_position),
             ];
             for (table, at) in added {
                 let Some(table) = table else { continue };
-                let learned = self.own.row.at(0, 0);
-                // SAFETY: this thread's own row, as wide as the hidden numbers at least.
-                let learned = unsafe { std::slice::from_raw_parts_mut(learned, width) };
                 table.row(at, learned);
                 row.iter_mut()
-                    .zip(learned)
+                    .zip(&*learned)
                     .for_each(|(number, learned)| *number += *learned);
             }
-            if let Some(norm) = &weights.embedding_norm {
-                let (at, size) = (row.as_mut_ptr(), shared.config.hidden_size);
+            if let Some(norm) = &embed.norm {
+                let at = row.as_mut_ptr();
                 // SAFETY: the row has as many numbers.
-                unsafe { norm.apply((&shared.kernels, shared.config), at, (0, size), at) };
+                unsafe { norm.apply(&shared.kernels, at, (0, shared.hidden), at) };
             }
-            let position = position as f32;
-            for (table, frequencies) in shared.config.inverse_frequencies.iter().enumerate() {
-                let scale = shared.config.rope_scales[table];
-                let (first, half) = (shared.config.angles_at(table), frequencies.len());
+            let (position, mut first) = (position as f32, 0);
+            for (frequencies, scale) in &embed.angles {
+                let half = frequencies.len();
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position * frequency).sin_cos();
                     let at = first + i;
@@ -131,58 +124,47 @@ impl Worker<'_, '_> {
                         *buffers.angles.at(token, half + at) = sin * scale;
                     }
                 }
+                first += 2 * half;
             }
         });
         self.barrier.wait();
-        self.lap(7);
     }
 
     /// The numbers of each token that each layer adds: of its embedding and of its id, both alike.
-    fn embed_per_layer(&mut self, tables: &PerLayerTables) {
-        let shared = self.shared;
-        let (config, buffers, layers) = (shared.config, shared.buffers, shared.config.num_layers);
-        let Some(PerLayer { size, .. }) = config.per_layer else {
-            return;
-        };
-        let mode = shared.mode.with(&tables.model.1);
-        let acts = self.prepare(layers, Phase::PrepareGate, &buffers.x, None, config.hidden_size, mode);
-        let model = std::slice::from_ref(&tables.model);
-        self.project_all(layers, (Phase::PerLayerGate, None), model, acts, &buffers.per_layer);
-        self.barrier.wait();
-        let (of_model, of_id) = ((config.hidden_size as f32).sqrt().recip(), (size as f32).sqrt());
-        each(shared.counter(layers, Phase::PerLayer), shared.count(), FEW, |token| {
+    fn sum_per_layer(&mut self, sum: &SumPerLayer) {
+        let (shared, buffers) = (self.shared, self.shared.buffers);
+        let size = sum.size;
+        let (of_model, of_id) = ((shared.hidden as f32).sqrt().recip(), (size as f32).sqrt());
+        each(self.counter(), shared.count(), FEW, |token| {
             let mut known = vec![0.0_f32; buffers.per_layer.stride()];
             // as transformers has it, an id beyond the table is the first
-            let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < tables.embedding.n());
-            tables.embedding.row(id.unwrap_or(0), &mut known);
+            let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < sum.embedding.n());
+            sum.embedding.row(id.unwrap_or(0), &mut known);
             // SAFETY: its piece: the row of this token, written before a barrier.
-            let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), layers * size) };
+            let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), sum.layers * size) };
             row.iter_mut().for_each(|number| *number *= of_model);
             for (part, known) in row.chunks_mut(size).zip(known.chunks(size)) {
                 let at = part.as_mut_ptr();
                 // SAFETY: as many numbers as the norm has.
-                unsafe { tables.norm.apply((&shared.kernels, config), at, (0, size), at) };
+                unsafe { sum.norm.apply(&shared.kernels, at, (0, size), at) };
                 for (number, known) in part.iter_mut().zip(known) {
                     *number = (*number + known * of_id) * std::f32::consts::FRAC_1_SQRT_2;
                 }
             }
         });
         self.barrier.wait();
-        self.lap(7);
     }
 
     /// Whether what came out is made of numbers.
     fn check(&mut self) {
         let shared = self.shared;
         let x = &shared.buffers.x;
-        let counter = shared.counter(shared.config.num_layers, Phase::Check);
-        each(counter, shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: written before a barrier; nobody writes now.
-            if !unsafe { shared.kernels.finite(x.at(token, 0), shared.config.hidden_size) } {
+            if !unsafe { shared.kernels.finite(x.at(token, 0), shared.hidden) } {
                 let mut found = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
                 found.push(token);
             }
         });
-        self.lap(7);
     }
 }

@@ -9,7 +9,6 @@ use minisgl_kernels::convolution::CHANNELS;
 use minisgl_kernels::delta_rule::{BLOCK, Recurrence, decay};
 use minisgl_kernels::plain;
 
-use crate::model::buffers::Phase;
 use crate::model::delta::Delta;
 use crate::model::worker::{FEW, Worker, each};
 
@@ -18,14 +17,15 @@ const EPS: f32 = 1e-6;
 static ONES: [f32; CHANNELS] = [1.0; CHANNELS];
 
 impl Worker<'_, '_> {
-    pub(super) fn delta(&mut self, index: usize, delta: &Delta) {
-        let shared = self.shared;
+    pub(super) fn delta(&mut self, delta: &Delta) {
+        let (shared, index) = (self.shared, delta.layer);
         let (net, buffers, slots) = (&delta.net, shared.buffers, shared.rows.slots);
         let Some(states) = &shared.tokens.states else {
             return;
         };
         let heads = 2 * net.key_heads + net.value_heads;
-        self.each_row(index, Phase::Mix, heads + 1, |row, tokens, head| {
+        let counter = self.counter();
+        shared.each_row(counter, heads + 1, |row, tokens, head| {
             if head == heads {
                 // SAFETY: its piece: these columns of this row's tokens, written before a barrier.
                 tokens.for_each(|token| unsafe { self.decays_and_rates(delta, token) });
@@ -51,24 +51,26 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.each_row(
-            index,
-            Phase::Scan,
-            net.value_heads * net.blocks(),
-            |row, tokens, piece| {
-                let first = net.first_block() + piece * net.block();
-                // SAFETY: its piece: this block of this row; what is read was written before a barrier.
-                unsafe {
-                    let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
-                    states.runs(index, of, tokens, &[own], |state, tokens| {
-                        let job = self.recurrence(delta, state.add(first), tokens, piece);
-                        job.run(shared.kernels.isa());
-                    });
-                }
-            },
-        );
+        let (counter, blocks) = (self.counter(), net.value_heads * net.blocks());
+        shared.each_row(counter, blocks, |row, tokens, piece| {
+            let first = net.first_block() + piece * net.block();
+            // SAFETY: its piece: this block of this row; what is read was written before a barrier.
+            unsafe {
+                let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
+                states.runs(index, of, tokens, &[own], |state, tokens| {
+                    let job = self.recurrence(delta, state.add(first), tokens, piece);
+                    job.run(shared.kernels.isa());
+                });
+            }
+        });
         self.barrier.wait();
-        each(shared.counter(index, Phase::Gate), shared.count(), FEW, |token| {
+        self.gate_heads(delta);
+    }
+
+    /// What is read of each head is normalised and gated.
+    fn gate_heads(&mut self, delta: &Delta) {
+        let (shared, net, buffers) = (self.shared, &delta.net, self.shared.buffers);
+        each(self.counter(), shared.count(), FEW, |token| {
             for head in 0..net.value_heads {
                 let (size, [gate, ..]) = (net.value_dim, delta.columns());
                 // SAFETY: its piece: this token's numbers, written before a barrier.
@@ -82,6 +84,7 @@ impl Worker<'_, '_> {
                 }
             }
         });
+        self.barrier.wait();
     }
 
     /// Of a token: what comes in becomes what each head's matrix is multiplied by, and how much it learns.

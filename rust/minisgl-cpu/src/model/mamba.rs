@@ -6,20 +6,20 @@
 
 use minisgl_kernels::mamba::{By, advance, leave, silu_all, step};
 
-use crate::model::buffers::Phase;
-use crate::model::weights::Mamba;
+use crate::model::operation::Mamba;
 use crate::model::worker::{FEW, Worker, each};
 
 impl Worker<'_, '_> {
-    pub(super) fn mamba(&mut self, index: usize, mamba: &Mamba) {
-        let shared = self.shared;
+    pub(super) fn mamba(&mut self, mamba: &Mamba) {
+        let (shared, index) = (self.shared, mamba.layer);
         let (sizes, buffers, isa) = (&mamba.sizes, shared.buffers, shared.kernels.isa());
         let inner = sizes.inner();
         let Some(states) = &shared.tokens.states else {
             return;
         };
         let convolution = &mamba.convolution;
-        self.each_row(index, Phase::Mix, convolution.pieces(), |row, tokens, piece| {
+        let counter = self.counter();
+        shared.each_row(counter, convolution.pieces(), |row, tokens, piece| {
             let channels = convolution.channels(piece);
             let (own, slot) = (convolution.of_tail(&channels), shared.rows.slots[row] as usize);
             // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
@@ -33,7 +33,8 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.each_row(index, Phase::Scan, sizes.heads, |row, tokens, head| {
+        let counter = self.counter();
+        shared.each_row(counter, sizes.heads, |row, tokens, head| {
             let (first, count) = (sizes.of_head(head), sizes.size * sizes.head_dim);
             let (own, slot) = (first..first + count, shared.rows.slots[row] as usize);
             // SAFETY: its piece: this head of this row; what is read was written before a barrier.
@@ -51,7 +52,7 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        each(shared.counter(index, Phase::Gate), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: its piece: this token's numbers, written before a barrier.
             let (gate, out) = unsafe {
                 (
@@ -61,6 +62,7 @@ impl Worker<'_, '_> {
             };
             leave(isa, mamba.way(), gate, out);
         });
+        self.barrier.wait();
     }
 
     /// One head of a token: from what is convolved to what is read of its state.

@@ -1,6 +1,7 @@
 //! The decoder: one for all architectures.
 //!
-//! Invariants: what differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
+//! `layers` and `load` make lists of operations of a config and a file, `forward` runs them. Invariants: what differs between
+//! architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
 
 mod adapter;
 mod attend;
@@ -13,10 +14,15 @@ mod experts;
 mod forward;
 mod gated_delta;
 mod grid;
+mod held;
+mod layers;
+mod load;
 mod mamba;
-mod mix;
 mod mlp;
 mod names;
+mod operation;
+mod pieces;
+mod printed;
 mod products;
 mod streams;
 mod tensors;
@@ -27,8 +33,10 @@ pub use adapter::{Adapter, Pair, RUN, Run};
 pub use config::{ModelConfig, MoeConfig};
 pub use decoder::{Decoder, Memory};
 pub use grid::Grid;
+pub use layers::check;
+pub use load::Progress;
 pub use names::{Files, Names, Part};
 pub(crate) use products::Groups;
 pub use tensors::{Origin, Tensors};
-pub use weights::{Progress, Weights};
+pub use weights::Weights;
 pub use worker::{PARTS, Times, Tokens};

@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use minisgl_kernels::panels::{Matrix, PANEL};
-use minisgl_kernels::{ActsPtr, Mode};
+use minisgl_kernels::{ActsPtr, Kernels, Mode};
 
 use crate::model::adapter::Site;
-use crate::model::buffers::Phase;
 use crate::model::grid::Grid;
-use crate::model::weights::{Linear, Norm};
+use crate::model::held::Norm;
+use crate::model::operation::{Add, Project};
 use crate::model::worker::{FEW, Forward, LINE, Worker, each};
 
 /// Most panels of a piece of a product.
@@ -21,15 +21,7 @@ const PANELS: usize = 32;
 impl Worker<'_, '_> {
     /// What a product reads: the rows of `from`, perhaps normalised. One row each thread prepares for itself, more rows
     /// are dealt out.
-    pub(super) fn prepare(
-        &mut self,
-        index: usize,
-        phase: Phase,
-        from: &Grid,
-        norm: Option<&Norm>,
-        width: usize,
-        mode: Mode,
-    ) -> ActsPtr {
+    pub(super) fn prepare(&mut self, from: &Grid, norm: Option<&Norm>, width: usize, mode: Mode) -> ActsPtr {
         let shared = self.shared;
         let alone = shared.count() == 1;
         let acts = if alone {
@@ -43,7 +35,7 @@ impl Worker<'_, '_> {
             // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
             unsafe {
                 if let Some(norm) = norm {
-                    norm.apply((&shared.kernels, shared.config), at, (0, width), normed);
+                    norm.apply(&shared.kernels, at, (0, width), normed);
                     at = normed;
                 }
                 shared.kernels_of(token).prepare(at, acts, token);
@@ -53,144 +45,98 @@ impl Worker<'_, '_> {
             one(0);
         } else {
             let size = if mode.mixes_rows() { LINE } else { FEW };
-            each(shared.counter(index, phase), shared.count(), size, &mut one);
+            each(self.counter(), shared.count(), size, &mut one);
             self.barrier.wait();
         }
         self.lap(0);
         acts
     }
 
-    /// Such as queries, keys and values: the products of several matrices with the same activations, side by side in `out`.
-    pub(super) fn project_all(
-        &mut self,
-        index: usize,
-        (phase, site): (Phase, Option<Site>),
-        parts: &[(usize, Matrix)],
-        acts: ActsPtr,
-        out: &Grid,
-    ) {
+    /// The products of matrices with the same activations, side by side.
+    pub(super) fn project(&mut self, project: &Project) {
         let shared = self.shared;
-        let blocks = shared.blocks();
-        let groups: Vec<Groups> = parts
-            .iter()
-            .map(|(_, matrix)| Groups::of(matrix, shared.threads))
-            .collect();
-        let all: usize = groups.iter().map(|group| group.count).sum();
-        while let Some(piece) = shared.counter(index, phase).take(blocks * all) {
-            let (block, mut group) = (piece / all, piece % all);
-            let (rows, kernels) = shared.block(block);
-            for ((column, matrix), groups) in parts.iter().zip(&groups) {
-                if group < groups.count {
-                    let panels = groups.panels(group);
-                    let to = out.at(rows.start, column + panels.start * PANEL);
-                    // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
-                    unsafe {
-                        let (from, stride) = (column / PANEL, out.stride());
-                        let its = from + panels.start..from + panels.end;
-                        kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, false);
-                        if let Some(site) = site {
-                            shared.raise((index, site), its, rows, to, stride);
-                        }
-                    }
-                    break;
-                }
-                group -= groups.count;
-            }
-        }
-    }
-
-    /// Add a product to the hidden numbers, or do with it what `to` says. Then no thread is still at it.
-    pub(super) fn add_product(
-        &mut self,
-        index: usize,
-        (phase, site): (Phase, Option<Site>),
-        linear: &Linear,
-        acts: ActsPtr,
-        to: To<'_>,
-    ) {
-        let shared = self.shared;
-        let (x, add) = match to {
-            To::Hidden | To::Under(..) => (&shared.buffers.x, true),
-            To::Aside | To::Behind(..) => (&shared.buffers.behind, false),
+        let (from, out) = (shared.buffers.grid(project.from), shared.buffers.grid(project.to));
+        let (norm, Some((_, first))) = (project.norm.as_deref(), project.matrices.first()) else {
+            return;
         };
-        let groups = Groups::of(&linear.weight, shared.threads);
+        if let Some(at) = project.adapted {
+            self.lower(at, from, norm, first.k());
+        }
+        // one preparation serves all
+        let mode = shared.mode.with_all(project.matrices());
+        let in_int8 = |matrix: &Matrix| shared.mode.int8_with(matrix.kind());
+        let mode = if project.as_held && !mode.has_int8() && project.matrices().any(in_int8) {
+            Mode::Both
+        } else {
+            mode
+        };
+        let acts = self.prepare(from, norm, first.k(), mode);
         let blocks = shared.blocks();
-        while let Some(piece) = shared.counter(index, phase).take(blocks * groups.count) {
-            let (block, group) = (piece / groups.count, piece % groups.count);
-            let (rows, kernels) = shared.block(block);
-            let panels = groups.panels(group);
-            let (column, width) = (panels.start * PANEL, panels.len() * PANEL);
-            let out = x.at(rows.start, column);
-            // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
-            unsafe {
-                kernels.matmul(&linear.weight, panels.clone(), acts, rows.clone(), out, x.stride(), add);
-                if let Some(site) = site {
-                    shared.raise((index, site), panels, rows.clone(), out, x.stride());
-                }
-                if let Some(bias) = &linear.bias {
-                    for row in rows {
-                        shared.kernels.add(x.at(row, column), bias[column..].as_ptr(), width);
-                    }
-                }
+        let groups = project.matrices().map(|matrix| Groups::of(matrix, shared.threads));
+        let groups: Vec<Groups> = groups.collect();
+        let all: usize = groups.iter().map(|group| group.count).sum();
+        let counter = self.counter();
+        while let Some(piece) = counter.take(blocks * all) {
+            let (block, mut group) = (piece / all, piece % all);
+            let mut parts = project.matrices.iter().zip(&groups);
+            let part = parts.find(|(_, groups)| {
+                let is_in = group < groups.count;
+                group -= if is_in { 0 } else { groups.count };
+                is_in
+            });
+            if let Some(((column, matrix), groups)) = part {
+                let (rows, kernels) = shared.block(block);
+                // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
+                unsafe {
+                    shared.piece(
+                        project,
+                        (*column, matrix),
+                        kernels,
+                        groups.panels(group),
+                        rows,
+                        (acts, out),
+                    )
+                };
             }
         }
         self.barrier.wait();
-        match to {
-            To::Behind(norm, phase, scale) => self.add_aside(index, phase, norm, scale),
-            To::Under(norm, phase) => self.normalise(index, phase, norm),
-            To::Hidden | To::Aside => {}
-        }
     }
 
     /// The hidden numbers of all tokens, in place.
-    fn normalise(&mut self, index: usize, phase: Phase, norm: &Norm) {
-        let (shared, size) = (self.shared, self.shared.config.hidden_size);
-        each(shared.counter(index, phase), shared.count(), FEW, |token| {
+    pub(super) fn normalise(&mut self, norm: &Norm) {
+        let shared = self.shared;
+        each(self.counter(), shared.count(), FEW, |token| {
             let row = shared.buffers.x.at(token, 0);
             // SAFETY: its piece: the row of this token, written before a barrier.
-            unsafe { norm.apply((&shared.kernels, shared.config), row, (0, size), row) };
+            unsafe { norm.apply(&shared.kernels, row, (0, shared.hidden), row) };
         });
         self.barrier.wait();
     }
 
-    /// Add the rows that lie aside to the hidden numbers, normalised and scaled; the sums are multiplied by `last`.
-    pub(super) fn add_aside(&mut self, index: usize, phase: Phase, norm: Option<&Norm>, last: f32) {
-        let shared = self.shared;
-        let (size, scale) = (shared.config.hidden_size, shared.config.residual_scale);
+    /// Add the rows that lie aside to the hidden numbers.
+    pub(super) fn add(&mut self, add: &Add) {
+        let (shared, size) = (self.shared, self.shared.hidden);
         let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
-        each(shared.counter(index, phase), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), FEW, |token| {
             let row = from.at(token, 0);
             // SAFETY: its piece: the rows of this token; `behind` was written before a barrier.
             unsafe {
-                if let Some(norm) = norm {
-                    norm.apply((&shared.kernels, shared.config), row, (0, size), row);
+                if let Some(norm) = &add.norm {
+                    norm.apply(&shared.kernels, row, (0, size), row);
                 }
-                if scale != 1.0 {
+                if add.scale != 1.0 {
                     let row = std::slice::from_raw_parts_mut(row, size);
-                    row.iter_mut().for_each(|number| *number *= scale);
+                    row.iter_mut().for_each(|number| *number *= add.scale);
                 }
                 shared.kernels.add(to.at(token, 0), row, size);
-                if last != 1.0 {
+                if add.last != 1.0 {
                     let sums = std::slice::from_raw_parts_mut(to.at(token, 0), size);
-                    sums.iter_mut().for_each(|number| *number *= last);
+                    sums.iter_mut().for_each(|number| *number *= add.last);
                 }
             }
         });
         self.barrier.wait();
     }
-}
-
-/// Where a product goes.
-#[derive(Clone, Copy)]
-pub(super) enum To<'a> {
-    /// Added to the hidden numbers.
-    Hidden,
-    /// Added to the hidden numbers, which are normalised then, in a phase of its own.
-    Under(&'a Norm, Phase),
-    /// It stays aside.
-    Aside,
-    /// Normalised and scaled, then added to the hidden numbers in a phase of its own; the sums are multiplied in the end.
-    Behind(Option<&'a Norm>, Phase, f32),
 }
 
 /// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
@@ -230,20 +176,14 @@ impl Groups {
 impl Worker<'_, '_> {
     /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
     /// of the same numbers, whose barrier serves both.
-    pub(super) fn lower(
-        &mut self,
-        index: usize,
-        (phase, site): (Phase, Site),
-        from: &Grid,
-        norm: Option<&Norm>,
-        width: usize,
-    ) {
+    pub(super) fn lower(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
         let shared = self.shared;
         let runs = shared.tokens.runs;
         if runs.is_empty() {
             return;
         }
-        while let Some(piece) = shared.counter(index, phase).take(runs.len()) {
+        let counter = self.counter();
+        while let Some(piece) = counter.take(runs.len()) {
             let run = &runs[piece];
             let Some(factors) = run.adapter.at(index, site) else {
                 continue;
@@ -258,7 +198,7 @@ impl Worker<'_, '_> {
                 for (row, token) in run.tokens.clone().enumerate() {
                     let mut at = from.at(token, 0);
                     if let Some(norm) = norm {
-                        norm.apply((&shared.kernels, shared.config), at, (0, width), normed);
+                        norm.apply(&shared.kernels, at, (0, width), normed);
                         at = normed;
                     }
                     kernels.prepare(at, acts, row);
@@ -277,6 +217,37 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
+    /// Some panels of a matrix, whose columns begin at `column`, by some rows.
+    ///
+    /// # Safety
+    /// They are the caller's piece; `acts` was written before a barrier.
+    unsafe fn piece(
+        &self,
+        project: &Project,
+        (column, matrix): (usize, &Matrix),
+        kernels: Kernels,
+        panels: Range<usize>,
+        rows: Range<usize>,
+        (acts, out): (ActsPtr, &Grid),
+    ) {
+        let (stride, first) = (out.stride(), column / PANEL);
+        let its = first + panels.start..first + panels.end;
+        let (at, width) = (column + panels.start * PANEL, panels.len() * PANEL);
+        let to = out.at(rows.start, at);
+        // SAFETY: the caller's.
+        unsafe {
+            kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, project.adds);
+            if let Some(of) = project.adapted {
+                self.raise(of, its, rows.clone(), to, stride);
+            }
+            if let Some(bias) = &project.bias {
+                for row in rows {
+                    self.kernels.add(out.at(row, at), bias[at..].as_ptr(), width);
+                }
+            }
+        }
+    }
+
     /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
     ///
     /// # Safety

@@ -7,13 +7,14 @@
 #![allow(unsafe_code)]
 
 use std::f32::consts::FRAC_1_SQRT_2;
-use std::slice::{from_raw_parts, from_raw_parts_mut, from_ref};
+use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use minisgl_kernels::plain;
 
-use crate::model::buffers::{Buffers, Phase};
+use crate::model::buffers::Buffers;
 use crate::model::config::MAX_STREAMS;
-use crate::model::weights::{Layer, Norm, StreamPart, StreamTables};
+use crate::model::held::Norm;
+use crate::model::operation::Mixing;
 use crate::model::worker::{FEW, Worker, each};
 
 /// Where a stream is made as long as the first one, it counts as no shorter than this.
@@ -38,18 +39,11 @@ fn weighted(weights: &[f32], shares: &[f32]) -> f32 {
 }
 
 impl Worker<'_, '_> {
-    /// The streams behind the first: products of it, as long as it is.
-    pub(super) fn begin_streams(&mut self, tables: &StreamTables) {
-        let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        for (stream, matrix) in tables.into.iter().enumerate() {
-            let mode = shared.mode.with(&matrix.1);
-            let acts = self.prepare(stream, Phase::PrepareStreams, &buffers.x, None, size, mode);
-            let out = &buffers.streams[stream];
-            self.project_all(stream, (Phase::StreamIn, None), from_ref(matrix), acts, out);
-            self.barrier.wait();
-        }
-        each(shared.counter(0, Phase::ScaleStreams), shared.count(), FEW, |token| {
+    /// The streams behind the first become as long as it is.
+    pub(super) fn scale_streams(&mut self) {
+        let (shared, size) = (self.shared, self.shared.hidden);
+        let buffers = shared.buffers;
+        each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
                 let first = from_raw_parts(buffers.x.at(token, 0), size);
@@ -59,54 +53,40 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.lap(7);
     }
 
-    /// The first stream is the mean of all, each of them multiplied and made as long as the first was.
-    pub(super) fn end_streams(&mut self, tables: &StreamTables) {
-        let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        let last = tables.out.len();
-        for (stream, matrix) in tables.out.iter().enumerate() {
-            let mode = shared.mode.with(&matrix.1);
-            let from = &buffers.streams[stream];
-            let acts = self.prepare(stream, Phase::PrepareStream, from, None, size, mode);
-            self.project_all(
-                stream,
-                (Phase::StreamOut, None),
-                from_ref(matrix),
-                acts,
-                &buffers.beside,
-            );
-            self.barrier.wait();
-            each(shared.counter(stream, Phase::AddStream), shared.count(), FEW, |token| {
-                // SAFETY: its piece: the rows of this token, written before a barrier.
-                unsafe {
-                    let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.beside].map(|grid| grid.at(token, 0));
-                    let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
-                    let row = from_raw_parts_mut(row, size);
-                    as_long_as(row, x);
-                    if stream == 0 {
-                        sum.copy_from_slice(x);
-                    }
-                    sum.iter_mut().zip(&*row).for_each(|(sum, number)| *sum += *number);
-                    if stream + 1 == last {
-                        x.iter_mut()
-                            .zip(&*sum)
-                            .for_each(|(x, sum)| *x = *sum / (last + 1) as f32);
-                    }
+    /// A product of stream `stream` of `last`, made as long as the first one, is added to the sum of all; behind the last
+    /// one the first stream is their mean.
+    pub(super) fn sum_streams(&mut self, stream: usize, last: usize) {
+        let (shared, size) = (self.shared, self.shared.hidden);
+        let buffers = shared.buffers;
+        each(self.counter(), shared.count(), FEW, |token| {
+            // SAFETY: its piece: the rows of this token, written before a barrier.
+            unsafe {
+                let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.beside].map(|grid| grid.at(token, 0));
+                let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
+                let row = from_raw_parts_mut(row, size);
+                as_long_as(row, x);
+                if stream == 0 {
+                    sum.copy_from_slice(x);
                 }
-            });
-            self.barrier.wait();
-        }
-        self.lap(7);
+                sum.iter_mut().zip(&*row).for_each(|(sum, number)| *sum += *number);
+                if stream + 1 == last {
+                    x.iter_mut()
+                        .zip(&*sum)
+                        .for_each(|(x, sum)| *x = *sum / (last + 1) as f32);
+                }
+            }
+        });
+        self.barrier.wait();
     }
 
     /// Each stream from all of them.
-    pub(super) fn predict(&mut self, index: usize, part: &StreamPart) {
+    pub(super) fn predict(&mut self, part: &Mixing) {
         let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        each(shared.counter(index, Phase::Predict), shared.count(), FEW, |token| {
+        let (buffers, size) = (shared.buffers, shared.hidden);
+        let counter = self.counter();
+        each(counter, shared.count(), FEW, |token| {
             let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
             let shares = &shares[..count];
             let mut mix = [[0.0; MAX_STREAMS]; MAX_STREAMS];
@@ -129,14 +109,14 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.lap(7);
     }
 
     /// All streams follow what the layer made of the first; what of that its own numbers are made of lies behind.
-    pub(super) fn correct(&mut self, index: usize, part: &StreamPart) {
+    pub(super) fn correct(&mut self, part: &Mixing) {
         let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        each(shared.counter(index, Phase::Correct), shared.count(), FEW, |token| {
+        let (buffers, size) = (shared.buffers, shared.hidden);
+        let counter = self.counter();
+        each(counter, shared.count(), FEW, |token| {
             let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
             let mut far = [0.0; MAX_STREAMS];
             for (far, weights) in far.iter_mut().zip(part.correct.chunks_exact(count)) {
@@ -157,53 +137,28 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.lap(7);
     }
 
-    /// What goes beside attention: what that reads, and a product of low rank of it.
-    pub(super) fn laurel(&mut self, index: usize, layer: &Layer, part: &StreamPart) {
-        let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        let norm = layer.attention_norm.as_ref();
-        let mode = shared.mode.with(&part.down.1);
-        let acts = self.prepare(index, Phase::PrepareLaurel, &buffers.x, norm, size, mode);
-        self.project_all(
-            index,
-            (Phase::LaurelDown, None),
-            from_ref(&part.down),
-            acts,
-            &buffers.inner,
-        );
-        self.barrier.wait();
-        let (rank, mode) = (part.down.1.n(), shared.mode.with(&part.up.1));
-        let acts = self.prepare(index, Phase::PrepareLaurelUp, &buffers.inner, None, rank, mode);
-        self.project_all(
-            index,
-            (Phase::LaurelUp, None),
-            from_ref(&part.up),
-            acts,
-            &buffers.beside,
-        );
-        self.barrier.wait();
+    /// What goes beside attention: a product of low rank, normalised, and what attention reads.
+    pub(super) fn laurel(&mut self, before: Option<&Norm>, norm: &Norm) {
+        let (shared, size) = (self.shared, self.shared.hidden);
         let room = self.own.row.at(0, 0);
-        each(shared.counter(index, Phase::Laurel), shared.count(), FEW, |token| {
-            let row = buffers.beside.at(token, 0);
+        each(self.counter(), shared.count(), FEW, |token| {
+            let row = shared.buffers.beside.at(token, 0);
             // SAFETY: its piece: the row of this token, written before a barrier; `room` is this thread's.
             unsafe {
-                part.laurel_norm
-                    .apply((&shared.kernels, shared.config), row, (0, size), row);
-                shared.kernels.add(row, shared.normed(norm, token, room), size);
+                norm.apply(&shared.kernels, row, (0, size), row);
+                shared.kernels.add(row, shared.normed(before, token, room), size);
             }
         });
         self.barrier.wait();
-        self.lap(4);
     }
 
     /// Attention and what goes beside it are one.
-    pub(super) fn add_laurel(&mut self, index: usize) {
+    pub(super) fn add_laurel(&mut self) {
         let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        each(shared.counter(index, Phase::AddLaurel), shared.count(), FEW, |token| {
+        let (buffers, size) = (shared.buffers, shared.hidden);
+        each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
                 let x = from_raw_parts_mut(buffers.x.at(token, 0), size);
@@ -214,34 +169,28 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        self.lap(4);
     }
 
     /// What lies behind, normalised, is added to all streams but the first.
-    pub(super) fn add_to_streams(&mut self, index: usize, norm: &Norm) {
+    pub(super) fn add_to_streams(&mut self, norm: &Norm) {
         let shared = self.shared;
-        let (buffers, size) = (shared.buffers, shared.config.hidden_size);
-        each(
-            shared.counter(index, Phase::AddPerLayer),
-            shared.count(),
-            FEW,
-            |token| {
-                let row = buffers.behind.at(token, 0);
-                // SAFETY: its piece: the rows of this token, written before a barrier.
-                unsafe {
-                    norm.apply((&shared.kernels, shared.config), row, (0, size), row);
-                    for stream in &buffers.streams {
-                        shared.kernels.add(stream.at(token, 0), row, size);
-                    }
+        let (buffers, size) = (shared.buffers, shared.hidden);
+        each(self.counter(), shared.count(), FEW, |token| {
+            let row = buffers.behind.at(token, 0);
+            // SAFETY: its piece: the rows of this token, written before a barrier.
+            unsafe {
+                norm.apply(&shared.kernels, row, (0, size), row);
+                for stream in &buffers.streams {
+                    shared.kernels.add(stream.at(token, 0), row, size);
                 }
-            },
-        );
+            }
+        });
         self.barrier.wait();
     }
 
     /// What mixes streams, of the token's first one: a number of each.
-    fn shares(&self, part: &StreamPart, token: usize) -> [f32; MAX_STREAMS] {
-        let (shared, size) = (self.shared, self.shared.config.hidden_size);
+    fn shares(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
+        let (shared, size) = (self.shared, self.shared.hidden);
         // SAFETY: the row is this thread's; nobody else writes to the token's numbers.
         let normed = unsafe {
             let found = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));

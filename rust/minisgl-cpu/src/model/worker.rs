@@ -10,9 +10,11 @@ use minisgl_kernels::{Isa, Kernels, Mode};
 
 use crate::error::{Error, Result};
 use crate::model::adapter::Run;
-use crate::model::buffers::{Buffers, Own, PHASES, Phase, TOKENS};
+use crate::model::buffers::{Buffers, Own, TOKENS};
 use crate::model::config::ModelConfig;
-use crate::model::weights::{Norm, Weights};
+use crate::model::held::Norm;
+use crate::model::operation::Rotation;
+use crate::model::weights::Weights;
 use crate::states::Passing;
 use crate::threads::{Barrier, Counter};
 
@@ -59,8 +61,6 @@ pub(super) struct Attentions {
     kinds: Vec<(Attention, Plan)>,
     /// By layer.
     kind_of: Vec<usize>,
-    /// By layer: where the pool has the keys and values that it attends to.
-    pub kv_layers: Vec<usize>,
 }
 
 impl Attentions {
@@ -93,11 +93,8 @@ impl Attentions {
             known.push(*size);
         }
         let place = |size: &(usize, usize)| known.iter().position(|one| one == size).unwrap_or(0);
-        let owners: Vec<usize> = config.kv_owners().map(|(layer, _)| layer).collect();
-        let owner = |of: usize| owners.iter().position(|layer| *layer == of).unwrap_or(0);
         Ok(Self {
             kind_of: sizes.iter().map(place).collect(),
-            kv_layers: config.heads.iter().map(|heads| owner(heads.kv_of)).collect(),
             kinds,
         })
     }
@@ -125,8 +122,9 @@ impl Attentions {
 
 /// What all threads share in a forward.
 pub(super) struct Forward<'a> {
-    pub config: &'a ModelConfig,
     pub weights: &'a Weights,
+    /// Hidden numbers of a token.
+    pub hidden: usize,
     pub kernels: Kernels,
     pub mode: Mode,
     pub kv: &'a KvPool,
@@ -143,6 +141,8 @@ pub(super) struct Worker<'a, 'f> {
     pub shared: &'a Forward<'f>,
     pub barrier: &'a Barrier,
     pub thread: usize,
+    /// The next counter of the operation that runs.
+    pub next: usize,
     pub own: &'a mut Own,
     pub scratch: &'a mut Scratch,
     pub clock: Option<Instant>,
@@ -197,28 +197,38 @@ impl Forward<'_> {
             None => x,
             Some(norm) => {
                 // SAFETY: the caller's.
-                unsafe { norm.apply((&self.kernels, self.config), x, (0, self.config.hidden_size), room) };
+                unsafe { norm.apply(&self.kernels, x, (0, self.hidden), room) };
                 room
             }
         }
     }
 
-    /// Cosines and sines of a token's position in a layer, if it rotates.
-    pub(super) fn angles(&self, layer: usize, token: usize) -> Option<(*mut f32, *mut f32)> {
-        let half = self.config.rotary_dim(layer) / 2;
+    /// Cosines and sines of a token's position.
+    pub(super) fn angles(&self, by: Rotation, token: usize) -> (*mut f32, *mut f32) {
         let angles = &self.buffers.angles;
-        self.config.rotary[layer].map(|table| {
-            let at = self.config.angles_at(table);
-            (angles.at(token, at), angles.at(token, at + half))
-        })
-    }
-
-    pub(super) fn counter(&self, layer: usize, phase: Phase) -> &Counter {
-        &self.buffers.counters[layer * PHASES + phase as usize]
+        (angles.at(token, by.at), angles.at(token, by.at + by.half))
     }
 }
 
-impl Worker<'_, '_> {
+impl Forward<'_> {
+    /// Deal out the rows of the step, each in as many parts: `work` gets the row, its tokens and the part. One piece has all
+    /// tokens of a row for its part of a state.
+    pub(super) fn each_row(&self, counter: &Counter, parts: usize, mut work: impl FnMut(usize, Range<usize>, usize)) {
+        while let Some(piece) = counter.take(self.rows.slots.len() * parts) {
+            let (row, part) = (piece / parts, piece % parts);
+            let [from, to] = [row, row + 1].map(|at| self.rows.qo_indptr[at] as usize);
+            work(row, from..to, part);
+        }
+    }
+}
+
+impl<'a> Worker<'a, '_> {
+    /// A counter of its own for each time that an operation deals out work: all threads ask in the same order.
+    pub(super) fn counter(&mut self) -> &'a Counter {
+        self.next += 1;
+        &self.shared.buffers.counters[self.next - 1]
+    }
+
     pub(super) fn lap(&mut self, part: usize) {
         if let Some(clock) = &mut self.clock {
             let now = Instant::now();

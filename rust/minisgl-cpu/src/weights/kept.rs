@@ -18,7 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use minisgl_kernels::Kind;
-use minisgl_kernels::memory::ALIGN;
+use minisgl_kernels::memory::{ALIGN, Zeroed};
 use minisgl_kernels::panels::{Matrix, Panels, Part, Shape, packed, shape_of};
 use serde::Deserialize;
 
@@ -155,6 +155,7 @@ pub struct Packer {
     cache: Option<(Cache, u64)>,
     found: Option<Found>,
     made: Mutex<Vec<Made>>,
+    sketches: bool,
 }
 
 /// A matrix that was given out.
@@ -179,6 +180,16 @@ impl Packer {
             cache,
             found,
             made: Mutex::new(Vec::new()),
+            sketches: false,
+        }
+    }
+
+    /// For matrices that have their sizes and no numbers, and are never multiplied.
+    #[must_use]
+    pub fn sketch() -> Self {
+        Self {
+            sketches: true,
+            ..Self::new(None, None)
         }
     }
 
@@ -229,7 +240,16 @@ pub struct Packing<'a> {
 impl Packing<'_> {
     /// What `Matrix::pack` makes of the same.
     pub fn pack(&self, parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Matrix> {
-        let Packer { cache, found, made } = self.packer;
+        let Packer {
+            cache,
+            found,
+            made,
+            sketches,
+        } = self.packer;
+        if *sketches {
+            let shape = shape_of(parts, interleave, held)?;
+            return Ok(Matrix::new(shape, Panels::Own(Arc::new(Zeroed::new(0)))));
+        }
         if cache.is_none() {
             return Matrix::pack(parts, interleave, held);
         }

@@ -1,0 +1,186 @@
+//! A layer as a list of operations: each kind of part is checked, loaded and listed in a file of its own.
+//!
+//! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later; tensors of a
+//! layer are asked for in one order, by which the cache knows their panels.
+
+mod attention;
+mod experts;
+mod loader;
+mod mixers;
+mod mlp;
+mod streams;
+
+use std::sync::Arc;
+
+pub(super) use loader::Loader;
+pub(super) use streams::{per_layer_tables, stream_tables};
+
+use crate::error::{Error, Result};
+use crate::model::config::{MAX_LAYERS, ModelConfig, Norms};
+use crate::model::held::Norm;
+use crate::model::layers::loader::{MAX_SIZE, unsupported, within};
+use crate::model::names::Part;
+use crate::model::operation::{Add, Operation, Project, Rows};
+
+/// Raises what cannot be, by the name that config.json gives it.
+pub fn check(config: &ModelConfig) -> Result<()> {
+    within("hidden_size", config.hidden_size, MAX_SIZE)?;
+    within("num_hidden_layers", config.num_layers, MAX_LAYERS)?;
+    within("num_attention_heads", config.num_heads, MAX_LAYERS)?;
+    within("vocab_size", config.vocab_size, MAX_SIZE)?;
+    let layers = config.num_layers;
+    let tables = config.inverse_frequencies.len();
+    let by_layer = [
+        ("num_hidden_layers", config.heads.len(), "sizes of each layer"),
+        (
+            "num_hidden_layers",
+            config.intermediate_sizes.len(),
+            "sizes of each layer",
+        ),
+        ("num_hidden_layers", config.attends.len(), "sizes of each layer"),
+        ("num_hidden_layers", config.state_layers.len(), "sizes of each layer"),
+        ("layer_types", config.windows.len(), "one a layer"),
+        ("no_rope_layers", config.rotary.len(), "one table or none a layer"),
+    ];
+    if let Some((name, count, why)) = by_layer.into_iter().find(|(_, count, _)| *count != layers) {
+        return Err(unsupported(name, count, why));
+    }
+    if config.rotary.iter().flatten().any(|table| *table >= tables) {
+        return Err(unsupported("no_rope_layers", tables, "one table or none a layer"));
+    }
+    if config.rope_scales.len() != tables {
+        return Err(unsupported("rope_scaling", config.rope_scales.len(), "one a table"));
+    }
+    if config.pair_types && config.token_types < 2 {
+        return Err(unsupported("type_vocab_size", config.token_types, "must be at least 2"));
+    }
+    if config.learned_positions > 0 && config.first_position >= config.learned_positions {
+        let why = "none is left";
+        return Err(unsupported("max_position_embeddings", config.learned_positions, why));
+    }
+    let alone = config
+        .moe
+        .as_ref()
+        .is_none_or(|moe| moe.shared_size == 0 && !moe.beside);
+    let plain = alone && config.per_layer.is_none() && !config.layer_scales && config.residual_scale == 1.0;
+    if config.norms == Norms::Over && !plain {
+        return Err(Error::unsupported(
+            "config.json: norms over sums, with what no encoder has",
+        ));
+    }
+    attention::check(config)?;
+    mixers::check(config)?;
+    mlp::check(config)?;
+    experts::check(config)?;
+    streams::check(config)
+}
+
+impl Loader<'_> {
+    /// The layer's operations, in order.
+    pub fn load(&self) -> Result<Vec<Operation>> {
+        let (config, layer) = (self.config, self.layer);
+        let (attends, experts) = (config.attends[layer], config.experts_of(layer));
+        let inner = config.intermediate_sizes[layer];
+        let state = config.state.filter(|_| config.state_layers[layer]);
+        let is_before = !matches!(config.norms, Norms::Behind | Norms::Over);
+        let is_behind = matches!(config.norms, Norms::Behind | Norms::Both | Norms::Over);
+        let norm_if = |there: bool, part| there.then(|| self.norm(part)).transpose();
+        let bare = config.bare_first && layer == 0;
+        let has_first = attends || state.is_some();
+        let norm = norm_if(is_before && !bare && has_first, Part::AttentionNorm)?.map(Arc::new);
+        let behind = norm_if(is_behind, Part::AttentionNormBehind)?;
+
+        let mut first = Vec::new();
+        let attention = attends.then(|| self.attention(norm.clone())).transpose()?;
+        let mixer = state.map(|kind| self.mixer(kind, norm.clone())).transpose()?;
+        match (attention, mixer) {
+            (Some((attention, out)), Some((mixer, mixed))) => {
+                // the mixer is to see the hidden numbers as they are
+                let out = Project { to: Rows::Aside, ..out };
+                first.extend(attention.into_iter().chain([Operation::Project(out)]));
+                first.extend(mixer.into_iter().chain(self.way_out(mixed, behind)));
+                first.push(self.add(None, 1.0)); // what attention gave
+            }
+            (Some((operations, out)), None) | (None, Some((operations, out))) => {
+                first.extend(operations.into_iter().chain(self.way_out(out, behind)));
+            }
+            (None, None) => {}
+        }
+
+        let has_mlp = inner > 0 || experts.is_some();
+        let own = norm_if(is_before && has_mlp && config.norms != Norms::Parallel, Part::MlpNorm)?;
+        // where both read the same, attention's is the only one
+        let mlp_norm = own.map(Arc::new).or_else(|| norm.clone().filter(|_| !is_behind));
+        let behind = norm_if(is_behind, Part::MlpNormBehind)?;
+        let scale = if config.layer_scales {
+            self.vector(Part::LayerScale, "weight", 1)?[0]
+        } else {
+            1.0
+        };
+        let last = if config.per_layer.is_some() { 1.0 } else { scale };
+        let second = match experts {
+            None if inner == 0 => Vec::new(),
+            None => self.feed_forward(inner, mlp_norm, behind, last)?,
+            Some(moe) => self.experts(moe, mlp_norm, self.what_is_added(behind, last))?,
+        };
+        let per_layer = config.per_layer.map(|one| self.per_layer(one, scale)).transpose()?;
+        let streams = config.streams.map(|one| self.streams(one, norm.clone())).transpose()?;
+        let [around, between, end] = streams.unwrap_or_default();
+        Ok([around, first, between, second, end, per_layer.unwrap_or_default()]
+            .into_iter()
+            .flatten()
+            .collect())
+    }
+
+    /// Where goes what the first half of a layer gives.
+    fn way_out(&self, out: Project, norm: Option<Norm>) -> Vec<Operation> {
+        if self.config.is_parallel() {
+            // the MLP is to see the hidden numbers as they are
+            return vec![Operation::Project(Project { to: Rows::Aside, ..out })];
+        }
+        self.added(out, norm, 1.0)
+    }
+
+    /// A product and its way to the hidden numbers, whose sums are multiplied by `last`.
+    fn added(&self, out: Project, norm: Option<Norm>, last: f32) -> Vec<Operation> {
+        if self.config.norms == Norms::Over {
+            let sum = Operation::Project(Project { adds: true, ..out });
+            return [sum].into_iter().chain(norm.map(Operation::Norm)).collect();
+        }
+        if norm.is_some() || self.config.residual_scale != 1.0 || last != 1.0 {
+            let out = Operation::Project(Project { to: Rows::Aside, ..out });
+            return vec![out, self.add(norm, last)];
+        }
+        vec![Operation::Project(Project { adds: true, ..out })]
+    }
+
+    fn add(&self, norm: Option<Norm>, last: f32) -> Operation {
+        Operation::Add(self.what_is_added(norm, last))
+    }
+
+    fn what_is_added(&self, norm: Option<Norm>, last: f32) -> Add {
+        let scale = self.config.residual_scale;
+        Add { norm, scale, last }
+    }
+
+    /// One MLP for all tokens.
+    fn feed_forward(
+        &self,
+        inner: usize,
+        norm: Option<Arc<Norm>>,
+        behind: Option<Norm>,
+        last: f32,
+    ) -> Result<Vec<Operation>> {
+        let mut mlp = self.dense([Part::Gate, Part::Up, Part::Down], inner)?;
+        mlp.halves.cut = self.config.gate_cut(self.layer);
+        let (halves, down) = self.mlp(norm, mlp, true);
+        let mut operations = vec![halves];
+        if self.config.is_parallel() {
+            let sum = Operation::Project(Project { adds: true, ..down });
+            operations.extend([sum, self.add(None, last)]); // what attention gave
+        } else {
+            operations.extend(self.added(down, behind, last));
+        }
+        Ok(operations)
+    }
+}

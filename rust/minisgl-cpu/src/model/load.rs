@@ -1,0 +1,210 @@
+//! How a model's tensors become its weights, layer by layer.
+//!
+//! Invariants: every layer is loaded by one thread, all threads load at once; what does not fit the config is an error
+//! that names the tensor.
+
+use std::sync::Mutex;
+
+use minisgl_kernels::attention::Distances;
+use minisgl_kernels::panels::Matrix;
+
+use crate::error::{Error, Result};
+use crate::model::config::{ByDistance, ModelConfig, Slopes};
+use crate::model::held::Norm;
+use crate::model::layers::{Loader, per_layer_tables, stream_tables};
+use crate::model::names::{At, Part};
+use crate::model::operation::{Embed, Operation};
+use crate::model::pieces::{load_norm, pack, padded};
+use crate::model::tensors::Tensors;
+use crate::model::weights::Weights;
+use crate::threads::{Counter, Pool};
+use crate::weights::{Packer, Packing};
+
+/// What of a load is done: (parts done, parts in all).
+pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+impl Weights {
+    /// Read all tensors on all threads of `pool`.
+    pub fn load(
+        (tensors, packer): (&Tensors, &Packer),
+        config: &ModelConfig,
+        pool: &mut Pool,
+        progress: Progress<'_>,
+    ) -> Result<Self> {
+        let (layers, (mut before, head)) = load_parts((tensors, packer), config, pool, progress)?;
+        let [into_streams, mut after] = stream_tables(tensors, config, &packer.part(config.num_layers + 1))?;
+        before.extend(into_streams);
+        after.push(Operation::Check);
+        let norm = config
+            .last_norm
+            .then(|| load_of_all(tensors, config, Part::Norm))
+            .transpose()?;
+        let distances = config
+            .distances
+            .as_ref()
+            .map(|kind| load_distances(tensors, config.num_heads, kind))
+            .transpose()?;
+        let head_bias = config
+            .head_bias
+            .then(|| tensors.part_vector(Part::Head, At::default(), "bias", config.vocab_size))
+            .transpose()?;
+        tensors.all_used(|name| is_redundant(name, tensors, config))?;
+        Ok(Self {
+            before,
+            layers,
+            after,
+            norm,
+            head,
+            head_bias: head_bias.map(padded),
+            distances,
+        })
+    }
+}
+
+/// What is before the layers, and the head.
+type Tables = (Vec<Operation>, Matrix);
+
+/// The layers and the tables, on all threads.
+fn load_parts(
+    (tensors, packer): (&Tensors, &Packer),
+    config: &ModelConfig,
+    pool: &mut Pool,
+    progress: Progress<'_>,
+) -> Result<(Vec<Vec<Operation>>, Tables)> {
+    let parts = config.num_layers + 1;
+    let layers: Vec<Mutex<Option<Vec<Operation>>>> = (0..config.num_layers).map(|_| Mutex::new(None)).collect();
+    let tables = Mutex::new(None);
+    let failed = Mutex::new(None);
+    let (next, done) = (Counter::default(), Counter::default());
+    let load = |part: usize| -> Result<()> {
+        let packing = packer.part(part);
+        // the largest first
+        let Some(layer) = part.checked_sub(1) else {
+            let found = load_tables(tensors, config, &packing)?;
+            *locked(&tables) = Some(found);
+            return Ok(());
+        };
+        let loader = Loader {
+            tensors,
+            config,
+            packing,
+            layer,
+        };
+        let found = loader.load()?;
+        *locked(&layers[layer]) = Some(found);
+        Ok(())
+    };
+    pool.run(&|_, _| {
+        while let Some(part) = next.take(parts) {
+            if locked(&failed).is_some() {
+                return;
+            }
+            if let Err(error) = load(part) {
+                locked(&failed).get_or_insert(error);
+                return;
+            }
+            // panels and file together would be twice the model
+            tensors.release();
+            if let Some(before) = done.take(usize::MAX) {
+                progress(before + 1, parts);
+            }
+        }
+    })?;
+    if let Some(error) = locked(&failed).take() {
+        return Err(error);
+    }
+    let lost = || Error::file("a part of the weights was not loaded");
+    let layers = layers.iter().map(|layer| locked(layer).take().ok_or_else(lost));
+    let layers = layers.collect::<Result<Vec<_>>>()?;
+    let tables = locked(&tables).take().ok_or_else(lost)?;
+    Ok((layers, tables))
+}
+
+/// In GGUF; the config's frequencies have them already.
+const ROPE_FACTORS: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
+
+/// What files have besides: a copy of the table as a head, and frequencies that the config already says.
+fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
+    ROPE_FACTORS.contains(&name)
+        || tensors.files.buffers.iter().any(|end| name.ends_with(end))
+        || name.ends_with("rotary_emb.inv_freq")
+        || config.left_out.iter().any(|prefix| name.starts_with(prefix))
+        || (config.tie_word_embeddings && name == "lm_head.weight")
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The operations before the layers, and the head.
+fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Tables> {
+    let shape = [config.vocab_size, config.hidden_size];
+    let of = |part, shape: &[usize; 2]| pack(packing, &[tensors.part(part, At::default(), shape)?], false);
+    let embedding = of(Part::Embedding, &shape)?;
+    let added = |part, count: usize| (count > 0).then(|| of(part, &[count, config.hidden_size])).transpose();
+    let positions = added(Part::Positions, config.learned_positions)?;
+    let token_types = added(Part::TokenTypes, config.token_types)?;
+    let per_layer = per_layer_tables(tensors, config, packing)?;
+    let (head, table) = if config.tie_word_embeddings && !has_other_head(tensors, shape)? {
+        (embedding, None)
+    } else {
+        (of(Part::Head, &shape)?, Some(embedding))
+    };
+    let norm = || load_of_all(tensors, config, Part::EmbeddingNorm);
+    let angles = config.inverse_frequencies.iter().cloned();
+    let embed = Operation::Embed(Embed {
+        table,
+        scale: config.embedding_scale,
+        token_types,
+        positions,
+        first_position: config.first_position,
+        norm: config.embedding_norm.then(norm).transpose()?,
+        angles: angles.zip(config.rope_scales.iter().copied()).collect(),
+    });
+    Ok(([embed].into_iter().chain(per_layer).collect(), head))
+}
+
+/// A norm of no layer.
+fn load_of_all(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
+    load_norm(tensors, config, part, At::default(), config.hidden_size)
+}
+
+fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<Distances> {
+    let by_distance = |positions: usize, of: &dyn Fn(usize, i64) -> f32| {
+        let most = positions as i64;
+        let all = (0..heads).flat_map(|head| (1 - most..most).map(move |behind| (head, behind)));
+        Distances {
+            numbers: all
+                .map(|(head, behind)| of(head, behind) * std::f32::consts::LOG2_E)
+                .collect(),
+            most: positions,
+        }
+    };
+    match kind {
+        ByDistance::Ranges(ranges) => {
+            let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
+            let numbers = found.view()?.decode();
+            let of = |head, behind| numbers[ranges.of(behind) * heads + head];
+            Ok(by_distance(ranges.positions, &of))
+        }
+        ByDistance::Slopes(Slopes { by_head, positions }) => {
+            let of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
+            Ok(by_distance(*positions, &of))
+        }
+    }
+}
+
+/// People train a model whose head was tied and forget to say that it no longer is.
+fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
+    if !tensors.has(Part::Head, At::default(), "weight") {
+        return Ok(false);
+    }
+    let of = |part| tensors.part(part, At::default(), &shape);
+    let (head, table) = (of(Part::Head)?, of(Part::Embedding)?);
+    let (head, table) = (head.view()?, table.view()?);
+    Ok(head.kind() != table.kind() || head.data() != table.data())
+}
