@@ -114,11 +114,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "utils",
         "routing",
-        "server.errors",
-        "server.glance",
-        "server.passing",
-        "server.resume",
-        "server.streams",
+        "server.core.errors",
+        "server.core.glance",
+        "server.core.passing",
+        "server.core.resume",
+        "server.core.streams",
         "step",
     },
     # programs
@@ -378,15 +378,15 @@ DECODES = {"json.decode", "json.Decoder", "json.loads", "pydantic_core.from_json
 MAY_DECODE = {
     "batches/runner.py": "the answers of our own endpoints",
     "batches/store.py": "what the store wrote",
-    "classify.py": "a model's files",
-    "glance.py": "it builds nothing, or a value of 200 bytes",
-    "ollama/described.py": "a model's files",
-    "ollama/models.py": "a model's files",
-    "request.py": "a body whose shape was checked",
-    "responses/store.py": "what the store wrote",
-    "responses/tools.py": "the arguments of an answer",
-    "resume.py": "text of known types, of a router",
-    "sections.py": "the arguments of an answer",
+    "apis/openai/classify.py": "a model's files",
+    "core/glance.py": "it builds nothing, or a value of 200 bytes",
+    "apis/ollama/described.py": "a model's files",
+    "apis/ollama/models.py": "a model's files",
+    "core/request.py": "a body whose shape was checked",
+    "apis/responses/store.py": "what the store wrote",
+    "apis/responses/tools.py": "the arguments of an answer",
+    "core/resume.py": "text of known types, of a router",
+    "core/sections.py": "the arguments of an answer",
     "../ray/ingress.py": "what a replica answers",
     "../ray/relay.py": "what a replica marks",
     "../ray/replica.py": "what its server answers",
@@ -395,7 +395,7 @@ MAY_DECODE = {
     "../registry/server.py": "what a server of ours says",
 }
 """The files of the rooms that clients reach which read JSON, with what it is. A value of a client's is read by
-`server/glance.py`, or by `request.parse` once its shape is checked: else 8 MB of brackets stop the interpreter."""
+`server/core/glance.py`, or by `request.parse` once its shape is checked: else 8 MB of brackets stop the interpreter."""
 
 
 def test_what_a_client_sent_is_decoded_in_few_places() -> None:

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies, classify, rerank, sampling_fields
-from minisgl.server.llama_cpp import body as llama_cpp
-from minisgl.server.messages import body as messages_answers
-from minisgl.server.messages import body as messages_body
-from minisgl.server.ollama import body as ollama
+from minisgl.server.apis.anthropic import body as messages_answers
+from minisgl.server.apis.anthropic import body as messages_body
+from minisgl.server.apis.llama_cpp import body as llama_cpp
+from minisgl.server.apis.ollama import body as ollama
+from minisgl.server.apis.openai import classify, rerank
+from minisgl.server.apis.responses import body as responses_answers
+from minisgl.server.apis.responses import body as responses_body
+from minisgl.server.core import answers, bodies, sampling_fields
+from minisgl.server.core.sampling_fields import Sampling, Structured
 from minisgl.server.openapi import bounds, kind
-from minisgl.server.responses import body as responses_answers
-from minisgl.server.responses import body as responses_body
 from minisgl.server.routes import ROUTES
-from minisgl.server.sampling_fields import Sampling, Structured
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 MODULES = (

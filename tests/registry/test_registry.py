@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.registry import registry as module
 from minisgl.registry.registry import Lease, Registry
-from minisgl.server.errors import ApiError
+from minisgl.server.core.errors import ApiError
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import MIB, NEED, entry, several, states, until, use
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies
-from minisgl.server.messages import body as messages_answers
-from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
-from minisgl.server.responses import body as responses_answers
-from minisgl.server.responses.body import ResponsesRequest
+from minisgl.server.apis.anthropic import body as messages_answers
+from minisgl.server.apis.anthropic.body import CountTokensRequest, MessagesRequest
+from minisgl.server.apis.responses import body as responses_answers
+from minisgl.server.apis.responses.body import ResponsesRequest
+from minisgl.server.core import answers, bodies
 from minisgl.server.routes import ROUTES
 from tests.helpers.server import frontend
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 
 from minisgl.registry.registry import Model, Registry
-from minisgl.server.admin import LOAD, UNLOAD
-from minisgl.server.errors import wrong
+from minisgl.server.admin.operations import LOAD, UNLOAD
+from minisgl.server.core.errors import wrong
 
 PATHS = (LOAD, UNLOAD)
 

@@ -29,9 +29,9 @@ from minisgl.registry.entries import PROCESSES_BYTES, Entry
 from minisgl.registry.needs import Needs
 from minisgl.registry.room import Tenant, never_fits, victims
 from minisgl.registry.server import Fetch, ModelServer, NotLoaded, Start, fetch
-from minisgl.server.context import LATEST
-from minisgl.server.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
-from minisgl.server.log import say, warn
+from minisgl.server.core.context import LATEST
+from minisgl.server.core.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
+from minisgl.server.core.log import say, warn
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 MEASURE_S = 1.0

@@ -15,26 +15,26 @@ from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
-from minisgl.server.admin import PREFIXES, add_cache
-from minisgl.server.api_keys import KeyUse
+from minisgl.server.admin.live import add_live
+from minisgl.server.admin.operations import PREFIXES, add_cache
+from minisgl.server.apis.anthropic.models import shown_model, shown_models
+from minisgl.server.apis.responses.endpoint import add_responses
 from minisgl.server.batches.background import Background
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
 from minisgl.server.batches.store import Store
-from minisgl.server.context import Served, ServerContext
-from minisgl.server.errors import MODELS, install_handlers
-from minisgl.server.formatter import json_response
-from minisgl.server.live import add_live
-from minisgl.server.log import say
-from minisgl.server.messages.models import shown_model, shown_models
-from minisgl.server.middleware import Middleware, Posts
+from minisgl.server.core.api_keys import KeyUse
+from minisgl.server.core.context import Served, ServerContext
+from minisgl.server.core.errors import MODELS, install_handlers
+from minisgl.server.core.formatter import json_response
+from minisgl.server.core.log import say
+from minisgl.server.core.middleware import Middleware, Posts
+from minisgl.server.core.prompts import Prompts
+from minisgl.server.core.receipts import Receipts
+from minisgl.server.core.tools import Parsing
+from minisgl.server.core.waiting import Queue
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prepare import Preparing
-from minisgl.server.prompts import Prompts
-from minisgl.server.receipts import Receipts
-from minisgl.server.responses.endpoint import add_responses
 from minisgl.server.routes import POSTS, ROUTES, Told, card, models
-from minisgl.server.tools import Parsing
-from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies
-from minisgl.server.errors import is_anthropic, is_ollama
-from minisgl.server.messages.body import AnthropicErrorAnswer
-from minisgl.server.ollama.body import OllamaError
+from minisgl.server.apis.anthropic.body import AnthropicErrorAnswer
+from minisgl.server.apis.ollama.body import OllamaError
+from minisgl.server.core import answers, bodies
+from minisgl.server.core.errors import is_anthropic, is_ollama
+from minisgl.server.core.streams import STREAMED
 from minisgl.server.routes import ROUTES, Route
-from minisgl.server.streams import STREAMED
 from minisgl.utils.installed import own_version
 
 WORDS = {

@@ -19,13 +19,13 @@ import msgspec
 from starlette.responses import Response
 
 from minisgl.message.prepared import PassOn, Prepared, PreparedGeneration, Read, WholeAnswer, encode
-from minisgl.server.bodies import ChatRequest, CompletionRequest, GenerateRequest
-from minisgl.server.callers import Pairs
-from minisgl.server.errors import ApiError
-from minisgl.server.formatter import Formatter
-from minisgl.server.generation import resolved
-from minisgl.server.middleware import Admitted, Middleware, Posts
-from minisgl.server.request import HttpRequest
+from minisgl.server.core.bodies import ChatRequest, CompletionRequest, GenerateRequest
+from minisgl.server.core.callers import Pairs
+from minisgl.server.core.errors import ApiError
+from minisgl.server.core.formatter import Formatter
+from minisgl.server.core.generation import resolved
+from minisgl.server.core.middleware import Admitted, Middleware, Posts
+from minisgl.server.core.request import HttpRequest
 
 if TYPE_CHECKING:
     from minisgl._rust import Gateway

@@ -15,19 +15,23 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from minisgl.frontend.adapters import Adapter
-from minisgl.server import admin, answers, bodies, chat, classify, completions, encoding, health, rerank, sglang
+from minisgl.server.admin import health
+from minisgl.server.admin import operations as admin
+from minisgl.server.apis.anthropic import body as messages
+from minisgl.server.apis.anthropic.endpoint import count_tokens_endpoint, messages_endpoint
+from minisgl.server.apis.llama_cpp import body as llama_cpp
+from minisgl.server.apis.llama_cpp import endpoint as llama
+from minisgl.server.apis.ollama import body as ollama
+from minisgl.server.apis.ollama import endpoint as ollama_endpoint
+from minisgl.server.apis.ollama import models as ollama_models
+from minisgl.server.apis.openai import chat, classify, completions, encoding, rerank
+from minisgl.server.apis.responses import body as responses
+from minisgl.server.apis.responses.endpoint import input_tokens_endpoint, responses_endpoint
+from minisgl.server.apis.sglang import endpoint as sglang
 from minisgl.server.batches import body as batches
-from minisgl.server.context import ServerContext
-from minisgl.server.llama_cpp import body as llama_cpp
-from minisgl.server.llama_cpp import endpoint as llama
-from minisgl.server.messages import body as messages
-from minisgl.server.messages.endpoint import count_tokens_endpoint, messages_endpoint
-from minisgl.server.middleware import Endpoint
-from minisgl.server.ollama import body as ollama
-from minisgl.server.ollama import endpoint as ollama_endpoint
-from minisgl.server.ollama import models as ollama_models
-from minisgl.server.responses import body as responses
-from minisgl.server.responses.endpoint import input_tokens_endpoint, responses_endpoint
+from minisgl.server.core import answers, bodies
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.middleware import Endpoint
 
 Told = Callable[[ServerContext], Any]
 

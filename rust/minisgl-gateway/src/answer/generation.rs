@@ -1,4 +1,4 @@
-//! What one HTTP request adds to its requests in the engine (`server/generation.py`): its choices, the shape in which they
+//! What one HTTP request adds to its requests in the engine (`server/core/generation.py`): its choices, the shape in which they
 //! are shown, the way to its client.
 //!
 //! Invariants: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
