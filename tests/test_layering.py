@@ -322,6 +322,59 @@ def test_rules_have_no_circle() -> None:
     TopologicalSorter({name: {t.split(".")[0] for t in targets} for name, targets in MAY_IMPORT.items()}).prepare()
 
 
+# Folders of the server -> the folders of it that they may import. What stands beside them, `app.py` and `routes.py`,
+# may import all, and none of them imports that.
+WALLS: dict[str, set[str]] = {
+    "core": set(),
+    "apis.openai": {"core"},
+    "apis.responses": {"core"},
+    "apis.anthropic": {"core"},
+    "apis.ollama": {"core"},
+    "apis.llama_cpp": {"core"},
+    "apis.sglang": {"core"},
+    "admin": {"core"},
+    "batches": {"core"},
+}
+
+
+def walled(module: str) -> str | None:
+    """Return the walled folder of the server in which a module stands, None outside of all: `"core"`."""
+    return next((wall for wall in WALLS if f"{module}.".startswith(f"minisgl.server.{wall}.")), None)
+
+
+def climbs(source: str, module: str) -> list[str]:
+    """Return the imports of the server's own modules that `WALLS` does not allow."""
+    here = walled(module)
+    targets = [] if here is None else [one for one in imports_of(source, module) if one.startswith("minisgl.server.")]
+    return [f"{module} imports {one}" for one in targets if walled(one) not in {here, *WALLS[str(here)]}]
+
+
+def test_walls_of_the_server_hold() -> None:
+    files = [file for file in sources() if file.is_relative_to(PACKAGE / "server")]
+    folders = {".".join(file.parent.relative_to(PACKAGE / "server").parts) for file in files} - {"", "apis"}
+    assert folders == WALLS.keys()
+    assert [found for file in files for found in climbs(file.read_text(), module_name(file))] == []
+
+
+def test_what_climbs_a_wall_is_found() -> None:
+    bad = (
+        "from minisgl.server.apis.openai.chat import a",
+        "from minisgl.server import app",
+        "from ..admin import live",
+    )
+    assert all(climbs(one, "minisgl.server.core.http") for one in bad)
+    assert climbs("import minisgl.server.apis.ollama.body", "minisgl.server.apis.openai.chat")
+    assert climbs("from minisgl.server.core import http", "minisgl.server.apis.openai.chat") == []
+    assert climbs("from minisgl.server.core import http", "minisgl.server.app") == []
+
+
+def test_a_folder_of_the_server_says_what_it_is_for() -> None:
+    for folder in ("", *WALLS):
+        text = (PACKAGE / "server" / folder.replace(".", "/") / "__init__.py").read_text()
+        found = ast.get_docstring(ast.parse(text))
+        assert found is not None and len(found.splitlines()) <= 10, folder
+
+
 def test_scheduler_and_engine_meet_only_where_they_may() -> None:
     sees_both = {name for name, targets in MAY_IMPORT.items() if {"scheduler", "engine"} <= targets}
     assert sees_both == {"runner", "bench", "cli.doctor"}

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from minisgl.registry.registry import Model, Registry
-from minisgl.server.admin.operations import LOAD, UNLOAD
+from minisgl.server.admin.adapters import LOAD, UNLOAD
 from minisgl.server.core.errors import wrong
 
 PATHS = (LOAD, UNLOAD)

@@ -19,11 +19,12 @@ import msgspec
 from starlette.responses import Response
 
 from minisgl.message.prepared import PassOn, Prepared, PreparedGeneration, Read, WholeAnswer, encode
-from minisgl.server.core.bodies import ChatRequest, CompletionRequest, GenerateRequest
+from minisgl.server.apis.sglang.body import GenerateRequest
+from minisgl.server.core.admission import Admission
+from minisgl.server.core.bodies import ChatRequest, CompletionRequest
 from minisgl.server.core.callers import Pairs
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.formatter import Formatter
-from minisgl.server.core.generation import resolved
 from minisgl.server.core.middleware import Admitted, Middleware, Posts
 from minisgl.server.core.request import HttpRequest
 
@@ -103,7 +104,8 @@ class Preparing:
         if shown is None or wanted.only_prompt or wanted.receipts is not None:
             return None
         context = self._context
-        sampling, lengths, _ = resolved(context, request, wanted)
+        admission = Admission.of(context, request, wanted)
+        sampling = admission.sampling
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         return PreparedGeneration(
@@ -116,7 +118,7 @@ class Preparing:
             shown.model,
             [prompt.tobytes() for prompt in wanted.prompts],
             sampling,
-            lengths.by_prompt,
+            admission.lengths.by_prompt,
             shown.parts,
             wanted.priority,
             request.key,

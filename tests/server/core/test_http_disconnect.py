@@ -13,6 +13,7 @@ from minisgl.frontend.output_processor import RequestState
 from minisgl.message import AbortRequest, FinishRequest
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
+from minisgl.server.core.running import Running
 from tests.helpers.server import Frontend, chat_body, failed_step, read_until
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -153,7 +154,7 @@ def test_answers_need_no_garbage_collection(server: Frontend) -> None:
         with server.send(TEXT, body_of(TEXT, "cycles hang:abc", stream=True)) as connection:
             read_until(connection, b'c"')
         check_nothing_lives(server)
-        kinds = (Generation, RequestState, HttpRequest)
+        kinds = (Running, Generation, RequestState, HttpRequest)
         server.wait_until(lambda: not any(type(one) in kinds for one in gc.get_objects()))
     finally:
         gc.enable()

@@ -12,8 +12,8 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 from minisgl.parsers.choice import thinking
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.apis.openai.chat import Turn, TurnChoice
 from minisgl.server.core.sections import Closed, Grown, JoinedText, Opened, Sections
+from minisgl.server.core.turn import Turn, TurnChoice
 from minisgl.tokenizer import Tokenizer
 
 END = 7  # the token that ends what is thought

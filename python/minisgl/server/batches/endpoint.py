@@ -22,7 +22,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig, most_of
-from minisgl.server.apis.responses.endpoint import page_of
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
@@ -45,6 +44,7 @@ from minisgl.server.core.api_keys import names
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
 from minisgl.server.core.formatter import json_response
+from minisgl.server.core.paging import page_of
 from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
 from minisgl.server.core.waiting import Turns, has_room
 

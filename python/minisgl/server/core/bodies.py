@@ -13,7 +13,6 @@ from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 from minisgl.config import MAX_PRIORITY
 from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server.core import fields
-from minisgl.server.core.answers import Answer
 from minisgl.server.core.fields import (
     Body,
     Int64,
@@ -57,11 +56,6 @@ Prompt = Annotated[
 
 
 Texts = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUNDS.max_prompts)]]
-Ids = Annotated[
-    Annotated[Items[TokenId], Tag("<ids>")]
-    | Annotated[list[Items[TokenId]], Field(fail_fast=True, max_length=BOUNDS.max_prompts), Tag("<id_lists>")],
-    Discriminator(lambda value: "<id_lists>" if prompt_kind(value) == "<id_lists>" else "<ids>"),
-]
 
 
 TEXT_KINDS = ("text", "input_text", "output_text")
@@ -305,92 +299,8 @@ class CompletionRequest(Sampling, Receipted):
         return inputs_of(self.prompt)
 
 
-class GenerateSampling(Sampling):
-    NOT_YET: ClassVar[fields.Table] = fields.GENERATE_SAMPLING
-    # other names -> those of `Sampling`
-    NAMES: ClassVar[dict[str, str]] = {
-        "max_new_tokens": "max_tokens",
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
-    }
-
-    max_new_tokens: Int64 | None = described("SGLang's name of `max_tokens`.", minimum=-1)
-    min_new_tokens: Int64 | None = described("SGLang's name of `min_tokens`.", minimum=0)
-    sampling_seed: Int64 | None = described("SGLang's name of `seed`.")
-
-
-class GenerateRequest(GenerateSampling):
-    """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
-
-    NOT_YET: ClassVar[fields.Table] = fields.GENERATE
-
-    prompt: StrictStr | None = described("A text.")
-    text: Texts | None = described("SGLang's: a text, or several. The answer has SGLang's form.")
-    input_ids: Ids | None = described("SGLang's: token ids, or several lists of them. The answer has SGLang's form.")
-    sampling_params: (
-        Annotated[
-            Annotated[GenerateSampling, Tag("<object>")]
-            | Annotated[
-                list[GenerateSampling],
-                Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_prompts),
-                Tag("<list>"),
-            ],
-            Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
-        ]
-        | None
-    ) = described(
-        "Sampling parameters; with `prompt`, `n` must be 1. SGLang's: a list, one for each prompt; `n`, `stream` and "
-        "what is reported must be the same in all."
-    )
-    rid: StrictStr | None = described("SGLang's: the `id` of the answer's `meta_info`.")
-    return_logprob: StrictBool | None = described(
-        "SGLang's: adds `output_token_logprobs` to `meta_info`, a triple of log probability, id and text "
-        "for each token of the text. Not with `prompt`."
-    )
-    top_logprobs_num: Int64 | None = ranged(
-        "logprobs",
-        "With `return_logprob`: report this many most likely tokens at each position, as `output_top_logprobs`.",
-    )
-    logprob_start_len: Int64 | None = described(
-        "With `return_logprob`: report the prompt's tokens from this position on, too, as "
-        "`input_token_logprobs` and `input_top_logprobs`; -1, the default: none.",
-        minimum=-1,
-    )
-    return_text_in_logprobs: StrictBool | None = described(
-        "With `return_logprob`: put texts into the triples instead of null."
-    )
-
-    @property
-    def from_prompt(self) -> int | None:
-        """The place in the prompt from which on log probabilities are reported."""
-        start = -1 if self.logprob_start_len is None else self.logprob_start_len
-        return start if self.return_logprob and start >= 0 else None
-
-    def logprob_fields(self) -> dict[str, int]:
-        """The fields as `SamplingParams`. Raises `ParamError`."""
-        for name, least in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ParamError(name, value, f"must be at least {least}")
-        count = self.top_logprobs_num or 0
-        if not RANGES["logprobs"].has(count):
-            raise ParamError("top_logprobs_num", count, RANGES["logprobs"].words)
-        if not self.return_logprob:
-            return {}
-        if self.prompt is not None:
-            raise ParamError("return_logprob", True, "needs text or input_ids, as SGLang's answer does")
-        return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
-
-
 class OfModel(Body):
     model: StrictStr | None = described("The served model's name.")
-
-
-class AbortGenerate(OfModel):
-    rid: StrictStr | None = described(
-        "End the requests to POST /generate with this `rid` (those with `text` or `input_ids`)."
-    )
-    abort_all: StrictBool | None = described("End all such requests of the caller's API key.")
 
 
 class TokenizeRequest(OfModel, Conversation):
@@ -403,37 +313,6 @@ class TokenizeRequest(OfModel, Conversation):
     add_special: StrictBool | None = described("llama.cpp's: add them to `content`; false by default.")
     with_pieces: StrictBool | None = described(
         "llama.cpp's: `tokens` are objects with the `id` and the `piece`, a text, or bytes that are none."
-    )
-
-
-class PrefixRequest(OfModel, Conversation):
-    """One of `text`, `messages` and `token_ids`."""
-
-    text: StrictStr | None = described("The beginning of a completion's prompt.")
-    messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
-    add_generation_prompt: StrictBool | None = described(
-        "End the prefix with the beginning of an assistant message; false by default."
-    )
-    token_ids: Items[TokenId] | None = described("Token ids.")
-    pin: StrictBool | None = described(
-        "Keep it until it is removed; true by default. Otherwise it can be evicted like all others."
-    )
-    wait: StrictBool | None = described("Answer when it is computed, not already when it is accepted; true by default.")
-
-
-class LoadAdapterRequest(OfModel):
-    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
-        description="The name that requests use as `model`."
-    )
-    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="A folder with an adapter saved by peft, below the server's `lora_folder`."
-    )
-    load_inplace: Literal[False] | None = described("Only false; unload the old adapter first.")
-
-
-class UnloadAdapterRequest(OfModel):
-    lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
-        description="The name under which it was loaded."
     )
 
 
@@ -495,21 +374,3 @@ def inputs_of(given: EmbeddingInput) -> list[Any]:
     if isinstance(given, str):
         return [given]
     return [given] if given and isinstance(given[0], int) else list(given)
-
-
-class EmbeddingObject(Answer):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str  # a text with `base64`
-
-
-class EmbeddingUsage(Answer):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingAnswer(Answer):
-    object: Literal["list"]
-    data: list[EmbeddingObject]
-    model: str
-    usage: EmbeddingUsage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,15 +17,15 @@ from minisgl.frontend.pooling import Prompts as OwnPrompts
 from minisgl.message import EngineReady
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.sampling_params import BOUNDS, SamplingParams
-from minisgl.server.apis.responses.store import ResponseStore
 from minisgl.server.core.api_keys import CALLER
 from minisgl.server.core.errors import NO_MODEL, bad_value, draining, wrong
 from minisgl.server.core.prompts import Prompts
 from minisgl.server.core.waiting import Queue, Turns
 
 LATEST = ":latest"
-Running = tuple[int, str, Callable[[], None]]
+EndsEarly = tuple[int, str, Callable[[], None]]
 """What /abort_request may end: the number of its API key, its id, and how it ends."""
+T = TypeVar("T")
 
 
 class Served:
@@ -85,11 +85,18 @@ class ServerContext:
         self.queue, self.keys, self.gateway = queue, queue.keys, queue.gateway
         self.metrics = metrics
         self.turns = Turns(config.limits.max_encoding_bytes, prompts.give_back)
-        self.running: set[Running] = set()
-        self.responses = ResponseStore()
+        self.may_end_early: set[EndsEarly] = set()
+        self._own: dict[type[Any], Any] = {}
         self.draining = False
         # the gateway does not answer yet: who waits for a fast answer waits longer
         self.opening = self.gateway is not None
+
+    def own(self, kind: type[T]) -> T:
+        """Return what an API keeps between requests, one object of each kind, made when it is first asked for."""
+        if kind not in self._own:
+            self._own[kind] = kind()
+        found: T = self._own[kind]
+        return found
 
     @property
     def info(self) -> EngineReady:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,8 +19,9 @@ from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.message.prepared import AnswerParts
+from minisgl.server.core.admission import Wanted
 from minisgl.server.core.errors import ApiError
-from minisgl.server.core.generation import Generation, Wanted
+from minisgl.server.core.generation import Generation
 from minisgl.server.core.receipts import FIELD
 from minisgl.server.core.streams import SSE_PING
 from minisgl.server.core.unserved import shown
@@ -257,3 +258,10 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An answer that takes its time, when the body is done with."""
+
+    answer: Callable[[], Awaitable[Response]]

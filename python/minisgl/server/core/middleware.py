@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minisgl.config import ServerConfig, Silence
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
-from minisgl.server.admin.operations import Later
 from minisgl.server.core import api_keys
 from minisgl.server.core.callers import HARMLESS, SEVERAL, Callers, Headers, Pairs, no_upgrade
 from minisgl.server.core.context import ServerContext
@@ -38,13 +37,14 @@ from minisgl.server.core.errors import (
     renamed,
     too_late,
 )
-from minisgl.server.core.formatter import IGNORED, Formatter, json_response
+from minisgl.server.core.formatter import IGNORED, Formatter, Later, json_response
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.http import CONNECTION, Connection
 from minisgl.server.core.page import PREFIX, Page
 from minisgl.server.core.receipts import FIELD, Receipts
 from minisgl.server.core.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.core.resume import NOTHING_NEW, Resumable, lost
+from minisgl.server.core.running import Running
 from minisgl.server.core.unserved import shown
 
 OPEN_PATHS = ("/livez", "/readyz")
@@ -224,17 +224,15 @@ class Posts:
         try:
             answer = await self.prepare(request, receive, scope["path"])
             if isinstance(answer, Formatter):
-                with Generation(self._context, request, answer.wanted) as generation:
+                with Running(self._context, request, answer.wanted) as running:
                     if answer.stream:
                         silence = self._context.config.silence
-                        end = await _stream(generation, answer, request, scope[CONNECTION], send, silence)
+                        end = await _stream(running, answer, request, scope[CONNECTION], send, silence)
                     else:
                         more = answer.headers
-                        whole = partial(answer.whole, generation, await generation.collect())
-                        answer = await self._context.prompts.of_body(
-                            lambda: json_response(whole()), generation.is_large
-                        )
-                        answer.raw_headers += generation.headers() + more
+                        whole = partial(answer.whole, running.generation, await running.collect())
+                        answer = await self._context.prompts.of_body(lambda: json_response(whole()), running.is_large)
+                        answer.raw_headers += running.generation.headers() + more
             elif isinstance(answer, Later):
                 answer = await answer.answer()
         except ClientGone:
@@ -257,7 +255,7 @@ class Posts:
         path: str,
         is_wanted: Callable[[Any], bool] = lambda body: True,
     ) -> Formatter | Response | Later | None:
-        """Everything before the engine. The time of what comes then is taken by `Generation`. `receive`: see
+        """Everything before the engine. `Running` takes the time of what comes then. `receive`: see
         `HttpRequest.read`. None for a checked body that is not `is_wanted`. Raises `ApiError` and `ClientGone`."""
         context = self._context
         model, endpoint = self._endpoints[path]
@@ -300,7 +298,7 @@ def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[
 
 
 async def _stream(
-    generation: Generation,
+    running: Running,
     formatter: Formatter,
     request: HttpRequest,
     connection: Connection,
@@ -312,21 +310,21 @@ async def _stream(
     resumable, first, opening = request.resumable, list[Delta](), b""
     show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:
-        generation.replay(resumable.said.turns, show)
+        running.replay(resumable.said.turns, show)
     else:
-        first = await generation.first(silence.head_wait)
+        first = await running.first(silence.head_wait)
         opening = b"" if first else ping()
     headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), (b"content-type", formatter.media_type)]
-    headers += generation.headers(begins=True) + formatter.headers
+    headers += running.generation.headers(begins=True) + formatter.headers
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     try:
-        with connection.stream(generation.pause, generation.resume), connection.kept_alive(ping, silence.longest):
+        with connection.stream(running.pause, running.resume), connection.kept_alive(ping, silence.longest):
             connection.write(opening)
-            if generation.is_large and formatter.wanted.sampling.prompt_logprobs is not None:
-                await generation.stream_from_lane(first, show, connection.write)
+            if running.is_large and formatter.wanted.sampling.prompt_logprobs is not None:
+                await running.stream_from_lane(first, show, connection.write)
             else:
-                await generation.stream(first, show, connection.write)
-        return formatter.end(generation)
+                await running.stream(first, show, connection.write)
+        return formatter.end(running.generation)
     except ApiError as error:
         request.error = error.code
         is_gone = resumable is not None and error.status == 503

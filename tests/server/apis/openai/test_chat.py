@@ -11,7 +11,7 @@ import pytest
 from minisgl.message import FinishRequest
 from minisgl.sampling_params import choice_seed
 from minisgl.server.apis.openai import chat
-from minisgl.server.core import generation
+from minisgl.server.core import admission
 from tests.helpers.server import (
     MAX_SEQ_LEN,
     MODEL,
@@ -254,7 +254,7 @@ def test_many_log_probabilities_are_formatted_off_the_event_loop(
         lambda *of, **how: threads.append(threading.current_thread().name) or formatted(*of, **how),
     )
     few = whole(http, "say:abc", logprobs=True, return_token_ids=True)
-    monkeypatch.setattr(generation, "MANY_LOGPROBS", 1)
+    monkeypatch.setattr(admission, "MANY_LOGPROBS", 1)
     many = whole(http, "say:abc", logprobs=True, return_token_ids=True)
     assert threads[-1] == "encode-long" != threads[0]
     assert many["choices"] == few["choices"]

@@ -27,7 +27,6 @@ from minisgl.server.apis.anthropic.body import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from minisgl.server.apis.openai.chat import Turn, chat_turn
 from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field
@@ -39,6 +38,7 @@ from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
 from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section, Sections
 from minisgl.server.core.streams import EVENT_PING
+from minisgl.server.core.turn import Turn, chat_turn
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Fields of the sampling that mean something else here, or nothing."""

@@ -1,1 +1,1 @@
-"""llama.cpp's own API, as far as its page and plugins of editors call it."""
+"""llama.cpp's own routes: /completion, /infill, /apply-template, /props and /slots. Start reading in `endpoint.py`."""

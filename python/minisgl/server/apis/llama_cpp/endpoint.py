@@ -18,9 +18,9 @@ from minisgl.server.apis.llama_cpp.body import (
     LlamaCppCompletion,
     LlamaCppSampling,
 )
-from minisgl.server.apis.openai.completions import Continuation, continuation
 from minisgl.server.core.bodies import CompletionRequest, TokenizeRequest
 from minisgl.server.core.context import ServerContext
+from minisgl.server.core.continuation import Continuation, continuation
 from minisgl.server.core.errors import ApiError, Names, bad_value, missing, renamed
 from minisgl.server.core.formatter import Formatter, json_response, sse
 from minisgl.server.core.generation import Generation

@@ -26,11 +26,10 @@ from minisgl.server.apis.ollama.body import (
     OllamaMessage,
     OllamaRequest,
 )
-from minisgl.server.apis.openai.chat import Turn, chat_turn
-from minisgl.server.apis.openai.completions import continuation
-from minisgl.server.apis.openai.encoding import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.bodies import ChatRequest, CompletionRequest, EmbeddingRequest
 from minisgl.server.core.context import ServerContext
+from minisgl.server.core.continuation import continuation
+from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
 from minisgl.server.core.fields import present
 from minisgl.server.core.formatter import Formatter, chat_entries, json_line, json_response, receipt_of
@@ -40,6 +39,7 @@ from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import Sampling
 from minisgl.server.core.sections import Closed, Grown, Section, Sections
 from minisgl.server.core.tools import Parsing
+from minisgl.server.core.turn import Turn, chat_turn
 from minisgl.server.core.unserved import shown
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from minisgl.config import MODEL_SMOLLM2
 from minisgl.server.apis.ollama.body import OllamaShowRequest
 from minisgl.server.apis.ollama.described import described, parameter_size
-from minisgl.server.apis.openai.encoding import gives_embeddings
 from minisgl.server.core.context import ServerContext
+from minisgl.server.core.embeddings import gives_embeddings
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.formatter import json_response
 from minisgl.server.core.request import HttpRequest

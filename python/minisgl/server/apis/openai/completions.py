@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,9 @@ import msgspec
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
-from minisgl.sampling_params import BOUNDS, RANGES, SamplingParams
 from minisgl.server.core.bodies import CompletionRequest
 from minisgl.server.core.context import ServerContext
-from minisgl.server.core.errors import bad_value, param_errors
+from minisgl.server.core.continuation import Continuation, Options, continuation
 from minisgl.server.core.formatter import (
     NOT_ASKED_FOR,
     SSE_DONE,
@@ -26,8 +25,7 @@ from minisgl.server.core.formatter import (
     prompt_logprobs,
     sse,
 )
-from minisgl.server.core.generation import Generation, Wanted
-from minisgl.server.core.lengths import asked_limit
+from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
 
 
@@ -35,98 +33,6 @@ async def completion_endpoint(
     context: ServerContext, completion: CompletionRequest, request: HttpRequest
 ) -> CompletionFormatter:
     return CompletionFormatter(context, completion, await continuation(context, completion))
-
-
-async def continuation(
-    context: ServerContext, completion: CompletionRequest, *, has_gap: bool | None = None
-) -> Continuation:
-    """Check and encode. `has_gap`: whether an answer fills one before the suffix; by default, where there is a suffix.
-    Raises `ApiError`."""
-    options, sampling, only_prompt = _options(completion, context.served.defaults)
-    with param_errors():
-        sampling, left_out = await context.prompts.with_grammar(sampling, completion.grammar_source())
-    given = completion.prompts()
-    whole, suffix = given, completion.suffix or ""
-    if bool(suffix) if has_gap is None else has_gap:
-        whole, sampling = await _filled_in(context, completion, suffix, sampling)
-    prompts, sampling = await context.prompts.encode(
-        whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
-    )
-    names_length = completion.max_tokens is not None
-    return Continuation(prompts, sampling, names_length, only_prompt, ignored=left_out, options=options, given=given)
-
-
-async def _filled_in(
-    context: ServerContext, completion: CompletionRequest, suffix: str, sampling: SamplingParams
-) -> tuple[list[str | list[int]], SamplingParams]:
-    """The prompts around the gap, as ids, and `sampling` that ends where the model says that it is filled."""
-    for name in ("echo", "truncate_prompt_tokens"):
-        if value := getattr(completion, name):
-            raise bad_value(name, value, "cannot stand beside suffix")
-    texts = [prompt for prompt in completion.prompts() if isinstance(prompt, str)]
-    if len(texts) < len(completion.prompts()):
-        raise bad_value("suffix", suffix, "needs a prompt of text, not of token ids")
-    found, end_ids = await context.prompts.fill_in(texts, suffix)
-    ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_ids)))
-    return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    n: int
-    best_of: int  # generated, of which the best n are returned
-    echo: bool = False
-    with_logprobs: bool = False
-    with_prompt_logprobs: bool = False
-    include_usage: bool = False  # in a stream
-    continuous_usage: bool = False
-    with_token_ids: bool = False
-    as_ids: bool = False  # so tokens are shown
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Continuation(Wanted):
-    """A call with texts. `given`: prompts as the client wrote them."""
-
-    options: _Options
-    given: list[str | list[int]]
-
-
-def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[_Options, SamplingParams, bool]:
-    n = 1 if completion.n is None else completion.n
-    best_of = n if completion.best_of is None else completion.best_of
-    if best_of < n:
-        raise bad_value("best_of", best_of, f"must be at least n, which is {n}")
-    if not RANGES["n"].has(best_of):
-        raise bad_value("n" if completion.best_of is None else "best_of", best_of, RANGES["n"].words)
-    if best_of > n and completion.stream:
-        raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
-    echo = bool(completion.echo)
-    logprobs = completion.logprobs
-    of_prompt = completion.prompt_logprobs
-    if of_prompt is None and echo:
-        of_prompt = logprobs
-    with param_errors():
-        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
-        sampling = completion.to_sampling(
-            limit,
-            defaults,
-            n=best_of,
-            logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
-            prompt_logprobs=of_prompt,
-        )
-    options = _Options(
-        n=n,
-        best_of=best_of,
-        echo=echo,
-        with_logprobs=logprobs is not None,
-        with_prompt_logprobs=completion.prompt_logprobs is not None,
-        include_usage=completion.include_usage,
-        continuous_usage=completion.continuous_usage,
-        with_token_ids=bool(completion.return_token_ids),
-        as_ids=bool(completion.return_tokens_as_token_ids),
-    )
-    return options, sampling, only_prompt
 
 
 class CompletionFormatter(Formatter):
@@ -147,7 +53,7 @@ class CompletionFormatter(Formatter):
 
     def for_gateway(self) -> Shown | None:
         options = self._options
-        usual = _Options(options.n, options.n, with_logprobs=options.with_logprobs, include_usage=options.include_usage)
+        usual = Options(options.n, options.n, with_logprobs=options.with_logprobs, include_usage=options.include_usage)
         if options != usual:
             return None
         head = self._head

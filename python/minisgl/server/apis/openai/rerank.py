@@ -20,14 +20,15 @@ from pydantic import Field, StrictBool, StrictStr
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS, SamplingParams
-from minisgl.server.apis.openai.encoding import embedding_sampling
+from minisgl.server.core.admission import Wanted
 from minisgl.server.core.answers import Answer
 from minisgl.server.core.bodies import OfInputs
 from minisgl.server.core.context import ServerContext
+from minisgl.server.core.embeddings import embedding_sampling
 from minisgl.server.core.errors import bad_value, no_embedding, wrong
 from minisgl.server.core.fields import Body, Int64, TextOr, described
 from minisgl.server.core.formatter import Formatter
-from minisgl.server.core.generation import Generation, Wanted
+from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
 from minisgl.step import Int32Array
 

@@ -19,7 +19,6 @@ from fastapi.responses import Response
 
 from minisgl.frontend.output_processor import Delta
 from minisgl.parsers import ids
-from minisgl.server.apis.openai.chat import Turn, chat_turn
 from minisgl.server.apis.responses.body import (
     TEXTS,
     CallItem,
@@ -40,6 +39,7 @@ from minisgl.server.apis.responses.body import (
     ShellOutputItem,
     UnreadItem,
 )
+from minisgl.server.apis.responses.store import ResponseStore
 from minisgl.server.apis.responses.tools import SHELL, GivenTools, custom_arguments, flat_name
 from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
@@ -49,9 +49,11 @@ from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes, j
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.log import say
+from minisgl.server.core.paging import page_of
 from minisgl.server.core.request import REQUEST, HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
 from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section, Sections
+from minisgl.server.core.turn import Turn, chat_turn
 from minisgl.server.core.unserved import shown
 from minisgl.tokenizer import Tokenizer
 
@@ -440,7 +442,7 @@ async def responses_endpoint(
     items = await _items(context, asked, request)
     tools = GivenTools(asked)
     turn = await _turn_of(context, asked, tools, items, request)
-    keep = None if asked.store is False else partial(context.responses.put, input_items=items, key=request.key)
+    keep = None if asked.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
     return ResponsesFormatter(context.tokenizer, _head(context, asked, turn), asked, tools, turn, keep)
 
 
@@ -453,19 +455,19 @@ async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest,
 
 async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
     """Those of the conversation before, and the new ones."""
-    key = request.key
+    key, store = request.key, context.own(ResponseStore)
     found: list[dict[str, Any]] = []
     if (before := asked.previous_response_id) is not None:
-        kept = context.responses.input_items(before, key)
+        kept = store.input_items(before, key)
         if kept is None:
             raise _not_found(before, "previous_response_id", status=400)
-        found = [*kept, *(context.responses.output(before, key) or ())]
+        found = [*kept, *(store.output(before, key) or ())]
     given, first = asked.input, len(found)
     if given is None and before is None:
         raise missing("input")
     for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
         if isinstance(item, ReferenceItem):
-            referred = context.responses.item(item.id, key)
+            referred = store.item(item.id, key)
             if referred is None:
                 raise bad_value(f"input.{i}.id", item.id, "no item of an answer that is kept has this id")
             found.append(referred)
@@ -603,7 +605,7 @@ def _key(request: Request) -> int:
 
 def add_responses(app: FastAPI, context: ServerContext) -> None:
     """The routes beside POST /v1/responses itself."""
-    store = context.responses
+    store = context.own(ResponseStore)
 
     @app.get(f"{RESPONSES}/{{response_id}}")
     async def get(request: Request, response_id: str) -> Response:
@@ -636,23 +638,3 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
         if items is None:
             raise _not_found(response_id)
         return json_response(page_of(items, request, MAX_ITEMS_SHOWN))
-
-
-def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
-    """A list as OpenAI shows it: the last ones first, unless `order` is `asc`; `limit` of them, from behind the item
-    `after`. Raises `ApiError` 400."""
-    asked = request.query_params
-    limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):
-        raise bad_value("limit", limit, f"must be between 1 and {most}")
-    if order not in ("asc", "desc"):
-        raise bad_value("order", order, "must be asc or desc")
-    found = items if order == "asc" else items[::-1]
-    if after is not None:
-        places = [i for i, item in enumerate(found) if item["id"] == after]
-        if not places:
-            raise bad_value("after", after, "no item has this id")
-        found = found[places[0] + 1 :]
-    data = found[: int(limit)]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": "", "last_id": ""}
-    return {"object": "list", "data": data, **ends, "has_more": len(found) > len(data)}

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.sampling_params import BOUNDS, ParamError
-from minisgl.server.core.bodies import AbortGenerate, GenerateRequest, GenerateSampling
+from minisgl.server.apis.sglang.body import AbortGenerate, GenerateRequest, GenerateSampling
+from minisgl.server.core.admission import Wanted
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, wrong
 from minisgl.server.core.formatter import (
@@ -31,7 +32,7 @@ from minisgl.server.core.formatter import (
     sse,
     token_text,
 )
-from minisgl.server.core.generation import Generation, Wanted
+from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import asked_limit
 from minisgl.server.core.request import HttpRequest
 from minisgl.server.core.streams import LINE_PING
@@ -114,7 +115,7 @@ async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: 
     """Ends what the caller's own key asked for, with what there is of it: the finish reason is `abort`."""
     if not asked.abort_all and asked.rid is None:
         raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
-    for key, rid, end_early in tuple(context.running):
+    for key, rid, end_early in tuple(context.may_end_early):
         if key == request.key and (asked.abort_all or rid == asked.rid):
             end_early()
     return Response(media_type="text/plain")

@@ -1,47 +1,35 @@
-"""What operators change while the server runs: /v1/cache, prefixes that stay in the prefix cache of every engine, and
-emptying it; /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+"""/v1/cache: prefixes that stay in the prefix cache of every engine, and emptying it.
 
 Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
-done, after `--request-timeout` at the latest; no text of a prefix is shown. A name is served from when every engine has
-its adapter until it is unloaded; requests under way keep theirs. Adapters lie below the folder of the configuration; of
-every other path the same is said.
+done, after `--request-timeout` at the latest; no text of a prefix is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from minisgl.frontend.adapters import Adapter
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.prefixes import FAILED, Prefix
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.core.bodies import Conversation, LoadAdapterRequest, PrefixRequest, UnloadAdapterRequest
+from minisgl.server.admin.body import PrefixRequest
+from minisgl.server.core.bodies import Conversation
 from minisgl.server.core.context import ServerContext
-from minisgl.server.core.errors import NO_MODEL, ApiError, bad_value, engine_error, engine_gone, too_late, wrong
-from minisgl.server.core.formatter import json_response
+from minisgl.server.core.errors import ApiError, bad_value, engine_error, engine_gone, too_late, wrong
+from minisgl.server.core.formatter import Later, json_response
 from minisgl.server.core.request import REQUEST, HttpRequest
 from minisgl.step import Int32Array
 
 CACHE = "/v1/cache"
 PREFIXES = f"{CACHE}/prefixes"
 _ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """An answer that takes its time, when the body is done with."""
-
-    answer: Callable[[], Awaitable[Response]]
 
 
 async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Later:
@@ -72,7 +60,7 @@ async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
 
 async def _insert(context: ServerContext, tokens: Int32Array, *, pin: bool, waits: bool) -> Response:
     book = context.client.prefixes
-    async with _in_time(context):
+    async with in_time(context):
         prefix = book.insert(tokens, pin=pin)
         await context.client.until(lambda: book.is_answered(prefix))
         if waits:
@@ -91,7 +79,7 @@ async def _insert(context: ServerContext, tokens: Int32Array, *, pin: bool, wait
 
 
 @contextlib.asynccontextmanager
-async def _in_time(context: ServerContext, give_up: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+async def in_time(context: ServerContext, give_up: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
     limit = context.limits.request_timeout
     try:
         async with asyncio.timeout(limit):
@@ -155,7 +143,7 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
     async def remove(request: Request, prefix_id: str) -> Response:
         check(request)
         found = _found(context, prefix_id)
-        async with _in_time(context):
+        async with in_time(context):
             book.remove(found)
             await context.client.until(lambda: book.is_removed(found))
         return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
@@ -163,7 +151,7 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
     @app.delete(CACHE)
     async def clear(request: Request) -> Response:
         check(request)
-        async with _in_time(context):
+        async with in_time(context):
             clearing = book.clear()
             await context.client.until(lambda: book.is_cleared(clearing))
         freed = sorted(clearing.num_pages.items())
@@ -174,60 +162,3 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
                 "engines": [{"engine": engine, "freed_pages": num_pages} for engine, num_pages in freed],
             }
         )
-
-
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-
-
-async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
-    name, root = asked.lora_name, _check_may(context, request)
-    if name == context.served.name or name in context.served.aliases:
-        raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
-    if name in context.client.adapters.by_name:
-        raise wrong("lora_name", f"{name[:80]!r} is loaded already: unload it first, or choose another name")
-    if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
-        reason = f"there are {count} adapters, the limit (max_loras): unload one first"
-        raise wrong("lora_name", f"{name[:80]!r}: {reason}")
-    adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
-    return Later(lambda: _loaded(context, adapter))
-
-
-def _check_may(context: ServerContext, request: HttpRequest) -> str:
-    """The folder of adapters. Raises `ApiError` 403."""
-    if context.config.lora_folder is None:
-        reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
-        raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
-    context.keys.check_may(request.key, "lora", request.path)
-    return context.config.lora_folder
-
-
-def _below(root: str, path: str) -> str:
-    """Where the adapter lies. What lies elsewhere, and what is not there, is refused in one and the same way."""
-    top = os.path.realpath(root)
-    found = os.path.normpath(os.path.join(top, path))
-    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at
-        found = os.path.realpath(found)
-        if found.startswith(f"{top}{os.sep}") and os.path.isdir(found):
-            return found
-    raise bad_value("lora_path", path, "must be a folder below the server's folder of adapters (lora_folder)")
-
-
-async def _loaded(context: ServerContext, adapter: Adapter) -> Response:
-    book = context.client.adapters
-    async with _in_time(context, lambda: book.unload(adapter)):
-        await context.client.until(lambda: book.is_settled(adapter))
-    if (refusal := adapter.refusal) is not None:
-        raise wrong("lora_path", refusal)
-    return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
-
-
-async def unload_adapter_endpoint(
-    context: ServerContext, asked: UnloadAdapterRequest, request: HttpRequest
-) -> Response:
-    _check_may(context, request)
-    book = context.client.adapters
-    adapter = book.by_name.get(asked.lora_name)
-    if adapter is None or not adapter.is_ready:
-        raise wrong("lora_name", f"{asked.lora_name[:80]!r} does not exist here", *NO_MODEL)
-    book.unload(adapter)
-    return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")

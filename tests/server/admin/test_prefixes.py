@@ -13,7 +13,7 @@ import pytest
 
 from minisgl.config import Limits
 from minisgl.message import AddPrefix, CacheCleared, ClearCache, PrefixChanged, PrefixState, RemovePrefix, ToEngine
-from minisgl.server.core import answers
+from minisgl.server.admin import body as admin_body
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import CONFIG, MAX_SEQ_LEN, STATS, VOCAB_SIZE, Frontend, check_error, frontend
 
@@ -76,7 +76,7 @@ def test_a_prefix_from_its_beginning_to_its_end(
     assert shown["state"] == "warming" and not asking.is_answered
     asking.engine_says("ready")
     answer = asking.answer()
-    answers.PrefixAnswer.model_validate_json(answer.content, strict=True)
+    admin_body.PrefixAnswer.model_validate_json(answer.content, strict=True)
     card = {
         "id": name,
         "object": "cache.prefix",
@@ -92,11 +92,11 @@ def test_a_prefix_from_its_beginning_to_its_end(
     server.engine.send(msgspec.structs.replace(STATS, prefixes=prefixes))
     server.wait_until(lambda: server.client.stats is not None and bool(server.client.stats.prefixes))
     listed = http.get(PREFIXES)
-    answers.PrefixList.model_validate_json(listed.content, strict=True)
+    admin_body.PrefixList.model_validate_json(listed.content, strict=True)
     found = {one["id"]: one for one in listed.json()["data"]}[name]
     assert found == {**card, "hits": 7, "engines": [{"engine": 0, "state": "ready", "hits": 7}]}
     gone = remove(server, threads, asking.prefix_id)
-    answers.PrefixDeleted.model_validate_json(gone.content, strict=True)
+    admin_body.PrefixDeleted.model_validate_json(gone.content, strict=True)
     assert gone.json() == {"id": name, "object": "cache.prefix", "deleted": True}
     for answer in (http.get(f"{PREFIXES}/{name}"), http.delete(f"{PREFIXES}/{name}")):
         assert check_error(answer, 404)["code"] == "prefix_not_found"
@@ -196,7 +196,7 @@ def test_the_cache_is_emptied(server: Frontend, http: httpx.Client, threads: Thr
     server.engine.send(CacheCleared(12))
     server.engine.send(CacheCleared(0))
     found = [one.result(WAIT_S) for one in both]
-    answers.CacheAnswer.model_validate_json(found[0].content, strict=True)
+    admin_body.CacheAnswer.model_validate_json(found[0].content, strict=True)
     assert sorted(one.json()["freed_pages"] for one in found) == [0, 12]
     assert found[0].json()["engines"][0]["engine"] == 0
     check_error(http.get(CACHE), 405)
