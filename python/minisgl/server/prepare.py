@@ -12,16 +12,13 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.responses import Response
 
 from minisgl.message.prepared import PassOn, Prepared, PreparedGeneration, Read, WholeAnswer, encode
-from minisgl.server.apis.sglang.body import GenerateRequest
 from minisgl.server.core.admission import Admission
-from minisgl.server.core.bodies import ChatRequest, CompletionRequest
 from minisgl.server.core.callers import Pairs
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.formatter import Formatter
@@ -143,27 +140,9 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 def _is_shown_by_gateway(body: Any) -> bool:
     """Whether no field of a body asks for what only the Python server shows: what follows is then not done twice."""
-    return not _ONLY_HERE[type(body)](body)
+    asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
+    return not asks and body.limit() != 0
 
 
-_ONLY_HERE: dict[type[Any], Callable[[Any], Any]] = {
-    ChatRequest: lambda body: (
-        body.return_token_ids
-        or body.return_tokens_as_token_ids
-        or body.prompt_logprobs is not None
-        or body.continuous_usage
-        or body.receipt
-        or body.limit() == 0
-    ),
-    CompletionRequest: lambda body: (
-        body.return_token_ids
-        or body.return_tokens_as_token_ids
-        or body.prompt_logprobs is not None
-        or body.continuous_usage
-        or body.receipt
-        or body.echo
-        or body.best_of is not None
-        or body.max_tokens == 0
-    ),
-    GenerateRequest: lambda body: body.text is not None or body.input_ids is not None or body.return_token_ids,
-}
+_ASKS = ("return_token_ids", "return_tokens_as_token_ids", "continuous_usage", "receipt", "echo")
+_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # whatever their value is

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from minisgl.frontend.adapters import Adapter
 from minisgl.server.admin import adapters, health, prefixes
-from minisgl.server.admin import body as admin_body
+from minisgl.server.admin import body as admin
 from minisgl.server.apis.anthropic import body as messages
 from minisgl.server.apis.anthropic.endpoint import count_tokens_endpoint, messages_endpoint
 from minisgl.server.apis.llama_cpp import body as llama_cpp
@@ -222,47 +222,37 @@ ROUTES: tuple[Route, ...] = (
     _get(
         "/v1",
         "Check that the API is there; POST and OPTIONS do the same.",
-        admin_body.Status,
+        admin.Status,
         lambda _: health.OK,
         also=("POST", "OPTIONS"),
     ),
     Route("/v1/models", "get", "The served model and its adapters.", openai.ModelList),
     Route("/v1/models/{model_id}", "get", "One model.", openai.ModelCard, errors=(401, 403, 404, 503)),
-    _get("/version", "The server's version.", admin_body.Version, health.version, errors=(401, 403)),
+    _get("/version", "The server's version.", admin.Version, health.version, errors=(401, 403)),
     _get(
-        "/livez",
-        "Check that the process and its step loop are alive.",
-        admin_body.Status,
-        health.livez,
-        errors=(403, 503),
+        "/livez", "Check that the process and its step loop are alive.", admin.Status, health.livez, errors=(403, 503)
     ),
-    _get("/readyz", "Check that the server accepts requests.", admin_body.Status, health.readyz, errors=(403, 503)),
-    _get("/health_generate", "The same, by SGLang's name.", admin_body.Status, health.readyz),
+    _get("/readyz", "Check that the server accepts requests.", admin.Status, health.readyz, errors=(403, 503)),
+    _get("/health_generate", "The same, by SGLang's name.", admin.Status, health.readyz),
     _get("/get_model_info", "The served model, in SGLang's form.", sglang_body.ModelInfo, sglang.model_info),
     _get("/model_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
     _get("/get_server_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
     _get("/server_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
-    _get("/health", "The state in detail.", admin_body.Health, health.health),
-    _get("/v1/health", "The same.", admin_body.Health, health.health),
-    _get("/stats", "What both processes measure about themselves.", admin_body.Stats, health.stats, errors=(401, 403)),
+    _get("/health", "The state in detail.", admin.Health, health.health),
+    _get("/v1/health", "The same.", admin.Health, health.health),
+    _get("/stats", "What both processes measure about themselves.", admin.Stats, health.stats, errors=(401, 403)),
     _get("/metrics", "Metrics in Prometheus' text format.", None, health.metrics, errors=(401, 403)),
-    Route(
-        "/v1/cache", "delete", "Empty the prefix cache, except for what requests and pins hold.", admin_body.CacheAnswer
-    ),
-    Route("/v1/cache/prefixes", "get", "List the stored prefixes.", admin_body.PrefixList),
+    Route("/v1/cache", "delete", "Empty the prefix cache, except for what requests and pins hold.", admin.CacheAnswer),
+    Route("/v1/cache/prefixes", "get", "List the stored prefixes.", admin.PrefixList),
     _post(
-        prefixes.PREFIXES,
-        "Store a prefix in the cache.",
-        admin_body.PrefixAnswer,
-        prefixes.insert_prefix_endpoint,
-        _KEEP,
+        prefixes.PREFIXES, "Store a prefix in the cache.", admin.PrefixAnswer, prefixes.insert_prefix_endpoint, _KEEP
     ),
-    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", admin_body.PrefixAnswer, errors=(401, 403, 404, 503)),
+    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", admin.PrefixAnswer, errors=(401, 403, 404, 503)),
     Route(
         "/v1/cache/prefixes/{prefix_id}",
         "delete",
         "Release a stored prefix.",
-        admin_body.PrefixDeleted,
+        admin.PrefixDeleted,
         errors=(401, 403, 404, 503, 504),
     ),
 )

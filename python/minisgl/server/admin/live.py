@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,9 +21,9 @@ from minisgl.message import StepView, TreeView, Watched
 from minisgl.metrics.live import LiveFigures
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, engine_gone
-from minisgl.server.core.formatter import sse
 from minisgl.server.core.http import CONNECTION, Connection
 from minisgl.server.core.request import REQUEST
+from minisgl.server.core.streams import sse
 from minisgl.server.core.waiting import has_room
 from minisgl.step import FinishReason
 
@@ -80,16 +80,16 @@ class Watcher:
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
         """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
         if (found := self._stats) is not None:
-            yield _event("stats", {**found, "left_out": self._stats_left_out})
+            yield sse({**found, "left_out": self._stats_left_out}, "stats")
             self._stats, self._stats_left_out = None, 0
         for engine, steps in self._steps.items():
             if steps:
                 shown = [_step(one) for one in steps]
-                yield _event("steps", {"engine": engine, "left_out": self._left_out[engine], "steps": shown})
+                yield sse({"engine": engine, "left_out": self._left_out[engine], "steps": shown}, "steps")
                 self._left_out[engine] = 0
                 steps.clear()
         for engine, tree in self._trees.items():
-            yield _event("tree", {"engine": engine, **_tree(tree, text)})
+            yield sse({"engine": engine, **_tree(tree, text)}, "tree")
         self._trees.clear()
 
 
@@ -188,7 +188,7 @@ class _Stream(Response):
         with connection.stream(lambda: self._pause(True), lambda: self._pause(False)):
             while not connection.is_lost:
                 if client.failure is not None:
-                    return b"event: error\n" + sse(engine_gone(client.failure).body)
+                    return sse(engine_gone(client.failure).body, "error")
                 self._live.check()
                 if not watcher.paused:
                     for event in watcher.events(text):
@@ -239,10 +239,6 @@ def _watcher(request: Request) -> Watcher:
 def _is_new(one: StepView, last: StepView | None) -> bool:
     """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
     return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
-
-
-def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return b"event: %b\n%b" % (name.encode(), sse(data))
 
 
 def _step(view: StepView) -> dict[str, Any]:

@@ -43,8 +43,7 @@ from minisgl.server.core.answers import Answer
 from minisgl.server.core.api_keys import names
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
-from minisgl.server.core.formatter import json_response
-from minisgl.server.core.paging import page_of
+from minisgl.server.core.formatter import json_response, page_of
 from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
 from minisgl.server.core.waiting import Turns, has_room
 

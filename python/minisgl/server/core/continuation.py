@@ -21,8 +21,9 @@ async def continuation(
 ) -> Continuation:
     """Check and encode. `has_gap`: whether an answer fills one before the suffix; by default, where there is a suffix.
     Raises `ApiError`."""
-    options, sampling, only_prompt = _options(completion, context.served.defaults)
     with param_errors():
+        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
+        sampling = _sampling(completion, limit, context.served.defaults)
         sampling, left_out = await context.prompts.with_grammar(sampling, completion.grammar_source())
     given = completion.prompts()
     whole, suffix = given, completion.suffix or ""
@@ -32,7 +33,7 @@ async def continuation(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
     names_length = completion.max_tokens is not None
-    return Continuation(prompts, sampling, names_length, only_prompt, ignored=left_out, options=options, given=given)
+    return Continuation(prompts, sampling, names_length, only_prompt, ignored=left_out, given=given)
 
 
 async def _filled_in(
@@ -50,28 +51,15 @@ async def _filled_in(
     return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    n: int
-    best_of: int  # generated, of which the best n are returned
-    echo: bool = False
-    with_logprobs: bool = False
-    with_prompt_logprobs: bool = False
-    include_usage: bool = False  # in a stream
-    continuous_usage: bool = False
-    with_token_ids: bool = False
-    as_ids: bool = False  # so tokens are shown
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Continuation(Wanted):
-    """A call with texts. `given`: prompts as the client wrote them."""
+    """A call with texts. `given`: prompts as the client wrote them. `sampling.n`: as many are generated of each prompt
+    as `best_of` says."""
 
-    options: Options
     given: list[str | list[int]]
 
 
-def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tuple[Options, SamplingParams, bool]:
+def _sampling(completion: CompletionRequest, limit: int | None, defaults: Mapping[str, Any]) -> SamplingParams:
     n = 1 if completion.n is None else completion.n
     best_of = n if completion.best_of is None else completion.best_of
     if best_of < n:
@@ -80,29 +68,9 @@ def _options(completion: CompletionRequest, defaults: Mapping[str, Any]) -> tupl
         raise bad_value("n" if completion.best_of is None else "best_of", best_of, RANGES["n"].words)
     if best_of > n and completion.stream:
         raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
-    echo = bool(completion.echo)
-    logprobs = completion.logprobs
-    of_prompt = completion.prompt_logprobs
-    if of_prompt is None and echo:
+    logprobs, of_prompt = completion.logprobs, completion.prompt_logprobs
+    if of_prompt is None and completion.echo:
         of_prompt = logprobs
-    with param_errors():
-        limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
-        sampling = completion.to_sampling(
-            limit,
-            defaults,
-            n=best_of,
-            logprobs=0 if logprobs is None and best_of > n else logprobs,  # what the best are chosen by
-            prompt_logprobs=of_prompt,
-        )
-    options = Options(
-        n=n,
-        best_of=best_of,
-        echo=echo,
-        with_logprobs=logprobs is not None,
-        with_prompt_logprobs=completion.prompt_logprobs is not None,
-        include_usage=completion.include_usage,
-        continuous_usage=completion.continuous_usage,
-        with_token_ids=bool(completion.return_token_ids),
-        as_ids=bool(completion.return_tokens_as_token_ids),
-    )
-    return options, sampling, only_prompt
+    if logprobs is None and best_of > n:
+        logprobs = 0  # what the best are chosen by
+    return completion.to_sampling(limit, defaults, n=best_of, logprobs=logprobs, prompt_logprobs=of_prompt)

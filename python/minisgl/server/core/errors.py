@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from minisgl.sampling_params import ParamError
-from minisgl.server.core.streams import EVENTS, LINES
+from minisgl.server.core.streams import EVENTS, LINES, SSE_DONE, sse
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -137,14 +137,14 @@ def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
     """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
     server's answer."""
     if is_anthropic(path):
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)
+        return sse(body, "error")
     if path == RESPONSES:
         detail = body["error"]
         said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
-        return b"event: error\ndata: %b\n\n" % msgspec.json.encode({**said, "sequence_number": 0})
+        return sse({**said, "sequence_number": 0}, "error")
     if is_ollama(path) or kind.startswith(LINES):
         return msgspec.json.encode(body) + b"\n"
-    return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(body)
+    return sse(body) + SSE_DONE
 
 
 Names = Sequence[tuple[str, str]]

@@ -1,5 +1,5 @@
 """What clients get: the base of the endpoints' formatters, server-sent events, and log probabilities in OpenAI's two
-shapes: chat's list of tokens, completions' parallel lists.
+shapes: chat's list of tokens, completions' parallel lists; and lists, a page at a time.
 
 Invariants: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
 offset of a token is the place, in the text that is returned, of the character in which it begins.
@@ -15,15 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.message.prepared import AnswerParts
 from minisgl.server.core.admission import Wanted
-from minisgl.server.core.errors import ApiError
+from minisgl.server.core.errors import ApiError, bad_value
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.receipts import FIELD
-from minisgl.server.core.streams import SSE_PING
+from minisgl.server.core.streams import SSE_DONE, SSE_PING, sse
 from minisgl.server.core.unserved import shown
 from minisgl.tokenizer import Tokenizer
 
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.reference import ReferenceDecoder
 
 json_bytes = msgspec.json.Encoder().encode
-SSE_DONE = b"data: [DONE]\n\n"
-
-
-def sse(data: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def json_line(data: object) -> bytes:
@@ -119,7 +114,8 @@ class Formatter(ABC):
         return [(IGNORED, names)] if names else []
 
     def for_gateway(self) -> Shown | None:
-        """Return how the gateway shows the answer; None: only this formatter does."""
+        """Return how the gateway shows the answer; None: only this formatter does. It is asked where no field of the
+        body needs this formatter (`prepare.py`)."""
         return None
 
     @abstractmethod
@@ -265,3 +261,23 @@ class Later:
     """An answer that takes its time, when the body is done with."""
 
     answer: Callable[[], Awaitable[Response]]
+
+
+def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
+    """A list as OpenAI shows it: the last ones first, unless `order` is `asc`; `limit` of them, from behind the item
+    `after`. Raises `ApiError` 400."""
+    asked = request.query_params
+    limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):
+        raise bad_value("limit", limit, f"must be between 1 and {most}")
+    if order not in ("asc", "desc"):
+        raise bad_value("order", order, "must be asc or desc")
+    found = items if order == "asc" else items[::-1]
+    if after is not None:
+        places = [i for i, item in enumerate(found) if item["id"] == after]
+        if not places:
+            raise bad_value("after", after, "no item has this id")
+        found = found[places[0] + 1 :]
+    data = found[: int(limit)]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": data, **ends, "has_more": len(found) > len(data)}

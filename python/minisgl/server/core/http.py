@@ -19,6 +19,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -53,29 +54,17 @@ def _nothing() -> None:
     return None
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    __slots__ = (
-        "_on_pause",
-        "_on_resume",
-        "_task",
-        "_transport",
-        "blocked_since",
-        "chunked",
-        "is_lost",
-        "streams",
-        "was_silent",
-    )
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._task: asyncio.Task[Any] | None = None
-        self.is_lost = False
-        self.chunked = True
-        self.streams = False
-        self.was_silent = False  # since it was set
-        self.blocked_since: float | None = None  # the loop's time since which the client has not caught up
-        self._on_pause: Callable[[], None] = _nothing
-        self._on_resume: Callable[[], None] = _nothing
+    _transport: asyncio.Transport
+    _task: asyncio.Task[Any] | None = None
+    is_lost: bool = False
+    chunked: bool = True
+    streams: bool = False
+    was_silent: bool = False  # since it was set
+    blocked_since: float | None = None  # the loop's time since which the client has not caught up
+    _on_pause: Callable[[], None] = _nothing
+    _on_resume: Callable[[], None] = _nothing
 
     def cancels(self, task: asyncio.Task[Any] | None) -> None:
         """Cancel `task` when the client goes away."""

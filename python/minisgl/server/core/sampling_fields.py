@@ -258,6 +258,10 @@ class Sampling(Structured):
         fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
         return SamplingParams(**fields).check()
 
+    def limit(self) -> int | None:
+        """Return the limit of generated tokens that the client names; None: none."""
+        return self.max_tokens
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)

@@ -94,6 +94,10 @@ class Sections:
         self._open: Section | None = None
         self._blank = JoinedText()  # text that may turn out to be none
 
+    def whole(self) -> list[Section]:
+        """Return all but the calls whose arguments are none: nobody may call with them."""
+        return [one for one in self.all if one.kind != "call" or one.arguments is not None]
+
     def take(self, parts: list[Part], broken: Sequence[int] = (), *, is_end: bool = False) -> list[Change]:
         """`broken`: the numbers of the calls that are, see `MessageParser`; `is_end`: no more come."""
         changes: list[Change] = []

@@ -20,11 +20,9 @@ from minisgl.server.core.bodies import ChatMessage, ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, missing, param_errors, renamed, wrong
 from minisgl.server.core.fields import LeftOut, type_of
-from minisgl.server.core.formatter import (
-    json_bytes,
-)
+from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes
 from minisgl.server.core.lengths import TO_THE_END, asked_limit
-from minisgl.server.core.sections import JoinedText
+from minisgl.server.core.sections import Change, JoinedText, Sections
 from minisgl.server.core.tools import ToolUse, allowed_tools, needs_grammar, tool_use
 from minisgl.tokenizer import Tokenizer
 
@@ -158,6 +156,26 @@ class Turn(Wanted):
         if self.think_end is None:
             return len(tokenizer.encode(choice.reasoning, add_special_tokens=False))
         return token_ids.index(self.think_end) + 1 if self.think_end in token_ids else len(token_ids)
+
+
+class SectionFormatter(Formatter):
+    """The base of formatters that show one answer as sections: items, blocks or lines."""
+
+    def __init__(self, context: ServerContext, turn: Turn, stream: bool | None, priority: int | None) -> None:
+        super().__init__(turn, stream, priority)
+        self._turn = turn
+        self._tokenizer = context.tokenizer
+        self._choice = turn.choice()
+        self._sections = Sections()
+        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
+        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
+
+    def changes(self, delta: Delta) -> list[Change]:
+        """Return how the sections change by what came."""
+        if delta.logprobs and self._with_logprobs:
+            self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
+        parts = self._choice.take(delta)
+        return self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
 
 
 async def chat_turn(

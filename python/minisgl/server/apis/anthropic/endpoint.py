@@ -31,14 +31,14 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import Formatter, json_bytes, json_response, receipt_of
+from minisgl.server.core.formatter import json_response, receipt_of
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
-from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section, Sections
-from minisgl.server.core.streams import EVENT_PING
-from minisgl.server.core.turn import Turn, chat_turn
+from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section
+from minisgl.server.core.streams import EVENT_PING, sse
+from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Fields of the sampling that mean something else here, or nothing."""
@@ -210,19 +210,16 @@ def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
     }
 
 
-class MessagesFormatter(Formatter):
-    def __init__(self, model_name: str, asked: MessagesRequest, turn: Turn) -> None:
-        super().__init__(turn, asked.stream, asked.priority)
+class MessagesFormatter(SectionFormatter):
+    def __init__(self, context: ServerContext, asked: MessagesRequest, turn: Turn) -> None:
+        super().__init__(context, turn, asked.stream, asked.priority)
+        model_name = context.served.check(asked.model)
         self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
-        self._choice = turn.choice()
-        self._sections = Sections()
         self._has_begun = False
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        parts = self._choice.take(choices[0])
-        self._sections.take(parts, self._choice.broken, is_end=True)
-        whole = [section for section in self._sections.all if section.kind != "call" or section.arguments is not None]
-        content = [_block(section) for section in whole]
+        self.changes(choices[0])
+        content = [_block(section) for section in self._sections.whole()]
         end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
         return {**self._head, "content": content, **end}
 
@@ -242,9 +239,7 @@ class MessagesFormatter(Formatter):
             message = {**self._head, **begun, "usage": {**_usage(generation), "output_tokens": 0}}
             frames += [_event("message_start", message=message), EVENT_PING]
         for delta in deltas:
-            parts = self._choice.take(delta)
-            changes = self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
-            frames += map(_frame, changes)
+            frames += map(_frame, self.changes(delta))
         return b"".join(frames)
 
     def ping(self) -> bytes:
@@ -271,7 +266,7 @@ def _usage(generation: Generation) -> dict[str, Any]:
 
 
 def _event(type: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (type.encode(), json_bytes({"type": type, **fields}))
+    return sse({"type": type, **fields}, type)
 
 
 def _block(section: Section) -> dict[str, Any]:
@@ -302,10 +297,9 @@ def _delta(section: Section, text: str) -> dict[str, str]:
 
 
 async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    model_name = context.served.check(asked.model)
     turn = await _turn(context, asked, request)
     turn.ignored = tuple(renamed_field(NAMES, name) if "." in name else name for name in turn.ignored)
-    return MessagesFormatter(model_name, asked, turn)
+    return MessagesFormatter(context, asked, turn)
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:

@@ -22,11 +22,12 @@ from minisgl.server.core.bodies import CompletionRequest, TokenizeRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.continuation import Continuation, continuation
 from minisgl.server.core.errors import ApiError, Names, bad_value, missing, renamed
-from minisgl.server.core.formatter import Formatter, json_response, sse
+from minisgl.server.core.formatter import Formatter, json_response
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
 from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
+from minisgl.server.core.streams import sse
 from minisgl.utils.installed import own_version
 
 NO_SLOT = -1

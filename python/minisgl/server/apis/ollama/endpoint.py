@@ -32,14 +32,14 @@ from minisgl.server.core.continuation import continuation
 from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
 from minisgl.server.core.fields import present
-from minisgl.server.core.formatter import Formatter, chat_entries, json_line, json_response, receipt_of
+from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_of
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
 from minisgl.server.core.request import HttpRequest, checked
 from minisgl.server.core.sampling_fields import Sampling
-from minisgl.server.core.sections import Closed, Grown, Section, Sections
+from minisgl.server.core.sections import Closed, Grown, Section
 from minisgl.server.core.tools import Parsing
-from minisgl.server.core.turn import Turn, chat_turn
+from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 from minisgl.server.core.unserved import shown
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -251,28 +251,21 @@ async def _continued(context: ServerContext, asked: OllamaGenerateRequest) -> Ol
 # --------------------------------------------------------------------------------------------------------- the answer
 
 
-class OllamaFormatter(Formatter):
+class OllamaFormatter(SectionFormatter):
     media_type = b"application/x-ndjson"
 
     def __init__(
         self, context: ServerContext, asked: OllamaGenerating, chat: Sampling, turn: Turn, shape: Shape
     ) -> None:
-        super().__init__(turn, chat.stream, chat.priority)
+        super().__init__(context, turn, chat.stream, chat.priority)
         self._model = asked.model or context.served.name
-        self._turn = turn
         self._shape = shape
-        self._tokenizer = context.tokenizer
-        self._with_logprobs = turn.sampling.logprobs is not None
-        self._logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
-        self._choice = turn.choice()
-        self._sections = Sections()
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         self._take(choices[0])
-        found = self._sections.all
+        found = self._sections.whole()
         text, thought = ("".join(one.text for one in found if one.kind == kind) for kind in ("text", "reasoning"))
-        whole = (one for one in found if one.kind == "call" and one.arguments is not None)
-        calls = [_call(one, i) for i, one in enumerate(whole)]
+        calls = [_call(one, i) for i, one in enumerate(one for one in found if one.kind == "call")]
         return self._last(generation, self._shape(text, thought, calls))
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
@@ -289,11 +282,8 @@ class OllamaFormatter(Formatter):
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
         """What is new, in parts."""
-        if delta.logprobs and self._with_logprobs:
-            self._logprobs += chat_entries(self._tokenizer, delta.logprobs)
         found = []
-        parts = self._choice.take(delta)
-        for change in self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None):
+        for change in self.changes(delta):
             section = change.section
             if isinstance(change, Grown) and section.kind == "text":
                 found.append(self._shape(change.text, "", []))
@@ -305,7 +295,7 @@ class OllamaFormatter(Formatter):
         return found
 
     def _answer(self, part: dict[str, Any], done: bool) -> dict[str, Any]:
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs, self._new_logprobs = self._new_logprobs, []
         shown = {"logprobs": logprobs} if logprobs else {}
         return {"model": self._model, "created_at": now(), **part, **shown, "done": done}
 

@@ -13,17 +13,16 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.formatter import (
     NOT_ASKED_FOR,
-    SSE_DONE,
     Formatter,
     Shown,
     chat_logprobs,
     json_bytes,
     of_its_end,
     prompt_logprobs,
-    sse,
 )
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
+from minisgl.server.core.streams import SSE_DONE, sse
 from minisgl.server.core.turn import Turn, TurnChoice, chat_turn
 
 TEXT_MARK = "\x00text\x00"
@@ -61,8 +60,6 @@ class ChatFormatter(Formatter):
         return [self._turn.choice() for _ in range(self._n)]
 
     def for_gateway(self) -> Shown | None:
-        if self._with_prompt_logprobs or self._continuous_usage or self._with_token_ids or self._as_ids:
-            return None
         head, parts = self._head, self._turn.parts()
         return Shown(
             "chat", head["id"], head["created"], head["model"], self._include_usage, self._with_logprobs, parts
@@ -139,21 +136,7 @@ class ChatFormatter(Formatter):
                 frames.append(self._chunk(i, {"role": "assistant", "content": ""}, {}, {**first, **of_prompt}))
                 of_prompt = {}
         for delta in deltas:
-            of_choice: dict[str, Any] = {}
-            if self._with_token_ids:
-                of_choice["token_ids"] = generation.new_token_ids(delta.index)
-            if not self._is_plain:
-                frames += self._part_chunks(generation, delta, of_choice, more)
-                continue
-            if delta.logprobs or (delta.text and (more or of_choice)):
-                of_choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
-                frames.append(self._chunk(delta.index, {"content": delta.text}, of_choice, more))
-                of_choice = {"token_ids": []} if self._with_token_ids else {}
-            elif delta.text:
-                frames.append(self._text_chunk(delta.index, delta.text))
-            if delta.finish_reason is not None:
-                of_choice |= {"finish_reason": delta.finish_reason, **of_its_end(generation, delta.index)}
-                frames.append(self._chunk(delta.index, {}, of_choice, more))
+            frames += self._chunks(generation, delta, more)
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
@@ -162,20 +145,27 @@ class ChatFormatter(Formatter):
         head = {**self._head, "object": "chat.completion.chunk"}
         return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
-    def _part_chunks(
-        self, generation: Generation, delta: Delta, of_choice: dict[str, Any], more: dict[str, Any]
-    ) -> list[bytes]:
+    def _chunks(self, generation: Generation, delta: Delta, more: dict[str, Any]) -> list[bytes]:
         """Log probabilities and ids are those of the tokens that came, whatever has become of their text so far."""
-        choice = self._choices[delta.index]
-        shown = [one for part in choice.take(delta) if (one := self._shown_part(part)) is not None]
+        of_choice: dict[str, Any] = {}
+        if self._with_token_ids:
+            of_choice["token_ids"] = generation.new_token_ids(delta.index)
         if delta.logprobs:
             of_choice["logprobs"] = self._logprobs(delta.logprobs)
-        frames = []
-        for one in shown or ([{"content": ""}] if of_choice and (delta.text or delta.logprobs) else []):
-            frames.append(self._chunk(delta.index, one, of_choice, more))
-            of_choice = {"token_ids": []} if self._with_token_ids else {}
+        frames, reason = list[bytes](), delta.finish_reason
+        if self._is_plain and delta.text and not (of_choice or more):  # nearly always
+            frames.append(self._text_chunk(delta.index, delta.text))
+        else:
+            shown = [{"content": delta.text}] if delta.text else []
+            if not self._is_plain:
+                choice = self._choices[delta.index]
+                shown = [one for part in choice.take(delta) if (one := self._shown_part(part)) is not None]
+                reason = choice.finish_reason
+            for one in shown or ([{"content": ""}] if of_choice and (delta.text or delta.logprobs) else []):
+                frames.append(self._chunk(delta.index, one, of_choice, more))
+                of_choice = {"token_ids": []} if self._with_token_ids else {}
         if delta.finish_reason is not None:
-            of_choice |= {"finish_reason": choice.finish_reason, **of_its_end(generation, delta.index)}
+            of_choice |= {"finish_reason": reason, **of_its_end(generation, delta.index)}
             frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames
 

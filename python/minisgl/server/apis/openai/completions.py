@@ -12,10 +12,9 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.server.core.bodies import CompletionRequest
 from minisgl.server.core.context import ServerContext
-from minisgl.server.core.continuation import Continuation, Options, continuation
+from minisgl.server.core.continuation import Continuation, continuation
 from minisgl.server.core.formatter import (
     NOT_ASKED_FOR,
-    SSE_DONE,
     CompletionLogprobs,
     EchoedPrompt,
     Formatter,
@@ -23,10 +22,10 @@ from minisgl.server.core.formatter import (
     echoed_prompt,
     of_its_end,
     prompt_logprobs,
-    sse,
 )
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
+from minisgl.server.core.streams import SSE_DONE, sse
 
 
 async def completion_endpoint(
@@ -39,7 +38,10 @@ class CompletionFormatter(Formatter):
     def __init__(self, context: ServerContext, completion: CompletionRequest, found: Continuation) -> None:
         super().__init__(found, completion.stream, completion.priority)
         self._tokenizer = context.tokenizer
-        self._options = found.options
+        self._asked = completion
+        self._num_generated = found.sampling.n  # of each prompt, `best_of`
+        self._with_logprobs = completion.logprobs is not None
+        self._as_ids = bool(completion.return_tokens_as_token_ids)
         self._choices: dict[int, _Choice] = {}  # of a stream
         self._given = found.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
@@ -52,43 +54,34 @@ class CompletionFormatter(Formatter):
         }
 
     def for_gateway(self) -> Shown | None:
-        options = self._options
-        usual = Options(options.n, options.n, with_logprobs=options.with_logprobs, include_usage=options.include_usage)
-        if options != usual:
-            return None
-        head = self._head
-        return Shown(
-            "completion", head["id"], head["created"], head["model"], options.include_usage, options.with_logprobs
-        )
+        head, usage = self._head, self._asked.include_usage
+        return Shown("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        options = self._options
         found: list[dict[str, Any]] = []
         for prompt in range(len(self.prompts)):
-            first = prompt * options.best_of
-            for at in _best(choices[first : first + options.best_of], options.n):
-                choice = _Choice(
-                    first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._options.as_ids)
-                )
+            first = prompt * self._num_generated
+            for at in _best(choices[first : first + self._num_generated], self._asked.n or 1):
+                choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
                 shown = self._choice(choice, generation, choices[first + at])
                 found.append({**shown, **NOT_ASKED_FOR, **shown})  # in this order
         return {**self._head, "choices": found, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
-        if self._options.continuous_usage:
+        usage: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
+        if self._asked.continuous_usage:
             usage["usage"] = generation.usage()
         frames = []
         for delta in deltas:
             if (choice := self._choices.get(delta.index)) is None:
-                logprobs = CompletionLogprobs(self._tokenizer, as_ids=self._options.as_ids)
+                logprobs = CompletionLogprobs(self._tokenizer, as_ids=self._as_ids)
                 choice = self._choices[delta.index] = _Choice(delta.index, delta.index, logprobs)
             shown = self._choice(choice, generation, delta)
             frames.append(sse({**self._head, "choices": [shown], **usage}))
         return b"".join(frames)
 
     def end(self, generation: Generation) -> bytes:
-        if not self._options.include_usage:
+        if not self._asked.include_usage:
             return SSE_DONE
         return sse({**self._head, "choices": [], "usage": generation.usage()}) + SSE_DONE
 
@@ -97,25 +90,25 @@ class CompletionFormatter(Formatter):
     def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
         """The next part of a choice; what concerns the prompt comes with the first."""
         text = delta.text
-        options, more = self._options, dict[str, Any]()
+        asked, more = self._asked, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
         if choice.is_first:
             choice.is_first = False
-            if options.with_prompt_logprobs:
-                at = choice.source // options.best_of
+            at = choice.source // self._num_generated
+            if asked.prompt_logprobs is not None:
                 if at not in self._prompt_logprobs:
                     tokens_of_prompt = generation.prompt_tokens(choice.source)
                     self._prompt_logprobs[at] = prompt_logprobs(self._tokenizer, tokens_of_prompt)
                 more["prompt_logprobs"] = self._prompt_logprobs[at]
-            if options.with_token_ids:
-                more["prompt_token_ids"] = self.prompts[choice.source // options.best_of].tolist()
-            if options.echo:
-                echoed = self._prompt(choice.source)
+            if asked.return_token_ids:
+                more["prompt_token_ids"] = self.prompts[at].tolist()
+            if asked.echo:
+                echoed = self._prompt(at)
                 text = echoed.text + text
-                if options.with_logprobs:
+                if self._with_logprobs:
                     of_prompt = generation.prompt_tokens(choice.source)
-        logprobs = choice.logprobs.chunk(delta.logprobs, echoed, of_prompt) if options.with_logprobs else None
-        if options.with_token_ids:
+        logprobs = choice.logprobs.chunk(delta.logprobs, echoed, of_prompt) if self._with_logprobs else None
+        if asked.return_token_ids:
             more["token_ids"] = generation.new_token_ids(choice.source)
         return {
             "index": choice.index,
@@ -126,12 +119,11 @@ class CompletionFormatter(Formatter):
             **more,
         }
 
-    def _prompt(self, index: int) -> EchoedPrompt:
-        at = index // self._options.best_of
+    def _prompt(self, at: int) -> EchoedPrompt:
         if at not in self._echoed:
             given = self._given[at]
             text = given if isinstance(given, str) else None
-            ids, with_offsets = self.prompts[at].tolist(), self._options.with_logprobs
+            ids, with_offsets = self.prompts[at].tolist(), self._with_logprobs
             self._echoed[at] = echoed_prompt(self._tokenizer, text, ids, with_offsets=with_offsets)
         return self._echoed[at]
 

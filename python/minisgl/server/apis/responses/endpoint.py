@@ -45,17 +45,16 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes, json_response, receipt_of
+from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_of
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.log import say
-from minisgl.server.core.paging import page_of
 from minisgl.server.core.request import REQUEST, HttpRequest, checked
 from minisgl.server.core.sampling_fields import shared_fields
-from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section, Sections
-from minisgl.server.core.turn import Turn, chat_turn
+from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section
+from minisgl.server.core.streams import sse
+from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 from minisgl.server.core.unserved import shown
-from minisgl.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"
 OWN = {"max_tokens", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
@@ -248,31 +247,23 @@ CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 
 
-class ResponsesFormatter(Formatter):
-    """`head`: what the object says from its beginning on. `keep`: what is done with the object once the answer has
-    ended."""
+class ResponsesFormatter(SectionFormatter):
+    """`keep`: what is done with the object once the answer has ended."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        head: dict[str, Any],
+        context: ServerContext,
         asked: ResponsesRequest,
         tools: GivenTools,
         turn: Turn,
         keep: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        super().__init__(turn, asked.stream, asked.priority)
+        super().__init__(context, turn, asked.stream, asked.priority)
         self._tools = tools.by_name
         self._keep = keep
-        self._tokenizer = tokenizer
-        self._head = head
-        self._turn = turn
-        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
-        self._choice = turn.choice()
-        self._sections = Sections()
+        self._head = _head(context, asked, turn)
         self._items: list[dict[str, Any]] = []  # of each section
         self._logprobs: list[list[dict[str, Any]]] = []  # of each section
-        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
         self._num_events = 0
         self._has_begun = False
 
@@ -292,8 +283,7 @@ class ResponsesFormatter(Formatter):
             more |= {"status": "failed", "error": {"code": "server_error", "message": "the answer was aborted"}}
         else:
             more |= {"status": "completed", "completed_at": int(time.time())}
-            shown = zip(self._sections.all, self._items, strict=True)  # nobody may call with arguments that are broken
-            more["output"] = [item for one, item in shown if one.kind != "call" or one.arguments is not None]
+            more["output"] = [self._items[one.index] for one in self._sections.whole()]
         found = self._object(**more)
         if self._keep is not None:
             self._keep(found)
@@ -352,19 +342,15 @@ class ResponsesFormatter(Formatter):
         return b"".join([*self._begin(), self._event("response.failed", response=failed)])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = json_bytes({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        return sse({"type": kind, "sequence_number": self._num_events - 1, **fields}, kind)
 
     # -------------------------------------------------------------------------------------------------------- growth
 
     def _take(self, delta: Delta) -> list[bytes]:
         """The frames of what is new."""
-        if delta.logprobs and self._with_logprobs:
-            self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
-        parts = self._choice.take(delta)
-        changes = self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
-        return [frame for change in changes for frame in self._frames(change, delta.finish_reason == "length")]
+        is_cut = delta.finish_reason == "length"
+        return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
         """`is_cut`: the answer is, and so its last item."""
@@ -443,7 +429,7 @@ async def responses_endpoint(
     tools = GivenTools(asked)
     turn = await _turn_of(context, asked, tools, items, request)
     keep = None if asked.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
-    return ResponsesFormatter(context.tokenizer, _head(context, asked, turn), asked, tools, turn, keep)
+    return ResponsesFormatter(context, asked, tools, turn, keep)
 
 
 async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:

@@ -22,20 +22,11 @@ from minisgl.server.apis.sglang.body import AbortGenerate, GenerateRequest, Gene
 from minisgl.server.core.admission import Wanted
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, wrong
-from minisgl.server.core.formatter import (
-    SSE_DONE,
-    Formatter,
-    JsonList,
-    Shown,
-    json_line,
-    of_its_end,
-    sse,
-    token_text,
-)
+from minisgl.server.core.formatter import Formatter, JsonList, Shown, json_line, of_its_end, token_text
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import asked_limit
 from minisgl.server.core.request import HttpRequest
-from minisgl.server.core.streams import LINE_PING
+from minisgl.server.core.streams import LINE_PING, SSE_DONE, sse
 
 
 class SglangFormatter(Formatter):
