@@ -128,7 +128,7 @@ wide-test: install
 	$(PYTEST) --part core --part torch --part bench -m 'wide and not slow'
 
 # What serves without the compiled extension, in processes that do not load it.
-NO_EXTENSION_FILES := tests/test_extension.py tests/e2e/test_no_extension.py tests/server/test_completions.py \
+NO_EXTENSION_FILES := tests/test_extension.py tests/e2e/test_no_extension.py tests/server/apis/openai/test_completions.py \
 	tests/tokenizer/test_tokenizer.py tests/tokenizer/test_tokenizer_decode.py tests/tokenizer/test_tokenizer_kinds.py
 no-extension-test: install
 	MINISGL_NO_EXTENSION=1 $(PYTEST) $(NO_EXTENSION_FILES) --frontend python -m 'not slow'

@@ -114,11 +114,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "utils",
         "routing",
-        "server.errors",
-        "server.glance",
-        "server.passing",
-        "server.resume",
-        "server.streams",
+        "server.core.errors",
+        "server.core.glance",
+        "server.core.passing",
+        "server.core.resume",
+        "server.core.streams",
         "step",
     },
     # programs
@@ -322,6 +322,59 @@ def test_rules_have_no_circle() -> None:
     TopologicalSorter({name: {t.split(".")[0] for t in targets} for name, targets in MAY_IMPORT.items()}).prepare()
 
 
+# Folders of the server -> the folders of it that they may import. What stands beside them, `app.py` and `routes.py`,
+# may import all, and none of them imports that.
+WALLS: dict[str, set[str]] = {
+    "core": set(),
+    "apis.openai": {"core"},
+    "apis.responses": {"core"},
+    "apis.anthropic": {"core"},
+    "apis.ollama": {"core"},
+    "apis.llama_cpp": {"core"},
+    "apis.sglang": {"core"},
+    "admin": {"core"},
+    "batches": {"core"},
+}
+
+
+def walled(module: str) -> str | None:
+    """Return the walled folder of the server in which a module stands, None outside of all: `"core"`."""
+    return next((wall for wall in WALLS if f"{module}.".startswith(f"minisgl.server.{wall}.")), None)
+
+
+def climbs(source: str, module: str) -> list[str]:
+    """Return the imports of the server's own modules that `WALLS` does not allow."""
+    here = walled(module)
+    targets = [] if here is None else [one for one in imports_of(source, module) if one.startswith("minisgl.server.")]
+    return [f"{module} imports {one}" for one in targets if walled(one) not in {here, *WALLS[str(here)]}]
+
+
+def test_walls_of_the_server_hold() -> None:
+    files = [file for file in sources() if file.is_relative_to(PACKAGE / "server")]
+    folders = {".".join(file.parent.relative_to(PACKAGE / "server").parts) for file in files} - {"", "apis"}
+    assert folders == WALLS.keys()
+    assert [found for file in files for found in climbs(file.read_text(), module_name(file))] == []
+
+
+def test_what_climbs_a_wall_is_found() -> None:
+    bad = (
+        "from minisgl.server.apis.openai.chat import a",
+        "from minisgl.server import app",
+        "from ..admin import live",
+    )
+    assert all(climbs(one, "minisgl.server.core.http") for one in bad)
+    assert climbs("import minisgl.server.apis.ollama.body", "minisgl.server.apis.openai.chat")
+    assert climbs("from minisgl.server.core import http", "minisgl.server.apis.openai.chat") == []
+    assert climbs("from minisgl.server.core import http", "minisgl.server.app") == []
+
+
+def test_a_folder_of_the_server_says_what_it_is_for() -> None:
+    for folder in ("", *WALLS):
+        text = (PACKAGE / "server" / folder.replace(".", "/") / "__init__.py").read_text()
+        found = ast.get_docstring(ast.parse(text))
+        assert found is not None and len(found.splitlines()) <= 10, folder
+
+
 def test_scheduler_and_engine_meet_only_where_they_may() -> None:
     sees_both = {name for name, targets in MAY_IMPORT.items() if {"scheduler", "engine"} <= targets}
     assert sees_both == {"runner", "bench", "cli.doctor"}
@@ -378,15 +431,15 @@ DECODES = {"json.decode", "json.Decoder", "json.loads", "pydantic_core.from_json
 MAY_DECODE = {
     "batches/runner.py": "the answers of our own endpoints",
     "batches/store.py": "what the store wrote",
-    "classify.py": "a model's files",
-    "glance.py": "it builds nothing, or a value of 200 bytes",
-    "ollama/described.py": "a model's files",
-    "ollama/models.py": "a model's files",
-    "request.py": "a body whose shape was checked",
-    "responses/store.py": "what the store wrote",
-    "responses/tools.py": "the arguments of an answer",
-    "resume.py": "text of known types, of a router",
-    "sections.py": "the arguments of an answer",
+    "apis/openai/classify.py": "a model's files",
+    "core/glance.py": "it builds nothing, or a value of 200 bytes",
+    "apis/ollama/described.py": "a model's files",
+    "apis/ollama/models.py": "a model's files",
+    "core/request.py": "a body whose shape was checked",
+    "apis/responses/store.py": "what the store wrote",
+    "apis/responses/tools.py": "the arguments of an answer",
+    "core/resume.py": "text of known types, of a router",
+    "core/sections.py": "the arguments of an answer",
     "../ray/ingress.py": "what a replica answers",
     "../ray/relay.py": "what a replica marks",
     "../ray/replica.py": "what its server answers",
@@ -395,7 +448,7 @@ MAY_DECODE = {
     "../registry/server.py": "what a server of ours says",
 }
 """The files of the rooms that clients reach which read JSON, with what it is. A value of a client's is read by
-`server/glance.py`, or by `request.parse` once its shape is checked: else 8 MB of brackets stop the interpreter."""
+`server/core/glance.py`, or by `request.parse` once its shape is checked: else 8 MB of brackets stop the interpreter."""
 
 
 def test_what_a_client_sent_is_decoded_in_few_places() -> None:

@@ -17,32 +17,33 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies, classify, rerank, sampling_fields
-from minisgl.server.llama_cpp import body as llama_cpp
-from minisgl.server.messages import body as messages_answers
-from minisgl.server.messages import body as messages_body
-from minisgl.server.ollama import body as ollama
+from minisgl.server.admin import body as admin
+from minisgl.server.apis.anthropic import body as anthropic
+from minisgl.server.apis.llama_cpp import body as llama_cpp
+from minisgl.server.apis.ollama import body as ollama
+from minisgl.server.apis.openai import answers as openai
+from minisgl.server.apis.openai import classify, rerank
+from minisgl.server.apis.responses import body as responses
+from minisgl.server.apis.sglang import body as sglang
+from minisgl.server.core import answers, bodies, sampling_fields
+from minisgl.server.core.sampling_fields import Sampling, Structured
 from minisgl.server.openapi import bounds, kind
-from minisgl.server.responses import body as responses_answers
-from minisgl.server.responses import body as responses_body
 from minisgl.server.routes import ROUTES
-from minisgl.server.sampling_fields import Sampling, Structured
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"{name}.md" for name in ("api", "other-apis", "vectors")]
 MODULES = (
     bodies,
     sampling_fields,
-    sampling_fields,
     answers,
-    responses_body,
-    responses_answers,
-    messages_body,
-    messages_answers,
-    llama_cpp,
-    ollama,
+    openai,
     rerank,
     classify,
-    bodies,
+    sglang,
+    responses,
+    anthropic,
+    llama_cpp,
+    ollama,
+    admin,
 )
 MARKED = re.compile(r"(<!-- begin (\S+) ([\w ]+?)(?: except ([\w ]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -461,7 +461,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_aliases: Literal["none", "vllm"] = "none"
     state_dir: str | None = None  # folder for files and batches, which last; None: there are none
     state_quota: int = 4 << 30  # bytes of it for each API key
-    resumable: bool = False  # streams get marks for a router that asks for them (server/resume.py)
+    resumable: bool = False  # streams get marks for a router that asks for them (server/core/resume.py)
     demo_load: bool = False  # it sends requests to itself, for people who watch
     managed: bool = False  # started by a program: see supervisor/serving.py
     tells_use: bool = False  # and tells it what the keys use: see registry/keys.py

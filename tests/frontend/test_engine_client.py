@@ -32,7 +32,7 @@ from minisgl.message import (
 )
 from minisgl.message.codec import encode
 from minisgl.metrics.engines import KEPT, NUMBERS, EngineViews, together
-from minisgl.server.health import trouble
+from minisgl.server.admin.health import trouble
 from tests.helpers.server import CONFIG, READY, STATS, WAIT_S, Frontend, check_error, events, failed_step, frontend
 
 PROBES = ("/health", "/readyz")

@@ -17,7 +17,7 @@ import yaml
 from minisgl import cli
 from minisgl.config import ServerConfig
 from minisgl.runner.worker import GRACE_S as RANKS_GRACE_S
-from minisgl.server.http import GRACE_S
+from minisgl.server.core.http import GRACE_S
 from minisgl.supervisor import start as supervisor
 
 ROOT = Path(__file__).parents[2]

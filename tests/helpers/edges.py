@@ -36,7 +36,7 @@ def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
 @functools.cache
 def edges(path: str) -> dict[str, list[Any]]:
     """By name: the fields of a body, their aliases, and all names in the tables of what is not served."""
-    from minisgl.server import fields
+    from minisgl.server.core import fields
     from minisgl.server.routes import POSTS
 
     model: Any = POSTS[path][0]

@@ -26,9 +26,9 @@ from minisgl.config import EngineConfig, ServerConfig, Silence
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.message import AbortRequest
 from minisgl.server.app import Application, build_app
+from minisgl.server.core.http import GRACE_S, HttpServer
 from minisgl.server.gateway import FrontEnd
 from minisgl.server.gateway_config import encoded
-from minisgl.server.http import GRACE_S, HttpServer
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.scripted_engine import (
     EOS,

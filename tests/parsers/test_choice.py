@@ -18,7 +18,7 @@ from minisgl.parsers.choice import (
     tool_call_parsers,
     tool_format,
 )
-from minisgl.server.tools import Parsing
+from minisgl.server.core.tools import Parsing
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.text import tokenizer_named as tokenizer
 from tests.parsers.test_answer import KNOWN, THINK, F, joined

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.ray.relay import Asked, Head, MarkReader, Relay
-from minisgl.server.passing import Lost
-from minisgl.server.resume import LINE, MARKS, NOTHING_NEW, Mark, Origin, Said, Tokens, lost
+from minisgl.server.core.passing import Lost
+from minisgl.server.core.resume import LINE, MARKS, NOTHING_NEW, Mark, Origin, Said, Tokens, lost
 from tests.helpers.seconds import WAIT_S
 
 CHAT = Asked("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from minisgl.engine.echo import EchoModel
-from minisgl.server.errors import ApiError
+from minisgl.server.core.errors import ApiError
 from minisgl.tokenizer import Tokenizer
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S

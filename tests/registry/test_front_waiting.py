@@ -19,9 +19,9 @@ from minisgl.registry import front as module
 from minisgl.registry.entries import Entry
 from minisgl.registry.front import Front
 from minisgl.registry.registry import Registry
-from minisgl.server.http import HttpServer
-from minisgl.server.middleware import Middleware
-from minisgl.server.streams import EVENTS, LINES
+from minisgl.server.core.http import HttpServer
+from minisgl.server.core.middleware import Middleware
+from minisgl.server.core.streams import EVENTS, LINES
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import Fleet, entry, registry, states, until
 

@@ -18,7 +18,7 @@ from minisgl.config import ApiKey
 from minisgl.registry.keys import ANSWERED, FRESH_S, KeyLimits
 from minisgl.registry.server import Child, ChildServer
 from minisgl.server import routes
-from minisgl.server.errors import ApiError
+from minisgl.server.core.errors import ApiError
 from tests.helpers.e2e import ServerProcess, serving, until
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import echo, entry, model, several, write_models

@@ -12,7 +12,7 @@ from minisgl.registry import registry as module
 from minisgl.registry import room
 from minisgl.registry.model import Lease
 from minisgl.registry.registry import Registry
-from minisgl.server.errors import ApiError
+from minisgl.server.core.errors import ApiError
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.several import MIB, NEED, entry, several, states, until, use
 

@@ -9,32 +9,35 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from minisgl.server import answers, bodies
-from minisgl.server.messages import body as messages_answers
-from minisgl.server.messages.body import CountTokensRequest, MessagesRequest
-from minisgl.server.responses import body as responses_answers
-from minisgl.server.responses.body import ResponsesRequest
+from minisgl.server.admin import body as admin_body
+from minisgl.server.apis.anthropic import body as messages_answers
+from minisgl.server.apis.anthropic.body import CountTokensRequest, MessagesRequest
+from minisgl.server.apis.openai import answers as openai
+from minisgl.server.apis.responses import body as responses_answers
+from minisgl.server.apis.responses.body import ResponsesRequest
+from minisgl.server.apis.sglang import body as sglang_body
+from minisgl.server.core import answers, bodies
 from minisgl.server.routes import ROUTES
 from tests.helpers.server import frontend
 
 CHAT = {"messages": [{"role": "user", "content": "say:ok"}]}
 REAL: list[tuple[str, str, dict[str, Any] | None, type[BaseModel]]] = [
-    ("POST", "/v1/chat/completions", CHAT, answers.ChatAnswer),
-    ("POST", "/v1/completions", {"prompt": "say:ok"}, answers.CompletionAnswer),
-    ("POST", "/generate", {"prompt": "say:ok"}, answers.GenerateAnswer),
-    ("POST", "/generate", {"text": "say:ok"}, answers.SglangAnswer),
-    ("POST", "/generate", {"text": ["say:ok"]}, answers.GenerateAnswers),
-    ("GET", "/get_model_info", None, answers.ModelInfo),
-    ("GET", "/health_generate", None, answers.Status),
-    ("POST", "/tokenize", {"prompt": "ok"}, answers.TokenizeAnswer),
-    ("POST", "/detokenize", {"tokens": [104]}, answers.DetokenizeAnswer),
-    ("GET", "/v1/models", None, answers.ModelList),
-    ("GET", "/v1/models/scripted", None, answers.ModelCard),
-    ("GET", "/version", None, answers.Version),
-    ("GET", "/livez", None, answers.Status),
-    ("GET", "/readyz", None, answers.Status),
-    ("GET", "/health", None, answers.Health),
-    ("GET", "/stats", None, answers.Stats),
+    ("POST", "/v1/chat/completions", CHAT, openai.ChatAnswer),
+    ("POST", "/v1/completions", {"prompt": "say:ok"}, openai.CompletionAnswer),
+    ("POST", "/generate", {"prompt": "say:ok"}, sglang_body.GenerateAnswer),
+    ("POST", "/generate", {"text": "say:ok"}, sglang_body.SglangAnswer),
+    ("POST", "/generate", {"text": ["say:ok"]}, sglang_body.GenerateAnswers),
+    ("GET", "/get_model_info", None, sglang_body.ModelInfo),
+    ("GET", "/health_generate", None, admin_body.Status),
+    ("POST", "/tokenize", {"prompt": "ok"}, openai.TokenizeAnswer),
+    ("POST", "/detokenize", {"tokens": [104]}, openai.DetokenizeAnswer),
+    ("GET", "/v1/models", None, openai.ModelList),
+    ("GET", "/v1/models/scripted", None, openai.ModelCard),
+    ("GET", "/version", None, admin_body.Version),
+    ("GET", "/livez", None, admin_body.Status),
+    ("GET", "/readyz", None, admin_body.Status),
+    ("GET", "/health", None, admin_body.Health),
+    ("GET", "/stats", None, admin_body.Stats),
     ("GET", "/v1/models/other", None, answers.ErrorAnswer),
     ("POST", "/tokenize", {}, answers.ErrorAnswer),
     ("POST", "/v1/responses", {"input": "say:ok"}, responses_answers.ResponseAnswer),
@@ -63,7 +66,7 @@ def test_every_field_is_described(http: httpx.Client) -> None:
     page = http.get("/openapi.json").json()
     assert set(page["paths"]) == {route.path for route in ROUTES}
     schemas = page["components"]["schemas"]
-    of_bodies = (bodies.ChatRequest, bodies.CompletionRequest, bodies.GenerateSampling, bodies.TokenizeRequest)
+    of_bodies = (bodies.ChatRequest, bodies.CompletionRequest, sglang_body.GenerateSampling, bodies.TokenizeRequest)
     for model in (*of_bodies, ResponsesRequest, MessagesRequest, CountTokensRequest):
         properties = schemas[model.__name__]["properties"]
         assert set(properties) == set(model.model_fields)

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from minisgl.server import bodies, fields, sampling_fields
+from minisgl.server.core import bodies, fields, sampling_fields
 from minisgl.server.routes import ROUTES, Route
 from tools.write_api_page import PAGES, written
 

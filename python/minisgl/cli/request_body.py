@@ -12,7 +12,7 @@ from minisgl.config import ConfigError
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
-    from minisgl.server.bodies import ChatRequest
+    from minisgl.server.core.bodies import ChatRequest
 
 FIELDS = ("text", "prompt", "messages", "token_ids")
 
@@ -32,9 +32,10 @@ def read(data: bytes, said: str) -> dict[str, Any]:
 
 def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
     """`is_prefix`: a conversation goes on, and no answer begins. Raises `ConfigError`."""
-    from minisgl.server.bodies import ChatRequest, CompletionRequest, PrefixRequest
-    from minisgl.server.errors import ApiError
-    from minisgl.server.request import checked
+    from minisgl.server.admin.body import PrefixRequest
+    from minisgl.server.core.bodies import ChatRequest, CompletionRequest
+    from minisgl.server.core.errors import ApiError
+    from minisgl.server.core.request import checked
 
     try:
         if body.get("messages") is not None:
@@ -57,9 +58,9 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
 def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
     """The ids of a conversation's prompt. Raises `ApiError`, `ConfigError`."""
-    from minisgl.server.chat import of_allowed_tools
-    from minisgl.server.prompts import conversation
-    from minisgl.server.tools import Parsing
+    from minisgl.server.core.prompts import conversation
+    from minisgl.server.core.tools import Parsing
+    from minisgl.server.core.turn import of_allowed_tools
     from minisgl.tokenizer import ChatTemplateError
 
     shaped, variables = conversation(Parsing(llm.tokenizer), of_allowed_tools(chat))

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.cli import request_body
 from minisgl.config import ConfigError
-from minisgl.server.bodies import ChatRequest, CompletionRequest
-from minisgl.server.errors import ApiError
-from minisgl.server.fields import present
-from minisgl.server.messages.body import MessagesRequest
-from minisgl.server.messages.endpoint import to_chat as chat_of_messages
-from minisgl.server.ollama.body import OllamaChatRequest, OllamaGenerateRequest
-from minisgl.server.ollama.endpoint import conversation_of
-from minisgl.server.request import checked
-from minisgl.server.responses.body import ReferenceItem, ResponsesRequest
-from minisgl.server.responses.endpoint import kept_items, messages_of
-from minisgl.server.responses.endpoint import to_chat as chat_of_responses
-from minisgl.server.responses.tools import GivenTools
-from minisgl.server.tools import Parsing
+from minisgl.server.apis.anthropic.body import MessagesRequest
+from minisgl.server.apis.anthropic.endpoint import to_chat as chat_of_messages
+from minisgl.server.apis.ollama.body import OllamaChatRequest, OllamaGenerateRequest
+from minisgl.server.apis.ollama.endpoint import conversation_of
+from minisgl.server.apis.responses.body import ReferenceItem, ResponsesRequest
+from minisgl.server.apis.responses.endpoint import kept_items, messages_of
+from minisgl.server.apis.responses.endpoint import to_chat as chat_of_responses
+from minisgl.server.apis.responses.tools import GivenTools
+from minisgl.server.core.bodies import ChatRequest, CompletionRequest
+from minisgl.server.core.errors import ApiError
+from minisgl.server.core.fields import present
+from minisgl.server.core.request import checked
+from minisgl.server.core.tools import Parsing
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM

@@ -184,7 +184,7 @@ class OutputProcessor:
         self.num_background = 0  # of them, those that nobody waits for
         self.num_waiting = 0  # of the others: sent, and not known to have a row
         self.num_waiting_tokens = 0  # of their prompts
-        self.waiting_of: dict[int, tuple[int, int]] = {}  # by API key: requests, and tokens
+        self._waiting_of: dict[int, tuple[int, int]] = {}  # by API key: requests, and tokens
         self.queue: Histogram | None = None  # time from sending a request to its first step
         self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
 
@@ -214,10 +214,14 @@ class OutputProcessor:
         self._no_longer_waits(state)
         return True
 
+    def waiting_for(self, key: int) -> tuple[int, int]:
+        """Return the requests that wait of an API key's number, and the tokens of their prompts."""
+        return self._waiting_of.get(key, (0, 0))
+
     def remove_all(self) -> list[RequestState]:
         found, self.live = list(self.live.values()), {}
         self.num_background = self.num_waiting = self.num_waiting_tokens = 0
-        self.waiting_of.clear()
+        self._waiting_of.clear()
         self._due.clear()
         return found
 
@@ -242,8 +246,8 @@ class OutputProcessor:
         num_tokens = count * len(state.prompt)
         self.num_waiting += count
         self.num_waiting_tokens += num_tokens
-        requests, tokens = self.waiting_of.get(state.key, (0, 0))
-        self.waiting_of[state.key] = (requests + count, tokens + num_tokens)
+        requests, tokens = self._waiting_of.get(state.key, (0, 0))
+        self._waiting_of[state.key] = (requests + count, tokens + num_tokens)
 
     # ----------------------------------------------------------------------------------------------------- outputs
 

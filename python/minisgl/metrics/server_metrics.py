@@ -75,14 +75,13 @@ class Metrics(Collector):
         engines: Callable[[], Sequence[EngineView]] = tuple,
         pool: Callable[[], OtherReadings] | None = None,
         keys: Sequence[KeyCounts] = (),
-        batches: Callable[[], OtherReadings | None] = lambda: None,
     ) -> None:
         self._stats, self._info = stats, info
         self._front_end_and_routing = (frontend, routing)
         self._engines = engines
         self._pool: Callable[[], OtherReadings | None] = pool or (lambda: None)
         self._keys = keys
-        self._batches = batches
+        self.batches: Callable[[], OtherReadings | None] = lambda: None  # the server's own, once it has some
         self._registry = CollectorRegistry(auto_describe=False)
         engine = EngineCollector(stats, info, up)
         self._registry.register(engine)
@@ -233,7 +232,7 @@ class Metrics(Collector):
         short = self._num_shortened
         yield family(Counter, "requests_shortened", "requests with less than their default length", [(short,)])
         yield from key_families(self._all_keys())
-        yield from of_batches(self._batches())
+        yield from of_batches(self.batches())
         there = self._there
         for name, one in self._histograms.items():
             yield one.collect(**there["histograms"][name]) if there is not None else one.collect()

@@ -1,6 +1,6 @@
 """Ids and times that stand in answers.
 
-Invariants: an answer that another server goes on with (`server/resume.py`) has the ids there that it had here.
+Invariants: an answer that another server goes on with (`server/core/resume.py`) has the ids there that it had here.
 """
 
 from __future__ import annotations

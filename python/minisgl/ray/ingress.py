@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.ray.placement import look_at
 from minisgl.ray.relay import Asked, Head, Relay
-from minisgl.server.errors import ApiError
-from minisgl.server.passing import WHO, Lost
-from minisgl.server.resume import MARKS
+from minisgl.server.core.errors import ApiError
+from minisgl.server.core.passing import WHO, Lost
+from minisgl.server.core.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
 """Header of a request without a body: which model's replica is to answer."""

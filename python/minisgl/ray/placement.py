@@ -20,7 +20,7 @@ import numpy as np
 
 from minisgl.routing.api import RouterConfig
 from minisgl.routing.backend import make_router
-from minisgl.server.glance import WRONG, begin_of, decoded, text_of
+from minisgl.server.core.glance import WRONG, begin_of, decoded, text_of
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16

@@ -1,8 +1,8 @@
 """One request's way to a replica and back, and to another replica if that one is gone.
 
 Invariants: of a stream only what a mark closed, or its good end, is passed on, so that what comes from the next replica
-follows on it (`server/resume.py`); of a whole answer nothing before it is whole; a request that no replica answers ends
-with an error that says why, after `retry_s` without progress.
+follows on it (`server/core/resume.py`); of a whole answer nothing before it is whole; a request that no replica answers
+ends with an error that says why, after `retry_s` without progress.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import aclosing
 import msgspec
 
 from minisgl.config import Silence
-from minisgl.server.errors import ApiError, last_event
-from minisgl.server.passing import Headers, Lost
-from minisgl.server.resume import LINE, MARKS, Mark, Said
-from minisgl.server.streams import STREAMS, ping_of
+from minisgl.server.core.errors import ApiError, last_event
+from minisgl.server.core.passing import Headers, Lost
+from minisgl.server.core.resume import LINE, MARKS, Mark, Said
+from minisgl.server.core.streams import STREAMS, ping_of
 
 RESUMABLE = STREAMS
 FIRST_WAIT_S = 0.05
@@ -29,7 +29,7 @@ _log = logging.getLogger("minisgl.ray")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request as a replica gets it. `path` has its query; `said` goes before the body (`server/resume.py`)."""
+    """A request as a replica gets it. `path` has its query; `said` goes before the body (`server/core/resume.py`)."""
 
     method: str
     path: str

@@ -20,7 +20,7 @@ from minisgl.chat.own_server import OwnServer, own_server
 from minisgl.ray.args import ModelArgs
 from minisgl.ray.autoscaling import KV, QUEUED
 from minisgl.ray.relay import Asked, Head
-from minisgl.server.passing import Headers, Lost, ask, ask_whole, request_bytes
+from minisgl.server.core.passing import Headers, Lost, ask, ask_whole, request_bytes
 
 PROBE_S = 5.0  # for an answer of /livez or /stats
 MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting

@@ -19,9 +19,9 @@ from minisgl.metrics.families import BATCH_LINES, Gauge
 from minisgl.registry.keys import KeyLimits
 from minisgl.registry.model import Model
 from minisgl.registry.registry import Registry
-from minisgl.server.formatter import json_response
-from minisgl.server.ollama.models import listed, running
-from minisgl.server.passing import Headers, Lost, ask_whole, request_bytes
+from minisgl.server.apis.ollama.models import listed, running
+from minisgl.server.core.formatter import json_response
+from minisgl.server.core.passing import Headers, Lost, ask_whole, request_bytes
 
 STARTED = int(time.time())
 ANSWER_TIMEOUT_S = 5.0

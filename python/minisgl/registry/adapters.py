@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from minisgl.registry.model import Model
 from minisgl.registry.registry import Registry
-from minisgl.server.admin import LOAD, UNLOAD
-from minisgl.server.errors import wrong
+from minisgl.server.admin.adapters import LOAD, UNLOAD
+from minisgl.server.core.errors import wrong
 
 PATHS = (LOAD, UNLOAD)
 

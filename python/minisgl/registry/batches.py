@@ -23,9 +23,9 @@ from minisgl.server.batches.background import LINES
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files
 from minisgl.server.batches.runner import Asked, Said
 from minisgl.server.batches.store import Store
-from minisgl.server.errors import ApiError, install_handlers
-from minisgl.server.glance import NOTHING, WRONG, decoded, text_of
-from minisgl.server.passing import Lost, ask_whole, request_bytes
+from minisgl.server.core.errors import ApiError, install_handlers
+from minisgl.server.core.glance import NOTHING, WRONG, decoded, text_of
+from minisgl.server.core.passing import Lost, ask_whole, request_bytes
 
 ENDED_S = 10.0
 """From the end of a connection to that of its server."""

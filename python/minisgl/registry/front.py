@@ -4,9 +4,9 @@ request on to its server; and the few routes that are about all of them.
 A request says its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. One that says none is
 for the first that is loaded, else for the first.
 
-Invariants: who may ask is decided before anything is loaded (`server/middleware.py`); a model that loads for a stream
-keeps its client alive with comments, and what goes wrong from then on is an event; a request whose server dies before
-it has said anything is sent once more.
+Invariants: who may ask is decided before anything is loaded (`server/core/middleware.py`); a model that loads for a
+stream keeps its client alive with comments, and what goes wrong from then on is an event; a request whose server dies
+before it has said anything is sent once more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ from minisgl.registry.keys import Asked, KeyLimits
 from minisgl.registry.model import Lease, Model
 from minisgl.registry.registry import Registry
 from minisgl.registry.server import ModelServer
+from minisgl.server.admin.live import STREAM
+from minisgl.server.apis.anthropic.models import shown_model, shown_models
+from minisgl.server.apis.ollama.endpoint import as_message, as_response, ping
+from minisgl.server.apis.ollama.models import version
 from minisgl.server.batches.endpoint import not_kept
 from minisgl.server.batches.store import Store
-from minisgl.server.errors import (
+from minisgl.server.core.errors import (
     BATCHES,
     FILES,
     MODELS,
@@ -48,18 +52,14 @@ from minisgl.server.errors import (
     model_not_loaded,
     queue_full,
 )
-from minisgl.server.formatter import json_response
-from minisgl.server.glance import NOTHING, WRONG, begin_of, decoded, text_of
-from minisgl.server.http import CONNECTION, Connection
-from minisgl.server.live import STREAM
-from minisgl.server.messages.models import shown_model, shown_models
-from minisgl.server.middleware import unless_gone
-from minisgl.server.ollama.endpoint import as_message, as_response, ping
-from minisgl.server.ollama.models import version
-from minisgl.server.passing import WHO, Answer, Headers, Lost, ask, request_bytes
-from minisgl.server.request import REQUEST, ClientGone, HttpRequest
-from minisgl.server.streams import EVENT_PING, EVENTS, LINE_PING, LINES, STREAMED
-from minisgl.server.waiting import Turns, has_room
+from minisgl.server.core.formatter import json_response
+from minisgl.server.core.glance import NOTHING, WRONG, begin_of, decoded, text_of
+from minisgl.server.core.http import CONNECTION, Connection
+from minisgl.server.core.middleware import unless_gone
+from minisgl.server.core.passing import WHO, Answer, Headers, Lost, ask, request_bytes
+from minisgl.server.core.request import REQUEST, ClientGone, HttpRequest
+from minisgl.server.core.streams import EVENT_PING, EVENTS, LINE_PING, LINES, STREAMED
+from minisgl.server.core.waiting import Turns, has_room
 from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"

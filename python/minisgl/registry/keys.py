@@ -19,8 +19,8 @@ from minisgl.config import ApiKey
 from minisgl.metrics.keys import KeyReading
 from minisgl.registry.model import Model
 from minisgl.registry.registry import Registry
-from minisgl.server.api_keys import KeyUse
-from minisgl.server.streams import STREAMS
+from minisgl.server.core.api_keys import KeyUse
+from minisgl.server.core.streams import STREAMS
 
 FRESH_S = 0.25
 ANSWERED = STREAMS | {

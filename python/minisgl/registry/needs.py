@@ -17,7 +17,7 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.registry.entries import Entry, files_of
-from minisgl.server.log import warn
+from minisgl.server.core.log import warn
 from minisgl.utils.installed import own_version
 
 FORMAT = 1

@@ -27,9 +27,9 @@ from minisgl.registry.needs import Needs
 from minisgl.registry.room import Move, Room, make_room, move, never_fits, retry_after_s, victims
 from minisgl.registry.server import Fetch, ModelServer, NotLoaded, Start, fetch
 from minisgl.registry.servers import Servers
-from minisgl.server.context import LATEST
-from minisgl.server.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
-from minisgl.server.log import say, warn
+from minisgl.server.core.context import LATEST
+from minisgl.server.core.errors import NO_MODEL, ApiError, draining, model_not_loaded, queue_full, wrong
+from minisgl.server.core.log import say, warn
 
 MEASURE_S = 1.0
 QUIET_S = 60.0  # so long a model was not asked for before a batch has it unloaded

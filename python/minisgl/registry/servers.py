@@ -17,7 +17,7 @@ from minisgl.registry.entries import PROCESSES_BYTES
 from minisgl.registry.model import Model
 from minisgl.registry.needs import Needs
 from minisgl.registry.server import Fetch, ModelServer, Start
-from minisgl.server.log import say, warn
+from minisgl.server.core.log import say, warn
 
 
 class Servers:

@@ -25,10 +25,10 @@ from minisgl.registry.needs import Needs
 from minisgl.registry.registry import Registry
 from minisgl.registry.server import ChildServers
 from minisgl.server.batches.store import Store
-from minisgl.server.callers import ANY, Callers
-from minisgl.server.http import HttpServer
-from minisgl.server.log import say, set_up, warn
-from minisgl.server.middleware import Middleware
+from minisgl.server.core.callers import ANY, Callers
+from minisgl.server.core.http import HttpServer
+from minisgl.server.core.log import say, set_up, warn
+from minisgl.server.core.middleware import Middleware
 from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_stdin_ends, url_of
 from minisgl.supervisor.start import check_extension, early_signals, listen, raise_descriptors
 from minisgl.utils.memory import free_memory, keep_little

@@ -15,26 +15,26 @@ from minisgl.config import ServerConfig
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.server_metrics import Metrics
 from minisgl.metrics.steps import ChromeTrace
-from minisgl.server.admin import PREFIXES, add_cache
-from minisgl.server.api_keys import KeyUse
+from minisgl.server.admin.live import add_live
+from minisgl.server.admin.prefixes import PREFIXES, add_cache
+from minisgl.server.apis.anthropic.models import shown_model, shown_models
+from minisgl.server.apis.responses.endpoint import add_responses
 from minisgl.server.batches.background import Background
 from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
 from minisgl.server.batches.store import Store
-from minisgl.server.context import Served, ServerContext
-from minisgl.server.errors import MODELS, install_handlers
-from minisgl.server.formatter import json_response
-from minisgl.server.live import add_live
-from minisgl.server.log import say
-from minisgl.server.messages.models import shown_model, shown_models
-from minisgl.server.middleware import Middleware, Posts
+from minisgl.server.core.api_keys import KeyUse
+from minisgl.server.core.context import Served, ServerContext
+from minisgl.server.core.errors import MODELS, install_handlers
+from minisgl.server.core.formatter import json_response
+from minisgl.server.core.log import say
+from minisgl.server.core.middleware import Middleware, Posts
+from minisgl.server.core.prompts import Prompts
+from minisgl.server.core.receipts import Receipts
+from minisgl.server.core.tools import Parsing
+from minisgl.server.core.waiting import Queue
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prepare import Preparing
-from minisgl.server.prompts import Prompts
-from minisgl.server.receipts import Receipts
-from minisgl.server.responses.endpoint import add_responses
 from minisgl.server.routes import POSTS, ROUTES, Told, card, models
-from minisgl.server.tools import Parsing
-from minisgl.server.waiting import Queue
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,14 +62,38 @@ def build_app(
     """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out. `gateway`: what
     answers at the port before this. `pool`: what stands before several engines says so of itself."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
-    install_handlers(app)
     keys = KeyUse(
         config.api_keys,
-        lambda number: client.processor.waiting_of.get(number, (0, 0)),
+        client.processor.waiting_for,
         (lambda number: None) if gateway is None else gateway.key,
         has_default=config.api_key is not None,
     )
-    metrics = Metrics(
+    metrics = _metrics(client, config, keys, gateway, pool)
+    queue = Queue(client.processor, config.limits, keys, gateway)
+    parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
+    prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
+    context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
+    posts = Posts(context, POSTS, app, Receipts(context))
+    batches = None
+    if config.state_dir is not None:
+        batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
+        metrics.batches = batches.runner.lines
+    _add_routes(app, context, batches)
+    inner = Background(posts, room_of(context)) if config.takes_lines else posts
+    middleware = Middleware(inner, config)
+    preparing = None if gateway is None else Preparing(gateway, middleware, posts)
+    return Application(context, middleware, batches, preparing)
+
+
+def _metrics(
+    client: ProcessClient,
+    config: ServerConfig,
+    keys: KeyUse,
+    gateway: Gateway | None,
+    pool: Callable[[], Mapping[str, Any]] | None,
+) -> Metrics:
+    """Make the figures of a server; its engine client tells them what they take from there."""
+    found = Metrics(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
@@ -83,19 +107,14 @@ def build_app(
         pool=pool,
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
         keys=keys.counts,
-        batches=lambda: None if batches is None else batches.runner.lines(),
     )
-    client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
-    client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
-    queue = Queue(client.processor, config.limits, keys, gateway)
-    parsing = Parsing(tokenizer, config.tool_call_parser, config.reasoning_parser)
-    prompts = Prompts(client, tokenizer, parsing, queue, metrics.tokenize)
-    context = ServerContext(client, config, Served(config, client.adapters, defaults or {}), prompts, queue, metrics)
-    receipts = Receipts(context)
-    posts = Posts(context, POSTS, app, receipts)
-    batches = None
-    if config.state_dir is not None:
-        batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
+    client.dispatch, client.processor.queue = found.dispatch, found.queue
+    client.codec = found.codec(measured=config.engine.debug.transport_stats)
+    return found
+
+
+def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -> None:
+    install_handlers(app)
     found = no_batches if batches is None else batches.here
     add_files(app, found)
     add_batches(app, found)
@@ -109,10 +128,6 @@ def build_app(
     _answer_head(app)
     install_openapi(app)
     _add_docs(app)
-    inner = Background(posts, room_of(context)) if config.takes_lines else posts
-    middleware = Middleware(inner, config)
-    preparing = None if gateway is None else Preparing(gateway, middleware, posts)
-    return Application(context, middleware, batches, preparing)
 
 
 async def _for_the_page() -> None:

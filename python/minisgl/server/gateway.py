@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from minisgl.extension import NEEDS, _rust, why_missing
-from minisgl.server.log import say
+from minisgl.server.core.log import say
 
 if TYPE_CHECKING:  # the extension may be missing
     from minisgl._rust import Gateway

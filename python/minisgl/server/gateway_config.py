@@ -14,10 +14,10 @@ from minisgl.message import GRAMMAR_REFUSED
 from minisgl.message.heartbeat import TIMES
 from minisgl.metrics.meters import WINDOW_NS
 from minisgl.metrics.server_metrics import SECONDS, TOKENS
-from minisgl.server.api_keys import names
-from minisgl.server.callers import HARMLESS, Callers
-from minisgl.server.errors import ApiError, engine_error, engine_gone, grammar_refused, internal_error, too_late
-from minisgl.server.log import shows_access
+from minisgl.server.core.api_keys import names
+from minisgl.server.core.callers import HARMLESS, Callers
+from minisgl.server.core.errors import ApiError, engine_error, engine_gone, grammar_refused, internal_error, too_late
+from minisgl.server.core.log import shows_access
 
 VERSION = 8
 """The version of what is told. The extension reads one, and refuses others."""

@@ -18,12 +18,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from minisgl.server import answers, bodies
-from minisgl.server.errors import is_anthropic, is_ollama
-from minisgl.server.messages.body import AnthropicErrorAnswer
-from minisgl.server.ollama.body import OllamaError
+from minisgl.server.admin import body as admin
+from minisgl.server.apis.anthropic.body import AnthropicErrorAnswer
+from minisgl.server.apis.ollama.body import OllamaError
+from minisgl.server.core import answers
+from minisgl.server.core.errors import is_anthropic, is_ollama
+from minisgl.server.core.streams import STREAMED
 from minisgl.server.routes import ROUTES, Route
-from minisgl.server.streams import STREAMED
 from minisgl.utils.installed import own_version
 
 WORDS = {
@@ -121,7 +122,7 @@ def _responses(route: Route) -> dict[str, Any]:
     for kind_of_stream in STREAMED.get(route.path, ()):
         content[kind_of_stream] = {}  # a schema would be one of each event, or of none, by who reads it
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    if route.body is bodies.PrefixRequest:
+    if route.body is admin.PrefixRequest:
         responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
     error: type[BaseModel] = answers.ErrorAnswer
     if is_anthropic(route.path):

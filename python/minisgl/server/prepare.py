@@ -12,20 +12,18 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.responses import Response
 
 from minisgl.message.prepared import PassOn, Prepared, PreparedGeneration, Read, WholeAnswer, encode
-from minisgl.server.bodies import ChatRequest, CompletionRequest, GenerateRequest
-from minisgl.server.callers import Pairs
-from minisgl.server.errors import ApiError
-from minisgl.server.formatter import Formatter
-from minisgl.server.generation import resolved
-from minisgl.server.middleware import Admitted, Middleware, Posts
-from minisgl.server.request import HttpRequest
+from minisgl.server.core.admission import Admission
+from minisgl.server.core.callers import Pairs
+from minisgl.server.core.errors import ApiError
+from minisgl.server.core.formatter import Formatter
+from minisgl.server.core.middleware import Admitted, Middleware, Posts
+from minisgl.server.core.request import HttpRequest
 
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
@@ -103,7 +101,8 @@ class Preparing:
         if shown is None or wanted.only_prompt or wanted.receipts is not None:
             return None
         context = self._context
-        sampling, lengths, _ = resolved(context, request, wanted)
+        admission = Admission.of(context, request, wanted)
+        sampling = admission.sampling
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         return PreparedGeneration(
@@ -116,7 +115,7 @@ class Preparing:
             shown.model,
             [prompt.tobytes() for prompt in wanted.prompts],
             sampling,
-            lengths.by_prompt,
+            admission.lengths.by_prompt,
             shown.parts,
             wanted.priority,
             request.key,
@@ -141,27 +140,9 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 def _is_shown_by_gateway(body: Any) -> bool:
     """Whether no field of a body asks for what only the Python server shows: what follows is then not done twice."""
-    return not _ONLY_HERE[type(body)](body)
+    asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
+    return not asks and body.limit() != 0
 
 
-_ONLY_HERE: dict[type[Any], Callable[[Any], Any]] = {
-    ChatRequest: lambda body: (
-        body.return_token_ids
-        or body.return_tokens_as_token_ids
-        or body.prompt_logprobs is not None
-        or body.continuous_usage
-        or body.receipt
-        or body.limit() == 0
-    ),
-    CompletionRequest: lambda body: (
-        body.return_token_ids
-        or body.return_tokens_as_token_ids
-        or body.prompt_logprobs is not None
-        or body.continuous_usage
-        or body.receipt
-        or body.echo
-        or body.best_of is not None
-        or body.max_tokens == 0
-    ),
-    GenerateRequest: lambda body: body.text is not None or body.input_ids is not None or body.return_token_ids,
-}
+_ASKS = ("return_token_ids", "return_tokens_as_token_ids", "continuous_usage", "receipt", "echo")
+_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # whatever their value is

@@ -1,7 +1,7 @@
 """All routes: what each takes, what answers it, and what is said of it on the OpenAPI page.
 
 Invariants: a POST's body is what its endpoint says that it takes. Routes without an endpoint here are those of
-`admin.py`, `batches/` and `responses/`, whose answers hang on more than a body.
+`admin/`, `batches/` and `apis/responses/`, whose answers hang on more than a body.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from minisgl.frontend.adapters import Adapter
-from minisgl.server import admin, answers, bodies, chat, classify, completions, encoding, health, rerank, sglang
+from minisgl.server.admin import adapters, health, prefixes
+from minisgl.server.admin import body as admin
+from minisgl.server.apis.anthropic import body as messages
+from minisgl.server.apis.anthropic.endpoint import count_tokens_endpoint, messages_endpoint
+from minisgl.server.apis.llama_cpp import body as llama_cpp
+from minisgl.server.apis.llama_cpp import endpoint as llama
+from minisgl.server.apis.ollama import body as ollama
+from minisgl.server.apis.ollama import endpoint as ollama_endpoint
+from minisgl.server.apis.ollama import models as ollama_models
+from minisgl.server.apis.openai import answers as openai
+from minisgl.server.apis.openai import chat, classify, completions, rerank, tokens
+from minisgl.server.apis.responses import body as responses
+from minisgl.server.apis.responses.endpoint import input_tokens_endpoint, responses_endpoint
+from minisgl.server.apis.sglang import body as sglang_body
+from minisgl.server.apis.sglang import endpoint as sglang
 from minisgl.server.batches import body as batches
-from minisgl.server.context import ServerContext
-from minisgl.server.llama_cpp import body as llama_cpp
-from minisgl.server.llama_cpp import endpoint as llama
-from minisgl.server.messages import body as messages
-from minisgl.server.messages.endpoint import count_tokens_endpoint, messages_endpoint
-from minisgl.server.middleware import Endpoint
-from minisgl.server.ollama import body as ollama
-from minisgl.server.ollama import endpoint as ollama_endpoint
-from minisgl.server.ollama import models as ollama_models
-from minisgl.server.responses import body as responses
-from minisgl.server.responses.endpoint import input_tokens_endpoint, responses_endpoint
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.embeddings import embeddings_endpoint
+from minisgl.server.core.middleware import Endpoint
 
 Told = Callable[[ServerContext], Any]
 
@@ -91,8 +97,8 @@ def models(context: ServerContext) -> list[dict[str, object]]:
 
 
 ROUTES: tuple[Route, ...] = (
-    _post("/v1/chat/completions", "Answer a conversation.", answers.ChatAnswer, chat.chat_endpoint),
-    _post("/v1/completions", "Continue texts or token ids.", answers.CompletionAnswer, completions.completion_endpoint),
+    _post("/v1/chat/completions", "Answer a conversation.", openai.ChatAnswer, chat.chat_endpoint),
+    _post("/v1/completions", "Continue texts or token ids.", openai.CompletionAnswer, completions.completion_endpoint),
     _post("/v1/responses", "Answer a conversation (OpenAI's newer API).", responses.ResponseAnswer, responses_endpoint),
     _post(
         "/v1/responses/input_tokens", "Count an input's tokens.", responses.InputTokens, input_tokens_endpoint, _TEXT
@@ -111,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
     _post(
         "/v1/messages/count_tokens", "Count a conversation's tokens.", messages.TokenCount, count_tokens_endpoint, _TEXT
     ),
-    _post("/v1/embeddings", "Get vectors of texts.", bodies.EmbeddingAnswer, encoding.embeddings_endpoint),
+    _post("/v1/embeddings", "Get vectors of texts.", openai.EmbeddingAnswer, embeddings_endpoint),
     *(
         _post(path, "Rank texts by a query.", rerank.RerankAnswer, rerank.rerank_endpoint)
         for path in ("/v1/rerank", "/v2/rerank")
@@ -148,15 +154,15 @@ ROUTES: tuple[Route, ...] = (
         batches.BatchAnswer,
         errors=(*_STATE[:3], 409, 415, *_STATE[3:]),
     ),
-    _post("/generate", "Continue one prompt.", answers.GenerateAnswers, sglang.generate_endpoint),
+    _post("/generate", "Continue one prompt.", sglang_body.GenerateAnswers, sglang.generate_endpoint),
     _post(
         "/tokenize",
         "Get the token ids of a text or a conversation.",
-        answers.TokenizeAnswer,
-        encoding.tokenize_endpoint,
+        openai.TokenizeAnswer,
+        tokens.tokenize_endpoint,
         _TEXT,
     ),
-    _post("/detokenize", "Get the text of token ids.", answers.DetokenizeAnswer, encoding.detokenize_endpoint, _TEXT),
+    _post("/detokenize", "Get the text of token ids.", openai.DetokenizeAnswer, tokens.detokenize_endpoint, _TEXT),
     _post("/completion", "Continue texts, in llama.cpp's form.", llama_cpp.LlamaCppAnswers, llama.completion_endpoint),
     _post(
         "/infill",
@@ -211,42 +217,42 @@ ROUTES: tuple[Route, ...] = (
         for path, (method, _) in ollama_models.REFUSED.items()
     ),
     _post("/abort_request", "End requests to /generate.", None, sglang.abort_endpoint, _TEXT),
-    _post(admin.LOAD, "Load an adapter.", None, admin.load_adapter_endpoint, _KEEP),
-    _post("/v1/unload_lora_adapter", "Unload an adapter.", None, admin.unload_adapter_endpoint, _TEXT),
+    _post(adapters.LOAD, "Load an adapter.", None, adapters.load_adapter_endpoint, _KEEP),
+    _post("/v1/unload_lora_adapter", "Unload an adapter.", None, adapters.unload_adapter_endpoint, _TEXT),
     _get(
         "/v1",
         "Check that the API is there; POST and OPTIONS do the same.",
-        answers.Status,
+        admin.Status,
         lambda _: health.OK,
         also=("POST", "OPTIONS"),
     ),
-    Route("/v1/models", "get", "The served model and its adapters.", answers.ModelList),
-    Route("/v1/models/{model_id}", "get", "One model.", answers.ModelCard, errors=(401, 403, 404, 503)),
-    _get("/version", "The server's version.", answers.Version, health.version, errors=(401, 403)),
+    Route("/v1/models", "get", "The served model and its adapters.", openai.ModelList),
+    Route("/v1/models/{model_id}", "get", "One model.", openai.ModelCard, errors=(401, 403, 404, 503)),
+    _get("/version", "The server's version.", admin.Version, health.version, errors=(401, 403)),
     _get(
-        "/livez", "Check that the process and its step loop are alive.", answers.Status, health.livez, errors=(403, 503)
+        "/livez", "Check that the process and its step loop are alive.", admin.Status, health.livez, errors=(403, 503)
     ),
-    _get("/readyz", "Check that the server accepts requests.", answers.Status, health.readyz, errors=(403, 503)),
-    _get("/health_generate", "The same, by SGLang's name.", answers.Status, health.readyz),
-    _get("/get_model_info", "The served model, in SGLang's form.", answers.ModelInfo, sglang.model_info),
-    _get("/model_info", "The same.", answers.ModelInfo, sglang.model_info),
-    _get("/get_server_info", "The same.", answers.ModelInfo, sglang.model_info),
-    _get("/server_info", "The same.", answers.ModelInfo, sglang.model_info),
-    _get("/health", "The state in detail.", answers.Health, health.health),
-    _get("/v1/health", "The same.", answers.Health, health.health),
-    _get("/stats", "What both processes measure about themselves.", answers.Stats, health.stats, errors=(401, 403)),
+    _get("/readyz", "Check that the server accepts requests.", admin.Status, health.readyz, errors=(403, 503)),
+    _get("/health_generate", "The same, by SGLang's name.", admin.Status, health.readyz),
+    _get("/get_model_info", "The served model, in SGLang's form.", sglang_body.ModelInfo, sglang.model_info),
+    _get("/model_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
+    _get("/get_server_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
+    _get("/server_info", "The same.", sglang_body.ModelInfo, sglang.model_info),
+    _get("/health", "The state in detail.", admin.Health, health.health),
+    _get("/v1/health", "The same.", admin.Health, health.health),
+    _get("/stats", "What both processes measure about themselves.", admin.Stats, health.stats, errors=(401, 403)),
     _get("/metrics", "Metrics in Prometheus' text format.", None, health.metrics, errors=(401, 403)),
-    Route(
-        "/v1/cache", "delete", "Empty the prefix cache, except for what requests and pins hold.", answers.CacheAnswer
+    Route("/v1/cache", "delete", "Empty the prefix cache, except for what requests and pins hold.", admin.CacheAnswer),
+    Route("/v1/cache/prefixes", "get", "List the stored prefixes.", admin.PrefixList),
+    _post(
+        prefixes.PREFIXES, "Store a prefix in the cache.", admin.PrefixAnswer, prefixes.insert_prefix_endpoint, _KEEP
     ),
-    Route("/v1/cache/prefixes", "get", "List the stored prefixes.", answers.PrefixList),
-    _post(admin.PREFIXES, "Store a prefix in the cache.", answers.PrefixAnswer, admin.insert_prefix_endpoint, _KEEP),
-    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", answers.PrefixAnswer, errors=(401, 403, 404, 503)),
+    Route("/v1/cache/prefixes/{prefix_id}", "get", "One prefix.", admin.PrefixAnswer, errors=(401, 403, 404, 503)),
     Route(
         "/v1/cache/prefixes/{prefix_id}",
         "delete",
         "Release a stored prefix.",
-        answers.PrefixDeleted,
+        admin.PrefixDeleted,
         errors=(401, 403, 404, 503, 504),
     ),
 )

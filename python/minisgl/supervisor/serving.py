@@ -30,13 +30,13 @@ from minisgl.message import EngineReady
 from minisgl.runner.launch import EngineProcess
 from minisgl.runner.several import EngineProcesses
 from minisgl.server import gateway_config
+from minisgl.server.admin.health import Starting
 from minisgl.server.app import Application, build_app
-from minisgl.server.callers import binds_loopback
+from minisgl.server.core.callers import binds_loopback
+from minisgl.server.core.http import GRACE_S, HttpServer
+from minisgl.server.core.log import complain, narrate, report, say, warn
+from minisgl.server.core.middleware import Middleware
 from minisgl.server.gateway import FrontEnd
-from minisgl.server.health import Starting
-from minisgl.server.http import GRACE_S, HttpServer
-from minisgl.server.log import complain, narrate, report, say, warn
-from minisgl.server.middleware import Middleware
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.early import EarlyTokenizer
 from minisgl.tokenizer.reference import ReferenceTokenizer

@@ -22,8 +22,8 @@ from minisgl.config import ConfigError, EngineConfig, ServerConfig
 from minisgl.envs import not_a_folder
 from minisgl.extension import HOW_TO_BUILD, NAME, WITHOUT, debug_build, why_missing
 from minisgl.runner.launch import EngineProcess
+from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.gateway import FrontEnd
-from minisgl.server.log import say, set_up, warn
 from minisgl.utils.installed import need_extension
 from minisgl.utils.memory import keep_little
 

@@ -9,8 +9,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl.tokenizer.chat_template import TRIAL_WORK, ChatTemplate, ChatTemplateError
+from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.conversation import TRIAL_TOOL
+from minisgl.tokenizer.rendering import TRIAL_WORK, ChatTemplateError
 
 _CALL = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "trial", "arguments": "{}"}}
 _THOUGHTS = ("thought1x", "thought2x", "thought3x")

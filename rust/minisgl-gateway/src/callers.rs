@@ -1,4 +1,4 @@
-//! Who may ask for a probe, by the head of a request alone (`server/callers.py` for those who plainly may), and ids of
+//! Who may ask for a probe, by the head of a request alone (`server/core/callers.py` for those who plainly may), and ids of
 //! calls. All other requests are Python's to judge.
 
 use crate::http::{self, Head};

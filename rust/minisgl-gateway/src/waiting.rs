@@ -1,4 +1,4 @@
-//! What waits in the gateway, counted where Python reads it (`server/waiting.py`, `server/api_keys.py`).
+//! What waits in the gateway, counted where Python reads it (`server/core/waiting.py`, `server/core/api_keys.py`).
 //!
 //! Invariants: choices count from the moment in which Python prepared them, so that what it prepares at once stays within
 //! its limits; each stops counting once, when it has a row in the engine or nobody waits for it any more.

@@ -19,7 +19,7 @@ from minisgl.server.batches import endpoint
 from minisgl.server.batches import upload as uploads
 from minisgl.server.batches.endpoint import num_in_flight
 from minisgl.server.batches.store import FileInfo
-from minisgl.server.request import SMALL_BYTES
+from minisgl.server.core.request import SMALL_BYTES
 from tests.helpers import batches
 from tests.helpers.seconds import WAIT_S
 from tests.helpers.server import CONFIG, Frontend, check_error, frontend

@@ -18,7 +18,7 @@ import pytest
 from minisgl.server.batches import runner as runners
 from minisgl.server.batches.runner import Asked, Runner, Said, State, usage_of
 from minisgl.server.batches.store import BatchInfo, FileInfo, Store, Usage
-from minisgl.server.errors import ApiError
+from minisgl.server.core.errors import ApiError
 from tests.helpers import batches
 from tests.helpers.batch_runner import text_of
 from tests.helpers.seconds import WAIT_S

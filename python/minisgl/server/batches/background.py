@@ -12,8 +12,8 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.server.batches.runner import Slots
-from minisgl.server.errors import BATCHES
-from minisgl.server.request import REQUEST, HttpRequest
+from minisgl.server.core.errors import BATCHES
+from minisgl.server.core.request import REQUEST, HttpRequest
 
 LINES = f"{BATCHES}/lines"
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictStr
 
-from minisgl.server.answers import Answer, Listed
-from minisgl.server.fields import Body, described
+from minisgl.server.core.answers import Answer, Listed
+from minisgl.server.core.fields import Body, described
 
 MIN_KEEP_S, MAX_KEEP_S = 3600, 2_592_000
 MAX_METADATA = 16

@@ -22,8 +22,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig, most_of
-from minisgl.server.answers import Answer
-from minisgl.server.api_keys import names
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
 from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
@@ -41,12 +39,13 @@ from minisgl.server.batches.store import (
     said_of,
 )
 from minisgl.server.batches.upload import Upload
-from minisgl.server.context import ServerContext
-from minisgl.server.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
-from minisgl.server.formatter import json_response
-from minisgl.server.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
-from minisgl.server.responses.endpoint import page_of
-from minisgl.server.waiting import Turns, has_room
+from minisgl.server.core.answers import Answer
+from minisgl.server.core.api_keys import names
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import BATCHES, FILES, SERVER, ApiError, bad_value, draining, missing, queue_full, wrong
+from minisgl.server.core.formatter import json_response, page_of
+from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse, too_large
+from minisgl.server.core.waiting import Turns, has_room
 
 MAX_UPLOADS = 16
 """Files of more than `SMALL_BYTES` that come at once."""

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from minisgl.sampling_params import ParamError
-from minisgl.server.glance import NOTHING, WRONG, begin_of, decoded, shown, text_of
+from minisgl.server.core.glance import NOTHING, WRONG, begin_of, decoded, shown, text_of
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_FILE_BYTES = 200 << 20

@@ -25,7 +25,7 @@ import msgspec
 
 from minisgl.server.batches.lines import BadLine, Line, read_lines, windows
 from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, Usage, new_id, said_of
-from minisgl.server.errors import draining
+from minisgl.server.core.errors import draining
 
 LOOK_S = 30.0
 """How often the time of files and batches is looked at."""

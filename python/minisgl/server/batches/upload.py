@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from minisgl.server.batches.lines import MAX_FILE_BYTES
 from minisgl.server.batches.multipart import Part, Parts, boundary_of
 from minisgl.server.batches.store import written
-from minisgl.server.errors import ApiError, missing
-from minisgl.server.request import too_large, too_slow
+from minisgl.server.core.errors import ApiError, missing
+from minisgl.server.core.request import too_large, too_slow
 
 FILE = "file"
 MAX_FIELD_BYTES = 4096

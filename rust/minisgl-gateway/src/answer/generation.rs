@@ -1,5 +1,5 @@
-//! What one HTTP request adds to its requests in the engine (`server/generation.py`): its choices, the shape in which they
-//! are shown, the way to its client.
+//! What one HTTP request adds to its requests in the engine (`server/core/running.py`): its choices, the
+//! shape in which they are shown, the way to its client.
 //!
 //! Invariants: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
 //! the connection's task; while the client lags behind, tokens stay where they are.

@@ -1,4 +1,4 @@
-//! The access log: one line on stderr for each request that the gateway answered, as `server/request.py` and `log.py`
+//! The access log: one line on stderr for each request that the gateway answered, as `server/core/request.py` and `log.py`
 //! write it. A line is one write: lines of both servers do not mix.
 
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Log probabilities as clients see them: `server/formatter.py`, in OpenAI's two shapes, chat's list of tokens and
+//! Log probabilities as clients see them: `server/core/formatter.py`, in OpenAI's two shapes, chat's list of tokens and
 //! completions' parallel lists.
 //!
 //! Invariants: the same JSON as there; a token is written when it comes, so that a long list is never written at once.

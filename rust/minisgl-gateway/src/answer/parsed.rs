@@ -1,4 +1,4 @@
-//! An answer that is taken apart into content, reasoning and calls (`server/chat.py`).
+//! An answer that is taken apart into content, reasoning and calls (`server/core/turn.py`).
 
 use std::sync::Arc;
 

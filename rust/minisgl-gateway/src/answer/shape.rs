@@ -1,4 +1,4 @@
-//! The shapes of answers, whole or streamed: `server/chat.py`, `completions.py` and `sglang.py`.
+//! The shapes of answers, whole or streamed: `server/apis/openai/chat.py`, `completions.py` and `sglang/endpoint.py`.
 //!
 //! Invariants: the same JSON as there, in the same order; all but the text of an event is formatted once.
 

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::options::{Options, count};
 use super::{Handler, serve_connection};
 
-/// As `server/http.py` has it.
+/// As `server/core/http.py` has it.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 140\r\nconnection: close\r\n\r\n\
     {\"error\":{\"message\":\"there are as many connections as may be: close some\",\"type\":\"server_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
 const WAIT_FOR_DESCRIPTORS: Duration = Duration::from_millis(100);

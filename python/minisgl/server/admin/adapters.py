@@ -1,0 +1,75 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+
+Invariants: a name is served from when every engine has its adapter until it is unloaded; requests under way keep
+theirs. Adapters lie below the folder of the configuration; of every other path the same is said.
+"""
+
+from __future__ import annotations
+
+import os
+
+from starlette.responses import PlainTextResponse, Response
+
+from minisgl.frontend.adapters import Adapter
+from minisgl.server.admin.body import LoadAdapterRequest, UnloadAdapterRequest
+from minisgl.server.admin.prefixes import in_time
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import NO_MODEL, ApiError, bad_value, wrong
+from minisgl.server.core.formatter import Later
+from minisgl.server.core.request import HttpRequest
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
+    name, root = asked.lora_name, _check_may(context, request)
+    if name == context.served.name or name in context.served.aliases:
+        raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
+    if name in context.client.adapters.by_name:
+        raise wrong("lora_name", f"{name[:80]!r} is loaded already: unload it first, or choose another name")
+    if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
+        reason = f"there are {count} adapters, the limit (max_loras): unload one first"
+        raise wrong("lora_name", f"{name[:80]!r}: {reason}")
+    adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
+    return Later(lambda: _loaded(context, adapter))
+
+
+def _check_may(context: ServerContext, request: HttpRequest) -> str:
+    """The folder of adapters. Raises `ApiError` 403."""
+    if context.config.lora_folder is None:
+        reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
+        raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
+    context.keys.check_may(request.key, "lora", request.path)
+    return context.config.lora_folder
+
+
+def _below(root: str, path: str) -> str:
+    """Where the adapter lies. What lies elsewhere, and what is not there, is refused in one and the same way."""
+    top = os.path.realpath(root)
+    found = os.path.normpath(os.path.join(top, path))
+    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at
+        found = os.path.realpath(found)
+        if found.startswith(f"{top}{os.sep}") and os.path.isdir(found):
+            return found
+    raise bad_value("lora_path", path, "must be a folder below the server's folder of adapters (lora_folder)")
+
+
+async def _loaded(context: ServerContext, adapter: Adapter) -> Response:
+    book = context.client.adapters
+    async with in_time(context, lambda: book.unload(adapter)):
+        await context.client.until(lambda: book.is_settled(adapter))
+    if (refusal := adapter.refusal) is not None:
+        raise wrong("lora_path", refusal)
+    return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
+
+
+async def unload_adapter_endpoint(
+    context: ServerContext, asked: UnloadAdapterRequest, request: HttpRequest
+) -> Response:
+    _check_may(context, request)
+    book = context.client.adapters
+    adapter = book.by_name.get(asked.lora_name)
+    if adapter is None or not adapter.is_ready:
+        raise wrong("lora_name", f"{asked.lora_name[:80]!r} does not exist here", *NO_MODEL)
+    book.unload(adapter)
+    return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")

@@ -1,0 +1,272 @@
+"""GET /stats/stream: what the server does, as it does it, to those who look.
+
+Invariants: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
+reader that does not keep up misses events and holds nobody up; a stream ends with its client, the engine or the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.requests import Request
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minisgl.message import StepView, TreeView, Watched
+from minisgl.metrics.live import LiveFigures
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import ApiError, bad_value, engine_gone
+from minisgl.server.core.http import CONNECTION, Connection
+from minisgl.server.core.request import REQUEST
+from minisgl.server.core.streams import sse
+from minisgl.server.core.waiting import has_room
+from minisgl.step import FinishReason
+
+STREAM = "/stats/stream"
+MAX_WATCHERS = 32
+TICK_S = 0.1
+EVERY_S = 1.0
+MAX_STEPS = 64  # of an event
+OPTIONS = ("steps", "tree")
+AGAIN_MS = 500.0  # an engine process takes longer to begin again
+
+
+class Watcher:
+    """What one reader has not been sent yet. Bounded, however slow it is."""
+
+    def __init__(self, *, steps: bool, tree: bool) -> None:
+        self.steps = steps
+        self.tree = tree
+        self.paused = False
+        self._stats: dict[str, Any] | None = None
+        self._stats_left_out = 0
+        self._steps: dict[int, deque[StepView]] = {}
+        self._next: dict[int, int] = {}  # by engine: how many steps were told of
+        self._left_out: dict[int, int] = {}
+        self._begun: dict[int, StepView] = {}  # by engine: the last step of `begin`
+        self._trees: dict[int, TreeView] = {}
+
+    def figures(self, found: dict[str, Any]) -> None:
+        self._stats_left_out += self._stats is not None
+        self._stats = found
+
+    def begin(self, engine: int, recent: Sequence[StepView]) -> None:
+        """Take the steps that were before this reader came."""
+        if recent and self.steps:
+            self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
+            self._begun[engine] = recent[-1]
+            self._left_out[engine] = 0
+
+    def watched(self, engine: int, message: Watched) -> None:
+        if message.tree is not None and self.tree:
+            self._trees[engine] = message.tree
+        begun = self._begun.get(engine)
+        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine tells its recent ones, too
+        if not steps or not self.steps:
+            return
+        kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
+        expected = self._next.get(engine, message.at)
+        missed = max(0, message.at - expected)  # an engine that began again counts from 0
+        missed += max(0, len(kept) + len(steps) - MAX_STEPS)
+        self._left_out[engine] = self._left_out.get(engine, 0) + missed
+        self._next[engine] = message.at + len(message.steps)
+        kept.extend(steps)
+
+    def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
+        """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
+        if (found := self._stats) is not None:
+            yield sse({**found, "left_out": self._stats_left_out}, "stats")
+            self._stats, self._stats_left_out = None, 0
+        for engine, steps in self._steps.items():
+            if steps:
+                shown = [_step(one) for one in steps]
+                yield sse({"engine": engine, "left_out": self._left_out[engine], "steps": shown}, "steps")
+                self._left_out[engine] = 0
+                steps.clear()
+        for engine, tree in self._trees.items():
+            yield sse({"engine": engine, **_tree(tree, text)}, "tree")
+        self._trees.clear()
+
+
+class Live:
+    """All who look at one server."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._figures = LiveFigures(context.metrics, lambda: context.client.stats)
+        self._watchers: dict[Watcher, int] = {}  # with the numbers of their keys
+        self._task: asyncio.Task[None] | None = None
+        self._last: dict[str, Any] | None = None
+        self._recent: dict[int, deque[StepView]] = {}  # by engine
+
+    @contextlib.contextmanager
+    def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
+        """While `watcher`, of the key with this number, gets what there is. Raises `ApiError` if too many look already
+        (`has_room`)."""
+        count, own = len(self._watchers), list(self._watchers.values()).count(key)
+        if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
+            raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")
+        for engine, steps in self._recent.items():
+            watcher.begin(engine, steps)
+        self._watchers[watcher] = key
+        client = self._context.client
+        try:
+            if self._task is None:
+                client.on_watched = self._watched
+                self._task = asyncio.create_task(self._look_on())
+            else:
+                if self._last is not None:
+                    watcher.figures(self._last)
+                client.watch(steps=watcher.steps, tree=watcher.tree)
+            yield
+        finally:
+            self._watchers.pop(watcher, None)
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = self._last = None
+                self._figures.forget()
+                client.on_watched = None
+
+    def check(self) -> None:
+        """Raises what ended the looking: a reader must not wait for what nobody tells."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def _look_on(self) -> None:
+        """Once a second: new figures, and the engines are asked to go on telling. They stop by themselves."""
+        client = self._context.client
+        while client.failure is None:
+            steps, tree = (any(getattr(one, name) for one in self._watchers) for name in OPTIONS)
+            client.watch(steps=steps, tree=tree)
+            self._last = self._figures.look(about(self._context))
+            for watcher in self._watchers:
+                watcher.figures(self._last)
+            await asyncio.sleep(EVERY_S)
+
+    def _watched(self, engine: int, message: Watched) -> None:
+        recent = self._recent.setdefault(engine, deque(maxlen=MAX_STEPS))
+        last = recent[-1] if recent else None
+        recent.extend([one for one in message.steps if _is_new(one, last)])
+        for watcher in self._watchers:
+            watcher.watched(engine, message)
+
+
+class _Stream(Response):
+    """The answer, as long as its client reads it."""
+
+    def __init__(self, context: ServerContext, live: Live, watcher: Watcher) -> None:
+        super().__init__()
+        self._context = context
+        self._live = live
+        self._watcher = watcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        start = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [*headers, (b"content-type", b"text/event-stream; charset=utf-8")],
+        }
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        with self._live.watching(self._watcher, scope[REQUEST].key):
+            await send(start)
+            end = await self._write_on(scope[CONNECTION])
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _write_on(self, connection: Connection) -> bytes:
+        """Until the client or the engine is gone; returns what is still to be said."""
+        client, watcher = self._context.client, self._watcher
+        text = self._text if self._context.config.log_prompts else None
+        with connection.stream(lambda: self._pause(True), lambda: self._pause(False)):
+            while not connection.is_lost:
+                if client.failure is not None:
+                    return sse(engine_gone(client.failure).body, "error")
+                self._live.check()
+                if not watcher.paused:
+                    for event in watcher.events(text):
+                        connection.write(event)
+                await asyncio.sleep(TICK_S)
+        return b""
+
+    def _pause(self, paused: bool) -> None:
+        self._watcher.paused = paused
+
+    def _text(self, ids: list[int]) -> str:
+        return self._context.tokenizer.decode(ids, False)
+
+
+def add_live(app: FastAPI, context: ServerContext) -> Live:
+    live = Live(context)
+
+    async def stream(request: Request) -> Response:
+        return _Stream(context, live, _watcher(request))
+
+    app.add_route(STREAM, stream)  # no part of the OpenAPI page: an answer without an end
+    return live
+
+
+def about(context: ServerContext) -> dict[str, Any]:
+    """What /stats says beside the metrics."""
+    info = context.client.info
+    return {
+        "model": context.served.name,
+        "simulated": (info.simulated or None) if info is not None else None,
+        "schedule_policy": context.config.engine.schedule_policy,
+    }
+
+
+def _watcher(request: Request) -> Watcher:
+    given: dict[str, bool] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in OPTIONS:
+            raise bad_value(name, value, f"unknown: {STREAM} has {' and '.join(OPTIONS)}")
+        if name in given:
+            raise bad_value(name, value, "given twice")
+        if value not in ("0", "1"):
+            raise bad_value(name, value, "must be 0 or 1")
+        given[name] = value == "1"
+    return Watcher(steps=given.get("steps", False), tree=given.get("tree", False))
+
+
+def _is_new(one: StepView, last: StepView | None) -> bool:
+    """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
+    return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
+
+
+def _step(view: StepView) -> dict[str, Any]:
+    return {
+        "step": view.step,
+        "at_ms": view.at_ms,
+        "phases": view.phases,
+        "rows": [
+            (request, "decode" if decodes else "prefill", new, cached, length)
+            for request, decodes, new, cached, length in view.rows
+        ],
+        "admitted": view.admitted,
+        "finished": [(request, FinishReason(reason).name.lower()) for request, reason in view.finished],
+        "num_retracted": view.num_retracted,
+        "retracted": view.retracted,
+        "waiting": view.num_waiting,
+        "free": view.num_free_pages,
+        "rows_left_out": view.num_rows_left_out,
+    }
+
+
+def _tree(tree: TreeView, text: Callable[[list[int]], str] | None) -> dict[str, Any]:
+    names = ("id", "parent", "tokens", "depth", "locks", "age", "children", "pinned", "saved")
+    nodes = []
+    for *numbers, begins in tree.nodes:
+        node: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        if text is not None:
+            node["text"] = text(begins)
+        nodes.append(node)
+    left_out = tree.num_nodes - len(nodes)
+    return {"num_nodes": tree.num_nodes, "num_tokens": tree.num_tokens, "left_out": left_out, "nodes": nodes}

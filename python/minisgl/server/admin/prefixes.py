@@ -1,0 +1,164 @@
+"""/v1/cache: prefixes that stay in the prefix cache of every engine, and emptying it.
+
+Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
+done, after `--request-timeout` at the latest; no text of a prefix is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.requests import Request
+from starlette.responses import Response
+
+from minisgl.frontend.engine_client import EngineGone
+from minisgl.frontend.prefixes import FAILED, Prefix
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.admin.body import PrefixRequest
+from minisgl.server.core.bodies import Conversation
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import ApiError, bad_value, engine_error, engine_gone, too_late, wrong
+from minisgl.server.core.formatter import Later, json_response
+from minisgl.server.core.request import REQUEST, HttpRequest
+from minisgl.step import Int32Array
+
+CACHE = "/v1/cache"
+PREFIXES = f"{CACHE}/prefixes"
+_ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
+
+
+async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Later:
+    context.keys.check_may(request.key, "cache", request.path)
+    if context.served.check(asked.model) != context.served.name:
+        raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
+    tokens = await _tokens(context, asked)
+    pin, waits = asked.pin is not False, asked.wait is not False
+    return Later(lambda: _insert(context, tokens, pin=pin, waits=waits))
+
+
+async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
+    given = [name for name in ("text", "messages", "token_ids") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise wrong("text", "give one of text, messages and token_ids")
+    field = given[0]
+    if asked.messages is None:
+        prompt: Conversation | list[str | list[int]] = [asked.text if asked.text is not None else asked.token_ids or []]
+    elif not asked.messages:
+        raise bad_value("messages", [], "must not be empty")
+    elif asked.add_generation_prompt is None:  # what follows is not known yet
+        prompt = asked.model_copy(update={"add_generation_prompt": False})
+    else:
+        prompt = asked
+    (tokens,), _ = await context.prompts.encode(prompt, SamplingParams(), None, field)
+    return tokens
+
+
+async def _insert(context: ServerContext, tokens: Int32Array, *, pin: bool, waits: bool) -> Response:
+    book = context.client.prefixes
+    async with in_time(context):
+        prefix = book.insert(tokens, pin=pin)
+        await context.client.until(lambda: book.is_answered(prefix))
+        if waits:
+            await context.client.until(lambda: book.is_settled(prefix))
+    if (refusal := prefix.refusal) is not None:
+        book.remove(prefix)
+        if refusal.state == FAILED:
+            raise engine_error(f"prefix: {refusal.reason}")
+        if refusal.is_full:
+            more = ": remove a pinned prefix, or raise --max-pinned-ratio" if refusal.reason.startswith("pin:") else ""
+            raise ApiError(409, f"prefix: {refusal.reason}{more}", code="cache_full")
+        raise ApiError(400, f"prefix: {refusal.reason}", code="invalid_value")
+    answer = json_response(_card(context, prefix))
+    answer.status_code = 200 if book.is_settled(prefix) else 202
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def in_time(context: ServerContext, give_up: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+    limit = context.limits.request_timeout
+    try:
+        async with asyncio.timeout(limit):
+            yield
+    except TimeoutError as error:
+        give_up()
+        raise too_late(limit or 0.0) from error
+    except EngineGone as error:
+        raise engine_gone(str(error)) from error
+
+
+def _card(context: ServerContext, prefix: Prefix) -> dict[str, Any]:
+    book = context.client.prefixes
+    hits = book.num_hits(prefix)
+    refusal = prefix.refusal
+    engines = [
+        {"engine": engine, "state": prefix.state(engine), "hits": hits.get(engine, 0)}
+        for engine in sorted(context.client.serving())
+    ]
+    return {
+        "id": f"prefix-{prefix.prefix_id}",
+        "object": "cache.prefix",
+        "tokens": prefix.num_tokens,
+        "pages": prefix.num_tokens // context.info.page_size,
+        "pinned": prefix.pin,
+        "state": refusal.state if refusal is not None else "ready" if book.is_settled(prefix) else "warming",
+        **({"reason": refusal.reason} if refusal is not None else {}),
+        "hits": sum(hits.values()),
+        "engines": engines,
+    }
+
+
+def _found(context: ServerContext, name: str) -> Prefix:
+    known = _ID.fullmatch(name)
+    prefix = context.client.prefixes.prefixes.get(int(known[1])) if known else None
+    if prefix is None:
+        raise ApiError(404, f"prefix: {name[:80]!r} does not exist", param="prefix_id", code="prefix_not_found")
+    return prefix
+
+
+def add_cache(app: FastAPI, context: ServerContext) -> None:
+    """A POST never comes here: it reads its body elsewhere."""
+    book = context.client.prefixes
+
+    def check(request: Request) -> None:
+        context.keys.check_may(request.scope[REQUEST].key, "cache", request.url.path)
+        _ = context.info
+
+    @app.api_route(PREFIXES, methods=["GET", "POST"])
+    async def prefixes(request: Request) -> Response:
+        check(request)
+        cards = [_card(context, prefix) for prefix in book.prefixes.values()]
+        return json_response({"object": "list", "data": cards})
+
+    @app.get(PREFIXES + "/{prefix_id}")
+    async def prefix(request: Request, prefix_id: str) -> Response:
+        check(request)
+        return json_response(_card(context, _found(context, prefix_id)))
+
+    @app.delete(PREFIXES + "/{prefix_id}")
+    async def remove(request: Request, prefix_id: str) -> Response:
+        check(request)
+        found = _found(context, prefix_id)
+        async with in_time(context):
+            book.remove(found)
+            await context.client.until(lambda: book.is_removed(found))
+        return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
+
+    @app.delete(CACHE)
+    async def clear(request: Request) -> Response:
+        check(request)
+        async with in_time(context):
+            clearing = book.clear()
+            await context.client.until(lambda: book.is_cleared(clearing))
+        freed = sorted(clearing.num_pages.items())
+        return json_response(
+            {
+                "object": "cache",
+                "freed_pages": sum(clearing.num_pages.values()),
+                "engines": [{"engine": engine, "freed_pages": num_pages} for engine, num_pages in freed],
+            }
+        )

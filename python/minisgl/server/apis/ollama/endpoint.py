@@ -1,0 +1,397 @@
+"""Ollama's API. Bodies become requests of the chat API, of completions (`raw`, `suffix`) and of embeddings; answers are
+JSON objects, or lines of them that tell how an answer grows.
+
+Invariants: errors name the fields that the client wrote; contents, thoughts and calls of the lines joined are those
+that would have come whole; what has no effect is named in `warning` and in the header `X-Minisgl-Ignored`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from starlette.responses import Response
+
+from minisgl.frontend.output_processor import Delta
+from minisgl.server.apis.ollama.body import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaGenerating,
+    OllamaMessage,
+    OllamaRequest,
+)
+from minisgl.server.core.bodies import ChatRequest, CompletionRequest, EmbeddingRequest
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.continuation import continuation
+from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
+from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
+from minisgl.server.core.fields import present
+from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_of
+from minisgl.server.core.generation import Generation
+from minisgl.server.core.lengths import TO_THE_END
+from minisgl.server.core.request import HttpRequest, checked
+from minisgl.server.core.sampling_fields import Sampling
+from minisgl.server.core.sections import Closed, Grown, Section
+from minisgl.server.core.tools import Parsing
+from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
+from minisgl.server.core.unserved import shown
+
+SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+"""Options that this server has, and its own names of them."""
+NEUTRAL: dict[str, tuple[float, ...]] = {"mirostat": (0,), "typical_p": (1,), "tfs_z": (1,), "repeat_last_n": (-1,)}
+"""Values of others that ask for nothing."""
+MAX_NAMED = 32
+OF_LOADS = frozenset({"model", "keep_alive", "stream", "options"})
+"""What a body without a question may have."""
+UNLOADED = (0, "0", "0s", "0m", "0h")
+NAMES: Names = (
+    *((name, f"options.{option}") for option, name in OPTIONS.items()),
+    (r"response_format(\.json_schema)?(\.schema)?", "format"),
+    (r"enable_thinking", "think"),
+    (r"reasoning_effort", "think"),
+    (r"truncate_prompt_tokens", "truncate"),
+    (r"messages\.(\d+)\.content\.0\.type", r"messages.\1.images"),
+)
+OF_PROMPTS: Names = ((r"messages(\..*)?", "prompt"), *NAMES)
+Shape = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
+"""The part of an answer that has the text, the thoughts and the calls."""
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def as_message(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": "assistant", "content": text}
+    if thought:
+        found["thinking"] = thought
+    if calls:
+        found["tool_calls"] = calls
+    return {"message": found}
+
+
+def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"response": text, **({"thinking": thought} if thought else {})}
+
+
+def ping(model: str, shape: Shape) -> bytes:
+    """Return the line that says that a stream lives. Ollama's clients take each line for JSON and read its text."""
+    return json_line({"model": model, "created_at": now(), **shape("", "", []), "done": False})
+
+
+# ------------------------------------------------------------------------------------------------------ what is asked
+
+
+def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], list[str]]:
+    """Fields of the sampling, and the names of what has no effect. A context that is large enough has one."""
+    found: dict[str, Any] = {}
+    ignored = list[str]()
+    for option, value in (asked.options or {}).items():
+        if value is None or value in NEUTRAL.get(option, ()):
+            continue
+        if (name := OPTIONS.get(option)) is not None:
+            found[name] = TO_THE_END if option == "num_predict" and value == -2 else value
+        elif option != "num_ctx" or not isinstance(value, int) or value > max_seq_len:
+            ignored.append(_named(option))
+    if found.get("seed") == -1:
+        del found["seed"]  # a random one
+    if asked.keep_alive in UNLOADED:
+        ignored.append("keep_alive")
+    return found, list(dict.fromkeys(ignored))[:MAX_NAMED]
+
+
+def _named(option: str) -> str:
+    """A client's own words are put into no header."""
+    return f"options.{option}" if re.fullmatch(r"[a-z0-9_]{1,32}", option) else "options"
+
+
+def _format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if not given and isinstance(given, str | None):
+        return None
+    if given == "json":
+        return {"type": "json_object"}
+    if isinstance(given, str):
+        raise bad_value("format", given, "must be json or a JSON schema")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given}}
+
+
+def _think(parsing: Parsing, think: bool | str | None) -> dict[str, Any]:
+    if think is None:
+        return {}
+    if think is not True:
+        return {"reasoning_effort": think or "none"}
+    if "enable_thinking" in parsing.variables:
+        return {"enable_thinking": True}
+    if parsing.thinking is None:
+        raise bad_value("think", True, "this model does not support thinking", "unsupported_value")
+    return {}
+
+
+def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+    """The fields of the chat API that its prompt depends on. Raises `ApiError`."""
+    if isinstance(asked, OllamaChatRequest):
+        found = {"messages": _messages(asked.messages or ()), "tools": asked.tools or None}
+    else:
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        found = {"messages": [*system, {"role": "user", "content": asked.prompt}]}
+    return {**found, **_think(parsing, asked.think)}
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """Those of the chat API. Results name their tool, or nothing: they belong to the calls before them, in order."""
+    found: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # ids and names
+    for i, message in enumerate(given):
+        one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.images:
+            text = [{"type": "text", "text": message.content}] if message.content else []
+            one["content"] = [*text, {"type": "images"}]
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = [(call.id or f"call_{i}_{j}", call.function) for j, call in enumerate(message.tool_calls)]
+            one["tool_calls"] = [
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments or {}, ensure_ascii=False)},
+                }
+                for call_id, call in calls
+            ]
+            open_calls = [(call_id, call.name) for call_id, call in calls]
+        if message.role == "tool":
+            of_tool = (one for one in open_calls if message.tool_name in (None, one[1]))
+            call = next(of_tool, None)
+            if call is not None:
+                open_calls.remove(call)
+            call_id = message.tool_call_id or (None if call is None else call[0])
+            one |= {"tool_call_id": call_id, "name": message.tool_name}
+        found.append(present(one))
+    return found
+
+
+async def chat_endpoint(context: ServerContext, asked: OllamaChatRequest, request: HttpRequest) -> Formatter | Response:
+    if not asked.messages:
+        return _loaded(context, asked, request, "messages", as_message(""))
+    return await _chat(context, asked, request, as_message)
+
+
+async def generate_endpoint(
+    context: ServerContext, asked: OllamaGenerateRequest, request: HttpRequest
+) -> Formatter | Response:
+    if not asked.prompt and not asked.suffix:
+        return _loaded(context, asked, request, "prompt", as_response(""))
+    if asked.raw or asked.suffix:
+        return await _continued(context, asked)
+    return await _chat(context, asked, request, as_response)
+
+
+def _loaded(
+    context: ServerContext, asked: OllamaGenerating, request: HttpRequest, needed: str, empty: dict[str, Any]
+) -> Response:
+    """Clients ask so for a model to be loaded, or unloaded; this one is always there. A body with more asks for an
+    answer, and the field `needed` is missing. Raises `ApiError` 400."""
+    given = [name for name in asked.model_fields_set if name not in OF_LOADS and getattr(asked, name)]
+    if more := [*request.ignored, *sorted(given)]:
+        raise wrong(more[0], f"without {needed} nothing is answered: give {needed}")
+    head = {"model": asked.model or context.served.name, "created_at": now(), **empty, "done": True}
+    _, ignored = _options(asked, context.info.max_seq_len)
+    return json_response({**head, "done_reason": "load", **_warning(ignored)})
+
+
+def _warning(ignored: Sequence[str]) -> dict[str, str]:
+    return {"warning": f"without effect here: {shown(ignored)}"} if ignored else {}
+
+
+def _fields(context: ServerContext, asked: OllamaGenerating) -> tuple[dict[str, Any], list[str]]:
+    """What both have that are asked so, and the names of what has no effect."""
+    found, ignored = _options(asked, context.info.max_seq_len)
+    found |= {"model": asked.model, "stream": asked.stream is not False, "response_format": _format(asked.format)}
+    return found, ignored
+
+
+async def _chat(
+    context: ServerContext,
+    asked: OllamaChatRequest | OllamaGenerateRequest,
+    request: HttpRequest,
+    shape: Shape,
+) -> OllamaFormatter:
+    fields, ignored = _fields(context, asked)
+    fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
+    fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
+    with renamed(NAMES if isinstance(asked, OllamaChatRequest) else OF_PROMPTS):
+        chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
+        turn = await chat_turn(context, chat)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in turn.ignored), *ignored)
+    return OllamaFormatter(context, asked, chat, turn, shape)
+
+
+async def _continued(context: ServerContext, asked: OllamaGenerateRequest) -> OllamaFormatter:
+    fields, ignored = _fields(context, asked)
+    fields = {"max_tokens": TO_THE_END, **fields, "prompt": asked.prompt or "", "suffix": asked.suffix}
+    if asked.logprobs:
+        fields["logprobs"] = asked.top_logprobs or 0
+    if asked.think:
+        raise bad_value("think", asked.think, "needs the chat template: not with raw or suffix")
+    with renamed(NAMES):
+        completion = checked(present(fields), CompletionRequest)
+        found = await continuation(context, completion, has_gap=bool(asked.suffix))
+    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in found.ignored), *ignored)
+    return OllamaFormatter(context, asked, completion, turn, as_response)
+
+
+# --------------------------------------------------------------------------------------------------------- the answer
+
+
+class OllamaFormatter(SectionFormatter):
+    media_type = b"application/x-ndjson"
+
+    def __init__(
+        self, context: ServerContext, asked: OllamaGenerating, chat: Sampling, turn: Turn, shape: Shape
+    ) -> None:
+        super().__init__(context, turn, chat.stream, chat.priority)
+        self._model = asked.model or context.served.name
+        self._shape = shape
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        self._take(choices[0])
+        found = self._sections.whole()
+        text, thought = ("".join(one.text for one in found if one.kind == kind) for kind in ("text", "reasoning"))
+        calls = [_call(one, i) for i, one in enumerate(one for one in found if one.kind == "call")]
+        return self._last(generation, self._shape(text, thought, calls))
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        return b"".join(json_line(self._answer(part, False)) for delta in deltas for part in self._take(delta))
+
+    def ping(self) -> bytes:
+        return ping(self._model, self._shape)
+
+    def end(self, generation: Generation) -> bytes:
+        return json_line(self._last(generation, self._shape("", "", [])))
+
+    def error(self, error: ApiError) -> bytes:
+        return json_line(error.ollama_body())
+
+    def _take(self, delta: Delta) -> list[dict[str, Any]]:
+        """What is new, in parts."""
+        found = []
+        for change in self.changes(delta):
+            section = change.section
+            if isinstance(change, Grown) and section.kind == "text":
+                found.append(self._shape(change.text, "", []))
+            elif isinstance(change, Grown) and section.kind == "reasoning":
+                found.append(self._shape("", change.text, []))
+            elif isinstance(change, Closed) and section.kind == "call" and section.arguments is not None:
+                index = sum(one.kind == "call" for one in self._sections.all[: section.index])
+                found.append(self._shape("", "", [_call(section, index)]))
+        return found
+
+    def _answer(self, part: dict[str, Any], done: bool) -> dict[str, Any]:
+        logprobs, self._new_logprobs = self._new_logprobs, []
+        shown = {"logprobs": logprobs} if logprobs else {}
+        return {"model": self._model, "created_at": now(), **part, **shown, "done": done}
+
+    def _last(self, generation: Generation, part: dict[str, Any]) -> dict[str, Any]:
+        usage, (prompt_s, answer_s) = generation.usage_of(0), generation.times_s(0)
+        prompt_ns, answer_ns = int(prompt_s * 1e9), int(answer_s * 1e9)
+        return {
+            **self._answer(part, True),
+            "done_reason": "length" if self._choice.finish_reason == "length" else "stop",
+            "total_duration": prompt_ns + answer_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": prompt_ns,
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": answer_ns,
+            **receipt_of(generation, 0),
+            **_warning(self._turn.ignored),
+        }
+
+
+def _call(section: Section, index: int) -> dict[str, Any]:
+    function = {"index": index, "name": section.name, "arguments": section.arguments}
+    return {"id": section.call_id, "function": function}
+
+
+# --------------------------------------------------------------------------------------------------------- embeddings
+
+
+async def embed_endpoint(
+    context: ServerContext, asked: OllamaEmbedRequest, request: HttpRequest
+) -> Formatter | Response:
+    return await _embedded(context, asked, request, asked.input, Embed, truncates=asked.truncate is not False)
+
+
+async def embedding_endpoint(
+    context: ServerContext, asked: OllamaEmbeddingsRequest, request: HttpRequest
+) -> Formatter | Response:
+    return await _embedded(context, asked, request, asked.prompt, OneEmbedding)
+
+
+async def _embedded(
+    context: ServerContext,
+    asked: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    request: HttpRequest,
+    texts: str | list[str],
+    shown_as: type[OllamaEmbeddings],
+    *,
+    truncates: bool = True,
+) -> Formatter | Response:
+    """The vectors of `texts`; that of a text without tokens is empty, for it is no error: clients load a model so."""
+    _, ignored = _options(asked, context.info.max_seq_len)
+    ignored = [*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored, *request.ignored]
+    given = [texts] if isinstance(texts, str) else texts
+    has_tokens = [bool(text) or bool(len(context.tokenizer.encode(""))) for text in given]
+    if not any(has_tokens) or texts == "":
+        nothing: dict[str, Any] = {"embedding": []}
+        if shown_as is Embed:
+            counts = dict.fromkeys(("total_duration", "load_duration", "prompt_eval_count"), 0)
+            model = asked.model or context.served.name
+            nothing = {"model": model, "embeddings": [[] for _ in texts], **counts}
+        return json_response({**nothing, **_warning(ignored)})
+    fields: dict[str, Any] = {"input": [text for text, has in zip(given, has_tokens, strict=True) if has]}
+    fields["model"] = asked.model
+    if isinstance(asked, OllamaEmbedRequest):
+        fields["dimensions"] = asked.dimensions
+    if truncates:
+        fields |= {"truncate_prompt_tokens": -1, "truncation_side": "right"}
+    with renamed((*NAMES, (r"input", "input" if isinstance(asked, OllamaEmbedRequest) else "prompt"))):
+        found = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), request, shown_as)
+    assert isinstance(found, shown_as)
+    found.warning, found.has_tokens = _warning(ignored), has_tokens
+    return found
+
+
+class OllamaEmbeddings(EmbeddingFormatter):
+    """`warning`: see `_warning`; `has_tokens`: whether a text that was given has a vector."""
+
+    warning: Mapping[str, str] = MappingProxyType({})
+    has_tokens: Sequence[bool] = ()
+
+
+class Embed(OllamaEmbeddings):
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        found = super().whole(generation, choices)
+        vectors = iter([one["embedding"] for one in found["data"]])
+        total_s, _ = generation.times_s(0)
+        return {
+            "model": found["model"],
+            "embeddings": [next(vectors) if has else [] for has in self.has_tokens],
+            "total_duration": int(total_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": found["usage"]["prompt_tokens"],
+            **self.warning,
+        }
+
+
+class OneEmbedding(OllamaEmbeddings):
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        return {"embedding": super().whole(generation, choices)["data"][0]["embedding"], **self.warning}

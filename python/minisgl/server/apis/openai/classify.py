@@ -1,0 +1,115 @@
+"""Which of its labels a model gives to texts: POST /v1/classify as vLLM has it.
+
+Invariants: each text goes the way of any request.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from minisgl.frontend.output_processor import Delta
+from minisgl.frontend.pairs import SCORING, score
+from minisgl.sampling_params import BOUNDS
+from minisgl.server.apis.openai.rerank import OfScores, ScoreUsage, pooled, sigmoid
+from minisgl.server.core.answers import Answer
+from minisgl.server.core.bodies import EmbeddingInput, OfInputs, inputs_of
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import wrong
+from minisgl.server.core.fields import Int64, Side, described
+from minisgl.server.core.formatter import Formatter
+from minisgl.server.core.generation import Generation
+from minisgl.server.core.request import HttpRequest
+from minisgl.step import Int32Array
+
+
+class ClassifyRequest(OfInputs):
+    input: EmbeddingInput = Field(
+        description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one label."
+    )
+    truncate_prompt_tokens: Int64 | None = described(
+        "Keep only this many of the first tokens of each input; -1: as many as fit. By default what is too long is "
+        "refused.",
+        minimum=-1,
+    )
+    truncation_side: Side = described("`right`, the default, keeps the first tokens, `left` the last ones.")
+
+
+class ClassifiedObject(Answer):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(Answer):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[ClassifiedObject]
+    usage: ScoreUsage
+
+
+class Labels(NamedTuple):
+    """What config.json says of them. `problem`: its `problem_type`."""
+
+    names: Mapping[str, str]
+    problem: str | None
+
+    def name(self, number: int) -> str:
+        """transformers leaves out of the file what it calls labels without names."""
+        return str(self.names.get(str(number), f"LABEL_{number}"))
+
+    def probabilities(self, numbers: Sequence[float]) -> list[float]:
+        """What the numbers of the head say of each label: probabilities that add up to one, or where each label stands
+        for itself, its own; of a regression the numbers as they are."""
+        if self.problem == "regression":
+            return list(numbers)
+        if self.problem == "multi_label_classification" or len(numbers) == 1:
+            return [sigmoid(one) for one in numbers]
+        most = max(numbers)
+        weights = [math.exp(one - most) for one in numbers]
+        return [one / math.fsum(weights) for one in weights]
+
+
+@cache
+def own_labels(model_dir: str | None) -> Labels:
+    """The labels of a model that gives scores, as its folder has them. Raises `ApiError` 400 for a model that has
+    none."""
+    raw = json.loads((Path(model_dir or "none") / "config.json").read_text(encoding="utf-8"))
+    if not str(raw["architectures"][0]).endswith("ForSequenceClassification"):
+        reason = "it scores pairs of texts and has no labels: a ...ForSequenceClassification does"
+        raise wrong("model", reason, "unsupported_value")
+    return Labels(raw.get("id2label") or {}, raw.get("problem_type"))
+
+
+async def classify_endpoint(context: ServerContext, asked: ClassifyRequest, request: HttpRequest) -> Formatter:
+    name = context.served.check(asked.model)
+    prompts, _ = await context.prompts.encode(
+        inputs_of(asked.input), SCORING, asked.truncate_prompt_tokens, "input", side=asked.truncation_side or "right"
+    )
+    return _Classified(name, prompts, own_labels(context.info.model_dir), asked.priority)
+
+
+class _Classified(OfScores):
+    def __init__(self, model: str, prompts: Sequence[Int32Array], labels: Labels, priority: int | None) -> None:
+        super().__init__(model, prompts, SCORING, priority)
+        self._labels = labels
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        data = []
+        for i, numbers in enumerate(pooled(generation, len(choices))):
+            probs = self._labels.probabilities(score(numbers))
+            label = self._labels.name(probs.index(max(probs)))
+            data.append({"index": i, "label": label, "probs": probs, "num_classes": len(probs)})
+        named = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return self.answer(**named, data=data)

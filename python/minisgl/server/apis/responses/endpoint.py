@@ -1,0 +1,626 @@
+"""POST /v1/responses, and the routes of the answers that are kept. A body becomes a request of the chat API; the answer
+is an object with a list of items, or the events that tell how it grows.
+
+Invariants: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
+errors name the fields that the client wrote. Each event has the next `sequence_number`; deltas of an item joined are
+its text when it is done; the object that ends a stream is the one that would have come whole. An answer is kept when it
+has ended, unless `store` is false; only its caller finds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from minisgl.frontend.output_processor import Delta
+from minisgl.parsers import ids
+from minisgl.server.apis.responses.body import (
+    TEXTS,
+    CallItem,
+    Content,
+    CustomCallItem,
+    CustomTool,
+    HostedTool,
+    Item,
+    MessageItem,
+    NamespaceTool,
+    OutputItem,
+    ReasoningItem,
+    ReferenceItem,
+    ResponsePart,
+    ResponsesRequest,
+    ResponseTool,
+    ShellCallItem,
+    ShellOutputItem,
+    UnreadItem,
+)
+from minisgl.server.apis.responses.store import ResponseStore
+from minisgl.server.apis.responses.tools import SHELL, GivenTools, custom_arguments, flat_name
+from minisgl.server.core.bodies import ChatRequest
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
+from minisgl.server.core.fields import LeftOut, present
+from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_of
+from minisgl.server.core.generation import Generation
+from minisgl.server.core.history import History, plain
+from minisgl.server.core.log import say
+from minisgl.server.core.request import REQUEST, HttpRequest, checked
+from minisgl.server.core.sampling_fields import shared_fields
+from minisgl.server.core.sections import Change, Closed, Grown, Opened, Section
+from minisgl.server.core.streams import sse
+from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
+from minisgl.server.core.unserved import shown
+
+LOGPROBS = "message.output_text.logprobs"
+OWN = {"max_tokens", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
+"""Fields of the sampling that mean something else here, or nothing."""
+NAMES: Names = (
+    (r"messages(\..*)?", "input"),
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format\.json_schema", "text.format"),
+    (r"response_format", "text.format"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"max_tokens", "max_output_tokens"),
+    (r"tools\.(\d+)\.function", r"tools.\1"),
+    (r"tool_choice\.function", "tool_choice"),
+    (r"reasoning_effort", "reasoning.effort"),
+)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{ids.new_id()}"
+
+
+def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+    """Raises `ApiError`."""
+    fields = shared_fields(asked, OWN)
+    if asked.instructions is not None:
+        messages = [{"role": "system", "content": asked.instructions}, *messages]
+    fields["messages"] = list(messages)
+    given = {
+        "max_completion_tokens": asked.max_output_tokens,
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "chat_template_kwargs": asked.chat_template_kwargs,
+        "response_format": _format(asked),
+        "verbosity": asked.text.verbosity if asked.text else None,
+        **tools.for_chat(),
+        **_logprobs(asked),
+        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+    }
+    fields |= present(given)
+    return checked(fields, ChatRequest)
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    found = asked.text.format if asked.text else None
+    if found is None or found.type == "text":
+        return None
+    if found.type == "json_object":
+        return {"type": "json_object"}
+    if found.schema_ is None:
+        raise bad_value("text.format.schema", None, "required for json_schema")
+    schema = present({"name": found.name, "strict": found.strict, "description": found.description})
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
+
+
+def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
+    if asked.top_logprobs is None and LOGPROBS not in (asked.include or ()):
+        return {}
+    return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+
+
+# ----------------------------------------------------------------------------------------------------------- items
+
+
+def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceItem]:
+    """The input as it is kept and shown: every item with its id, but for references, still to be looked up."""
+    if isinstance(given, str):
+        given = [MessageItem(role="user", content=given)]
+    return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
+
+
+def _kept(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            head = {"type": "message", "id": item.id or new_id("msg"), "status": "completed", "role": item.role}
+            return {**head, "content": _parts(item.content, kind)}
+        case CallItem() | CustomCallItem() | ShellCallItem() | ShellOutputItem():
+            head = {"type": item.type, "id": item.id or new_id(PREFIXES[item.type]), "status": "completed"}
+            return {**head, **item.model_dump(exclude={"type", "id"}, exclude_none=True)}
+        case OutputItem():
+            output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text")
+            head = {"type": item.type, "id": item.id or new_id(PREFIXES[item.type]), "status": "completed"}
+            return {**head, "call_id": item.call_id, "output": output}
+        case UnreadItem():
+            return {**item.model_dump(), "id": item.id or new_id("unread")}
+        case ReasoningItem():
+            parts = {"summary": item.summary or [], "content": item.content or []}
+            shown = {name: [{"type": one.type, "text": one.text} for one in found] for name, found in parts.items()}
+            return {"type": "reasoning", "id": item.id or new_id("rs"), **shown}
+        case _:
+            raise AssertionError(f"a reference is looked up before: {item}")
+
+
+def _parts(content: Content, kind: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [_text_part(kind, content)]
+    return [_part(part, kind) for part in content]
+
+
+def _part(part: ResponsePart | LeftOut, kind: str) -> dict[str, Any]:
+    if isinstance(part, LeftOut):
+        return part.model_dump()
+    return (
+        {"type": "refusal", "refusal": part.refusal or ""}
+        if part.type == "refusal"
+        else _text_part(kind, part.text or "")
+    )
+
+
+def _text_part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of the chat API for items as they are kept."""
+    history = History()
+    for item in items:
+        match item["type"], item.get("role"):
+            case "reasoning", _:
+                if text := "".join(part["text"] for part in item["content"] or item["summary"]):
+                    history.reason(text)
+            case "message", "assistant":
+                history.say(_content(item["content"]))
+            case "function_call" | "custom_tool_call" | "local_shell_call", _:
+                history.call(_call(item))
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output", _:
+                call_id = item.get("call_id", item["id"])
+                history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
+            case _, None:
+                continue  # the model is not shown it
+            case _, role:
+                history.add({"role": role, "content": plain(_content(item["content"]))})
+    return history.done()
+
+
+def _call(item: dict[str, Any]) -> dict[str, Any]:
+    match item["type"]:
+        case "local_shell_call":
+            name, arguments = SHELL, json_bytes(item["action"]).decode()
+        case "custom_tool_call":
+            name, arguments = item["name"], custom_arguments(item["input"])
+        case _:
+            name, arguments = item["name"], item["arguments"]
+    call = {"name": flat_name(name, item.get("namespace")), "arguments": arguments}
+    return {"id": item.get("call_id", item["id"]), "type": "function", "function": call}
+
+
+def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if isinstance(given, str):
+        return given
+    if not all(part["type"] in TEXTS for part in given):
+        return _content(given)
+    return "".join(part["text"] if "text" in part else part["refusal"] for part in given)
+
+
+def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parts of the chat API, which leaves out those of other kinds."""
+
+    def of(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] not in TEXTS:
+            return {"type": part["type"]}
+        return {"type": "text", "text": part["text"]} if "text" in part else part
+
+    return [of(part) for part in parts]
+
+
+def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
+    """Raises `ApiError` for a tool's output of a call that is not there. `first`: the place of the first new item."""
+    calls = set[str]()
+    for i, item in enumerate(items):
+        call_id = item.get("call_id", item["id"])
+        if not item["type"].endswith("_output"):
+            calls.update((call_id, item["id"]))
+        elif item["type"] in PREFIXES and call_id not in calls:
+            name = "call_id" if "call_id" in item else "id"
+            raise bad_value(f"input.{i - first}.{name}", call_id, "no call before it has this id")
+
+
+PREFIXES = {
+    "reasoning": "rs",
+    "text": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+}
+"""What the ids of items begin with, by their kind."""
+CUSTOM = "custom_tool_call"
+LENGTH = "max_output_tokens"
+
+
+class ResponsesFormatter(SectionFormatter):
+    """`keep`: what is done with the object once the answer has ended."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        asked: ResponsesRequest,
+        tools: GivenTools,
+        turn: Turn,
+        keep: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        super().__init__(context, turn, asked.stream, asked.priority)
+        self._tools = tools.by_name
+        self._keep = keep
+        self._head = _head(context, asked, turn)
+        self._items: list[dict[str, Any]] = []  # of each section
+        self._logprobs: list[list[dict[str, Any]]] = []  # of each section
+        self._num_events = 0
+        self._has_begun = False
+
+    # ------------------------------------------------------------------------------------------------------ object
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        self._take(choices[0])
+        return self._finish(generation)
+
+    def _finish(self, generation: Generation) -> dict[str, Any]:
+        reason = self._choice.finish_reason
+        thought = self._turn.num_thought(self._choice, generation.token_ids(0), self._tokenizer)
+        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_of(generation, 0)}
+        if reason == "length":
+            more |= {"status": "incomplete", "incomplete_details": {"reason": LENGTH}}
+        elif reason == "abort":
+            more |= {"status": "failed", "error": {"code": "server_error", "message": "the answer was aborted"}}
+        else:
+            more |= {"status": "completed", "completed_at": int(time.time())}
+            more["output"] = [self._items[one.index] for one in self._sections.whole()]
+        found = self._object(**more)
+        if self._keep is not None:
+            self._keep(found)
+        return found
+
+    def _object(self, **more: Any) -> dict[str, Any]:
+        return {**self._head, "output": self._items, **more}
+
+    def _item(self, section: Section, status: str) -> dict[str, Any]:
+        """As far as it has come; what is in progress is shown empty."""
+        begun = status == "in_progress"
+        if section.kind == "call":
+            call = self._call(section, "" if begun else section.text or "{}")
+            item_id = new_id(PREFIXES[call["type"]]) if begun else self._items[section.index]["id"]
+            return {"id": item_id, **({} if call["type"] == CUSTOM else {"status": status}), **call}
+        item_id = new_id(PREFIXES[section.kind]) if begun else self._items[section.index]["id"]
+        head = {"id": item_id, "status": status}
+        content = [] if begun else [self._part(section, section.text)]
+        if section.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def _call(self, section: Section, arguments: str) -> dict[str, Any]:
+        given = self._tools.get(section.name)
+        if given is not None:
+            return given.call(section.call_id, arguments)
+        head = {"call_id": section.call_id, "name": section.name}
+        return {"type": "function_call", **head, "arguments": arguments}
+
+    def _part(self, section: Section, text: str) -> dict[str, Any]:
+        if section.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = self._logprobs[section.index] if text else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    # ------------------------------------------------------------------------------------------------------- stream
+
+    def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([*self._begin(), *(frame for delta in deltas for frame in self._take(delta))])
+
+    def _begin(self) -> list[bytes]:
+        """The events before all others, once."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        begun = self._object(status="in_progress", output=[])
+        return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+
+    def end(self, generation: Generation) -> bytes:
+        found = self._finish(generation)
+        return self._event(f"response.{found['status']}", response=found)
+
+    def error(self, error: ApiError) -> bytes:
+        detail = {"code": "server_error", "message": error.body["error"]["message"]}
+        failed = self._object(status="failed", error=detail)
+        return b"".join([*self._begin(), self._event("response.failed", response=failed)])
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._num_events += 1
+        return sse({"type": kind, "sequence_number": self._num_events - 1, **fields}, kind)
+
+    # -------------------------------------------------------------------------------------------------------- growth
+
+    def _take(self, delta: Delta) -> list[bytes]:
+        """The frames of what is new."""
+        is_cut = delta.finish_reason == "length"
+        return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
+
+    def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
+        """`is_cut`: the answer is, and so its last item."""
+        section = change.section
+        if isinstance(change, Opened):
+            self._items.append(item := self._item(section, "in_progress"))
+            self._logprobs.append([])
+            frames = [self._event("response.output_item.added", output_index=section.index, item=item)]
+            if section.kind != "call":
+                frames.append(
+                    self._event("response.content_part.added", **self._at(section), part=self._part(section, ""))
+                )
+            return frames
+        is_custom = self._items[section.index]["type"] == CUSTOM
+        if isinstance(change, Grown):
+            return [] if is_custom else [self._delta(section, change.text)]  # its text is known from its end on
+        assert isinstance(change, Closed)
+        is_last = section is self._sections.all[-1]
+        is_broken = (is_cut and is_last) or (section.kind == "call" and section.arguments is None)
+        self._items[section.index] = item = self._item(section, "incomplete" if is_broken else "completed")
+        frames = self._done(section, item)
+        return [*frames, self._event("response.output_item.done", output_index=section.index, item=item)]
+
+    def _at(self, section: Section) -> dict[str, Any]:
+        place = {"item_id": self._items[section.index]["id"], "output_index": section.index}
+        return place if section.kind == "call" else {**place, "content_index": 0}
+
+    def _delta(self, section: Section, text: str) -> bytes:
+        if section.kind == "call":
+            return self._event("response.function_call_arguments.delta", **self._at(section), delta=text)
+        if section.kind == "reasoning":
+            return self._event("response.reasoning_text.delta", **self._at(section), delta=text)
+        logprobs, self._new_logprobs = self._new_logprobs, []
+        self._logprobs[section.index] += logprobs
+        return self._event("response.output_text.delta", **self._at(section), delta=text, logprobs=logprobs)
+
+    def _done(self, section: Section, item: dict[str, Any]) -> list[bytes]:
+        at = self._at(section)
+        if item["type"] == CUSTOM:
+            kind = "response.custom_tool_call_input"
+            return [
+                self._event(f"{kind}.delta", **at, delta=item["input"]),
+                self._event(f"{kind}.done", **at, input=item["input"]),
+            ]
+        if section.kind == "call":
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            return [self._event("response.function_call_arguments.done", **at, **call)]
+        if section.kind == "reasoning":
+            text_done = self._event("response.reasoning_text.done", **at, text=section.text)
+        else:
+            text = {"text": section.text, "logprobs": self._logprobs[section.index]}
+            text_done = self._event("response.output_text.done", **at, **text)
+        return [text_done, self._event("response.content_part.done", **at, part=item["content"][0])]
+
+
+def _usage(given: dict[str, Any], num_thought: int) -> dict[str, Any]:
+    return {
+        "input_tokens": given["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": given["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": given["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": num_thought},
+        "total_tokens": given["total_tokens"],
+    }
+
+
+MAX_ITEMS_SHOWN = 100
+
+
+async def responses_endpoint(
+    context: ServerContext, asked: ResponsesRequest, request: HttpRequest
+) -> ResponsesFormatter:
+    items = await _items(context, asked, request)
+    tools = GivenTools(asked)
+    turn = await _turn_of(context, asked, tools, items, request)
+    keep = None if asked.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
+    return ResponsesFormatter(context, asked, tools, turn, keep)
+
+
+async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
+    """As many as POST /v1/responses says of the same conversation."""
+    items = await _items(context, asked, request)
+    turn = await _turn_of(context, asked, GivenTools(asked), items, request, only_counts=True)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
+
+
+async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
+    """Those of the conversation before, and the new ones."""
+    key, store = request.key, context.own(ResponseStore)
+    found: list[dict[str, Any]] = []
+    if (before := asked.previous_response_id) is not None:
+        kept = store.input_items(before, key)
+        if kept is None:
+            raise _not_found(before, "previous_response_id", status=400)
+        found = [*kept, *(store.output(before, key) or ())]
+    given, first = asked.input, len(found)
+    if given is None and before is None:
+        raise missing("input")
+    for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
+        if isinstance(item, ReferenceItem):
+            referred = store.item(item.id, key)
+            if referred is None:
+                raise bad_value(f"input.{i}.id", item.id, "no item of an answer that is kept has this id")
+            found.append(referred)
+        else:
+            found.append(item)
+    _check_outputs(found, first)
+    return found
+
+
+async def _turn_of(
+    context: ServerContext,
+    asked: ResponsesRequest,
+    tools: GivenTools,
+    items: list[dict[str, Any]],
+    request: HttpRequest,
+    *,
+    only_counts: bool = False,
+) -> Turn:
+    messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
+    if not messages and asked.instructions is None:
+        raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
+    names = [*tools.names, *NAMES]
+    with renamed(names):
+        turn = await _turn(context, asked, tools, messages, request, only_counts)
+    turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
+    if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
+        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {shown(left_out)}")
+    return turn
+
+
+async def _turn(
+    context: ServerContext,
+    asked: ResponsesRequest,
+    tools: GivenTools,
+    messages: list[dict[str, Any]],
+    request: HttpRequest,
+    only_counts: bool,
+) -> Turn:
+    async def turn_of(some: list[dict[str, Any]], only_counts: bool = False) -> Turn:
+        chat = await context.prompts.of_body(lambda: to_chat(asked, tools, some), request.is_large)
+        return await chat_turn(context, chat, least_tokens=1, only_counts=only_counts)
+
+    try:
+        return await turn_of(messages, only_counts and asked.truncation != "auto")
+    except ApiError as error:
+        if asked.truncation != "auto" or error.code != "context_length_exceeded":
+            raise
+        too_long = error
+    # of the places where a user begins to speak, the first from which on it fits
+    places = [i for i, message in enumerate(messages) if i and message["role"] == "user"]
+    systems = [message for message in messages if message["role"] in ("system", "developer")]
+    found: Turn | None = None
+    first, last = 0, len(places)
+    while first < last:
+        middle = (first + last) // 2
+        rest = [one for one in messages[places[middle] :] if one not in systems]
+        try:
+            found = await turn_of(systems + rest)
+            last = middle
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            first = middle + 1
+    if found is None and only_counts:
+        return await turn_of(messages, True)
+    if found is None:
+        raise too_long
+    return found
+
+
+def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[str, Any]:
+    """What an answer says from its beginning on."""
+    choice: Any = asked.tool_choice
+    if choice is not None and not isinstance(choice, str):
+        choice = choice.model_dump(exclude_none=True)
+    form: Any = asked.text.format if asked.text else None
+    form = {"type": "text"} if form is None else form.model_dump(exclude_unset=True, by_alias=True)
+    effort = asked.reasoning.effort if asked.reasoning else None
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": ids.created(),
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata or {},
+        "model": context.served.check(asked.model),
+        "output": [],
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": asked.store is not False,
+        "temperature": turn.sampling.temperature,
+        "text": {"format": form},
+        "tool_choice": choice or "auto",
+        "tools": [_shown_tool(tool) for tool in asked.tools or () if not isinstance(tool, HostedTool)],
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": turn.sampling.top_p,
+        "truncation": asked.truncation or "disabled",
+        "usage": None,
+        "user": asked.user,
+    }
+
+
+def _shown_tool(tool: ResponseTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        return {**tool.model_dump(exclude={"tools"}), "tools": [_shown_tool(one) for one in tool.tools]}
+    if isinstance(tool, CustomTool):
+        return tool.model_dump(exclude_none=True)
+    shown = {name: getattr(tool, name) for name in ("type", "name", "description", "parameters")}
+    return {**shown, "strict": bool(tool.strict)}
+
+
+# ----------------------------------------------------------------------------------------------- answers that are kept
+
+
+def _not_found(name: str, param: str | None = None, status: int = 404) -> ApiError:
+    text = f"no answer with the id {name[:80]!r} is kept here"
+    text = text if param is None else f"{param}: {text}"
+    return ApiError(status, text, param=param, code="previous_response_not_found" if param else "not_found")
+
+
+def _key(request: Request) -> int:
+    found: HttpRequest = request.scope[REQUEST]
+    return found.key
+
+
+def add_responses(app: FastAPI, context: ServerContext) -> None:
+    """The routes beside POST /v1/responses itself."""
+    store = context.own(ResponseStore)
+
+    @app.get(f"{RESPONSES}/{{response_id}}")
+    async def get(request: Request, response_id: str) -> Response:
+        found = store.response(response_id, _key(request))
+        if found is None:
+            raise _not_found(response_id)
+        if request.query_params.get("stream") in ("true", "1"):
+            raise bad_value("stream", True, "an answer that is kept is not streamed again", "unsupported_value")
+        return Response(found, media_type="application/json")
+
+    @app.delete(f"{RESPONSES}/{{response_id}}")
+    async def delete(request: Request, response_id: str) -> Response:
+        if not store.delete(response_id, _key(request)):
+            raise _not_found(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post(f"{RESPONSES}/{{response_id}}/cancel")
+    async def cancel(request: Request, response_id: str) -> Response:
+        if store.response(response_id, _key(request)) is None:
+            raise _not_found(response_id)
+        raise wrong(
+            "background",
+            "only answers that are made in the background can be cancelled, and this server makes none: to stop an "
+            "answer, close its connection",
+        )
+
+    @app.get(f"{RESPONSES}/{{response_id}}/input_items")
+    async def input_items(request: Request, response_id: str) -> Response:
+        items = store.input_items(response_id, _key(request))
+        if items is None:
+            raise _not_found(response_id)
+        return json_response(page_of(items, request, MAX_ITEMS_SHOWN))

@@ -1,0 +1,147 @@
+"""Tools of POST /v1/responses: the functions that the model is told of, and the items that its calls of them become.
+
+Invariants: a tool in a namespace, or one whose input is a text, is a function like any other to the model; its call has
+the name, namespace and type that the client knows. Errors name the tool where the client wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+from minisgl.server.apis.responses.body import (
+    CustomTool,
+    HostedTool,
+    NamespaceTool,
+    ResponsesRequest,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseToolName,
+)
+from minisgl.server.core.errors import Names, bad_value
+from minisgl.server.core.fields import present
+
+INPUT = "input"
+"""The one argument of a custom tool."""
+INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+SHELL = "local_shell"
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """What the model calls a tool, as Codex flattens it."""
+    return name if namespace is None else f"{namespace.rstrip('_')}__{name.lstrip('_')}"
+
+
+def custom_arguments(text: str) -> str:
+    """Those of a call of a custom tool."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """The text in the arguments of a call, as far as they have come; else all that the model wrote."""
+    try:
+        found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = found.get(INPUT, "") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTool:
+    """A tool as the client gave it. `place`: where it stands in the body."""
+
+    place: str
+    tool: ResponseTool | CustomTool
+    namespace: str | None = None
+    about: str | None = None  # the namespace, said with its first tool
+
+    @property
+    def is_custom(self) -> bool:
+        return isinstance(self.tool, CustomTool)
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return flat_name(self.tool.name, self.namespace)
+
+    def for_chat(self) -> dict[str, Any]:
+        tool = self.tool
+        given: dict[str, Any] = {"name": self.name, "description": self._description()}
+        if isinstance(tool, CustomTool):
+            given["parameters"] = INPUT_SCHEMA
+        else:
+            given |= {"parameters": tool.parameters, "strict": tool.strict}
+        return {"type": "function", "function": present(given)}
+
+    def _description(self) -> str | None:
+        found = [self.tool.description] if self.tool.description is not None else []
+        if self.about:
+            found.append(f"Of all tools whose names begin like this one's: {self.about}")
+        form = self.tool.format if isinstance(self.tool, CustomTool) else None
+        if form is not None and form.definition:
+            found.append(f"The {INPUT} follows this grammar ({form.syntax or 'lark'}):\n{form.definition}")
+        return "\n\n".join(found) if found else None
+
+    def call(self, call_id: str, arguments: str) -> dict[str, Any]:
+        """The item of a call, without its id and status."""
+        where = {} if self.namespace is None else {"namespace": self.namespace}
+        head = {"call_id": call_id, "name": self.tool.name, **where}
+        if self.is_custom:
+            return {"type": "custom_tool_call", **head, INPUT: custom_input(arguments)}
+        return {"type": "function_call", **head, "arguments": arguments}
+
+
+class GivenTools:
+    """All tools of a request."""
+
+    def __init__(self, asked: ResponsesRequest) -> None:
+        given = list(_given(asked))
+        self._choice = asked.tool_choice
+        self.by_name = {one.name: one for one in given}
+        self.shown = self._allowed(given)
+        self.names: Names = [
+            (rf"tools\.{i}\.function", one.place) for i, one in enumerate(self.shown) if one.place != f"tools.{i}"
+        ]
+        """Where they stand in the body, for those that stand elsewhere in the chat."""
+
+    def _allowed(self, given: list[GivenTool]) -> list[GivenTool]:
+        """The tools that may be called: the model does not hear of the others."""
+        choice = self._choice
+        if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
+            return given
+        listed = [one for one in choice.tools or () if isinstance(one, ResponseToolName)]
+        names = {flat_name(one.name, one.namespace) for one in listed}
+        if unknown := names - self.by_name.keys():
+            raise bad_value("tool_choice.tools", min(unknown), "no such tool in tools")
+        return [one for one in given if one.name in names]
+
+    def for_chat(self) -> dict[str, Any]:
+        """`tools` and `tool_choice` of the chat API."""
+        tools = [one.for_chat() for one in self.shown]
+        choice: Any = self._choice
+        if isinstance(choice, ResponseToolChoice):
+            choice = choice.mode or "auto" if choice.type == "allowed_tools" else _named(choice)
+        if not tools and choice == "auto":
+            choice = None  # chats refuse it
+        return {"tools": tools or None, "tool_choice": choice}
+
+
+def _named(choice: ResponseToolChoice) -> dict[str, Any]:
+    if choice.name is None:
+        raise bad_value("tool_choice.name", None, f"required for {choice.type}")
+    return {"type": "function", "function": {"name": flat_name(choice.name, choice.namespace)}}
+
+
+def _given(asked: ResponsesRequest) -> Iterator[GivenTool]:
+    for i, tool in enumerate(asked.tools or ()):
+        if isinstance(tool, NamespaceTool):
+            about = tool.description
+            for j, inner in enumerate(tool.tools):
+                yield GivenTool(f"tools.{i}.tools.{j}", inner, tool.name, None if j else about)
+        elif not isinstance(tool, HostedTool):
+            yield GivenTool(f"tools.{i}", tool)

@@ -1,0 +1,130 @@
+"""Decides what the engine gets of a call of the model: the adapter, the seed, how long an answer may become.
+
+Invariants: both front ends ask here, so that a request is the same in the engine whichever of them writes its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from minisgl.frontend.output_processor import Before
+from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import bad_value
+from minisgl.server.core.lengths import Lengths, lengths
+from minisgl.server.core.receipts import OfAnswers
+from minisgl.server.core.request import HttpRequest
+from minisgl.server.core.resume import fingerprint
+from minisgl.step import Int32Array
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.reference import Formats
+
+MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """One call of the model, whichever API asks for it. `names_length`: `sampling.max_tokens` is the client's, no
+    default. `only_prompt`: the token that comes is dropped. `shown`: special tokens that are part of the text.
+    `ignored`: fields that have no effect on this model. `rid`: whoever knows it may end this."""
+
+    prompts: Sequence[Int32Array]
+    sampling: SamplingParams
+    names_length: bool = True
+    only_prompt: bool = False
+    shown: frozenset[int] = frozenset()
+    ignored: tuple[str, ...] = ()
+    priority: int = 0
+    rid: str | None = None
+    receipts: OfAnswers | None = None
+    by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
+
+    def formats(self) -> Formats | None:
+        """Return how the answer is taken apart; None: it is its text."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the engine gets of a call. `sampling` and `by_prompt` have the adapter and the seed; `before`: by choice,
+    what another server generated; `is_large`: the log probabilities are many."""
+
+    sampling: SamplingParams
+    by_prompt: list[SamplingParams] | None
+    lengths: Lengths
+    before: list[Before] | None
+    is_large: bool
+
+    @classmethod
+    def of(cls, context: ServerContext, request: HttpRequest, wanted: Wanted) -> Admission:
+        """Admit a call: the server has room for it when this returns. Raises `ApiError`: 400, 404 for an adapter that
+        has gone, 429 if too much waits already."""
+        prompts, sampling = wanted.prompts, wanted.sampling
+        context.keys.check_priority(request.key, wanted.priority)
+        context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)
+        model = request.model or context.served.name
+        sampling = context.served.sampling_for(sampling, model)
+        resumable = request.resumable
+        if resumable is not None:
+            sampling = resumable.seeded(sampling, fingerprint(model, context.info))
+        found = _lengths(context, request, wanted, sampling)
+        found, is_large = _with_room_for_logprobs(found, prompts, sampling, named=wanted.names_length)
+        if found.are_shortened:
+            context.metrics.shortened(len(prompts) * sampling.n)
+            request.shortened_to = found.shown()
+        before = None
+        if resumable is not None:
+            before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
+        by_prompt = None if wanted.by_prompt is None else [_as_all(one, sampling) for one in wanted.by_prompt]
+        return cls(sampling, by_prompt, found, before, is_large)
+
+
+def _as_all(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
+    """Return the sampling of one prompt with the adapter and, where it names none, the seed of the whole call."""
+    seed = sampling.seed if one.seed is None else one.seed
+    return msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
+
+
+def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampling: SamplingParams) -> Lengths:
+    """Return the limits of the answers' lengths, by prompt."""
+    room = [context.info.max_seq_len - len(prompt) for prompt in wanted.prompts]
+    longest = partial(
+        lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.names_length
+    )
+    if wanted.by_prompt is None:
+        found = longest(room, sampling)
+    else:
+        each = [longest([left], one) for left, one in zip(room, wanted.by_prompt, strict=True)]
+        found = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
+    if request.resumable is None:
+        return found
+    return Lengths(request.resumable.lengths(found.by_prompt, room), found.are_shortened)
+
+
+def _with_room_for_logprobs(
+    found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
+) -> tuple[Lengths, bool]:
+    """Limits of lengths with which log probabilities stay within `BOUNDS.max_logprob_entries`, and whether they are
+    many. A length that the client `named` is not cut. Raises `ApiError` 400."""
+    of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
+    each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
+    by_prompt, n = found.by_prompt, sampling.n
+    if each and not named:
+        most = (BOUNDS.max_logprob_entries // n - of_prompts) // (each * len(prompts))
+        by_prompt = [max(1, min(length, most)) for length in by_prompt]
+    count = n * (of_prompts + each * sum(by_prompt))
+    if count > BOUNDS.max_logprob_entries:
+        field = "prompt_logprobs" if of_prompts > each * sum(by_prompt) else "logprobs"
+        raise bad_value(
+            field,
+            getattr(sampling, field),
+            f"n times max_tokens (and the prompt's tokens, with prompt_logprobs) times (1 + the most likely ones) are "
+            f"{count} log probabilities: at most {BOUNDS.max_logprob_entries} in one request",
+        )
+    return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS

@@ -1,0 +1,62 @@
+"""The shapes of answers, for the OpenAPI page: what clients may rely on.
+
+Tests hold real answers against them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class Listed(Answer):
+    """A page of a list, `data`."""
+
+    object: Literal["list"]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class ErrorDetail(Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Answer):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models that think first
+
+
+class TokenLogprob(Answer):
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]

@@ -1,0 +1,191 @@
+"""Who may ask, by the head of a request alone.
+
+Invariants: what a web page in somebody's browser must not do with a server that listens on his machine: a page of
+another origin gets an answer only if it is named, and includes nothing of the server (403); a body that a page could
+send without a preflight is refused (415); a server on loopback answers to no name that a foreign name server may point
+at it (403).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Mapping
+
+from starlette.responses import Response
+
+from minisgl.config import ServerConfig
+from minisgl.server.core.errors import FILES, ApiError, is_ollama
+
+ANY = "*"
+FORM = "multipart/form-data"  # what files are sent as
+UNASKED = (FORM, "application/x-www-form-urlencoded", "text/plain")  # what a page may send to another host unasked
+SEVERAL = b"several hosts"  # no name
+PREFLIGHT_AGE_S = 600
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
+"""The headers of answers that pages of other origins may read."""
+HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
+"""What keeps an answer from being taken for something else by a foreign page that includes it."""
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+Headers = Mapping[bytes, bytes]
+Pairs = list[tuple[bytes, bytes]]
+
+
+class Callers:
+    """`host`: where the server listens; `allowed_hosts`: further names for it. Origins are `scheme://host[:port]`."""
+
+    def __init__(self, host: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()) -> None:
+        allowed = {_name(one) or one.lower() for one in allowed_hosts}
+        self._checks_host = ANY not in allowed and (bool(allowed) or binds_loopback(host))
+        self._hosts = allowed | {"localhost", "127.0.0.1", "::1", host.lower()}
+        self._origins = {_without_usual_port(one.lower()) for one in cors_origins}
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Callers:
+        return cls(config.host, config.allowed_hosts, config.cors_origins)
+
+    @property
+    def hosts(self) -> list[str] | None:
+        """Names for the server, beside those of loopback; None: any."""
+        return sorted(self._hosts) if self._checks_host else None
+
+    def refusal(self, method: str, version: str, headers: Headers, path: str = "") -> ApiError | None:
+        """What is wrong with a request, by its head alone; None: nothing."""
+        host = headers.get(b"host")
+        if host is None and version == "1.1":
+            return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
+        if host == SEVERAL:
+            return ApiError(400, "Host: given more than once", code="invalid_http")
+        if self._checks_host and host is not None and not self._knows(_name(host.decode("latin-1"))):
+            return ApiError(
+                403,
+                f"Host: {host.decode('latin-1') or 'empty'}: this server does not answer to that name: "
+                "use its address or localhost, or start it with --allowed-host NAME",
+                code="host_not_allowed",
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not self._may(shown := origin.decode("latin-1"), host):
+            return ApiError(
+                403,
+                f"Origin: {shown}: pages from there may not use this server: start it with --cors-origin ORIGIN",
+                code="origin_not_allowed",
+            )
+        if origin is None and _is_part_of_a_foreign_page(headers):
+            return ApiError(
+                403,
+                "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
+                code="origin_not_allowed",
+            )
+        return _bad_type(headers, path) if method == "POST" else None
+
+    def preflight(self, method: str, headers: Headers) -> Response | None:
+        """The answer to a browser that asks whether a page of an origin that may ask may send such a request."""
+        asked = headers.get(b"access-control-request-method")
+        if method != "OPTIONS" or asked is None or b"origin" not in headers:
+            return None
+        wanted = asked.decode("latin-1")
+        if wanted not in _METHODS:
+            message = f"Access-Control-Request-Method: {wanted}: must be one of {', '.join(_METHODS)}"
+            return ApiError(403, message, code="method_not_allowed").response()
+        found = {
+            "access-control-allow-methods": ", ".join(_METHODS),
+            "access-control-max-age": str(PREFLIGHT_AGE_S),
+        }
+        if names := headers.get(b"access-control-request-headers"):
+            found["access-control-allow-headers"] = names.decode("latin-1")
+        return Response(status_code=204, headers=found)
+
+    def cors_headers(self, headers: Headers) -> Pairs:
+        """What every answer has, so that a page that may ask may read it and its headers."""
+        if not self._origins:
+            return []
+        origin = headers.get(b"origin")
+        if ANY in self._origins:
+            allowed: Pairs = [(b"access-control-allow-origin", b"*")]
+        elif origin is not None and _without_usual_port(origin.decode("latin-1").lower()) in self._origins:
+            allowed = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        else:
+            return [(b"vary", b"Origin")]
+        return [*allowed, (b"access-control-expose-headers", EXPOSED)]
+
+    def _knows(self, name: str) -> bool:
+        return name in self._hosts or _is_loopback(name)
+
+    def _may(self, origin: str, host: bytes | None) -> bool:
+        plain = _without_usual_port(origin.lower())
+        if ANY in self._origins or plain in self._origins:
+            return True
+        if host is None:
+            return False
+        scheme = plain.partition("://")[0]  # the origin's: behind a proxy with TLS it is not the one we see
+        return plain == _without_usual_port(f"{scheme}://{host.decode('latin-1').lower()}")
+
+
+def _is_part_of_a_foreign_page(headers: Headers) -> bool:
+    """A picture, a script, a frame: what a browser fetches without `Origin` and without its user's going there."""
+    goes_there = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+    return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
+
+
+def no_upgrade(headers: Headers) -> ApiError | None:
+    """Return what is said to a client that asks for WebSocket: Codex then falls back at once. None: it does not; who
+    only offers HTTP/2 is answered as any other."""
+    if b"websocket" not in headers.get(b"upgrade", b"").lower():
+        return None
+    error = ApiError(426, "Upgrade: websocket: not served here: send the request with POST", code="upgrade_refused")
+    error.headers |= {"upgrade": "HTTP/1.1", "connection": "Upgrade"}
+    return error
+
+
+def _bad_type(headers: Headers, path: str) -> ApiError | None:
+    given = headers.get(b"content-type", b"").decode("latin-1")
+    kind = given.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return None
+    is_browser = any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers)
+    if not is_browser and (not kind or is_ollama(path)):
+        return None  # Ollama's documentation has `curl -d`, whose type is a form's; every browser says that it is one
+    if is_ollama(path) and kind and kind not in UNASKED:
+        return None  # such as LiteLLM's application/octet-stream
+    if kind == FORM and path == FILES and (not is_browser or b"origin" in headers):
+        return None  # an origin that comes to here may ask; a browser says it with every form of another page
+    return ApiError(
+        415,
+        f"Content-Type: {given or 'missing'}: must be application/json (curl: -H 'Content-Type: application/json')",
+        code="unsupported_media_type",
+    )
+
+
+def _name(host: str) -> str:
+    """The name in a `Host` header, without the port; empty if it is none."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).rstrip(".").lower()
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def binds_loopback(host: str) -> bool:
+    """Also for a name that the machine's own table points at loopback."""
+    if _is_loopback(host.lower()):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except OSError:
+        return False  # nothing listens there
+    return bool(found) and all(_is_loopback(str(one[4][0])) for one in found)
+
+
+def _without_usual_port(origin: str) -> str:
+    """As browsers write it."""
+    scheme, _, _ = origin.partition("://")
+    return origin.removesuffix(_USUAL_PORTS.get(scheme, ":"))

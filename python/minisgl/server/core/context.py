@@ -1,0 +1,134 @@
+"""What every handler needs: what is served and by which names, who turns texts into ids, and who may come in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+
+from minisgl.config import ServerConfig
+from minisgl.frontend.adapters import AdapterBook
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.pooling import Pooling, own_pooling, own_prompts
+from minisgl.frontend.pooling import Prompts as OwnPrompts
+from minisgl.message import EngineReady
+from minisgl.metrics.server_metrics import Metrics
+from minisgl.sampling_params import BOUNDS, SamplingParams
+from minisgl.server.core.api_keys import CALLER
+from minisgl.server.core.errors import NO_MODEL, bad_value, draining, wrong
+from minisgl.server.core.prompts import Prompts
+from minisgl.server.core.waiting import Queue, Turns
+
+LATEST = ":latest"
+EndsEarly = tuple[int, str, Callable[[], None]]
+"""What /abort_request may end: the number of its API key, its id, and how it ends."""
+T = TypeVar("T")
+
+
+class Served:
+    """The model and its adapters. `defaults`: fields of `SamplingParams` for requests that leave them out."""
+
+    def __init__(self, config: ServerConfig, adapters: AdapterBook, defaults: Mapping[str, Any]) -> None:
+        self.name = config.model_name
+        self.aliases = config.model_aliases
+        self.created = int(time.time())
+        self.defaults = dict(defaults)
+        self._any_model_name = config.any_model_name
+        self._adapters = adapters
+
+    def check(self, name: str | None) -> str:
+        """Whose answer a request gets that names this model: an adapter's name, or ours, also if it is left out.
+        Another one is 404, unless all are taken for ours."""
+        if name is None or name == self.name or name in self.aliases:
+            return self.name
+        if self._adapters.number(name) is not None:
+            return name
+        if name.lower().endswith(LATEST):  # as Ollama's clients write a name without a tag
+            return self.check(name[: -len(LATEST)])
+        for known in (self.name, *self.aliases, *(one.name for one in self._adapters.ready())):
+            if known.casefold() == name.casefold():  # Ollama's names have no case
+                return self.name if known in self.aliases else known
+        if self._any_model_name:
+            return self.name
+        served = " and ".join(repr(one) for one in (self.name, *(a.name for a in self._adapters.ready())))
+        raise wrong("model", f"{name[:80]!r} does not exist here: this server serves {served}", *NO_MODEL)
+
+    def sampling_for(self, sampling: SamplingParams, name: str) -> SamplingParams:
+        """`name`: what `check` found. Raises `ApiError` for an adapter that has gone since then."""
+        if name == self.name:
+            return sampling
+        number = self._adapters.number(name)
+        if number is None:
+            self.check(name)  # 404, but for a name that is now taken for ours
+        return msgspec.structs.replace(sampling, adapter=number or 0)
+
+
+class ServerContext:
+    def __init__(
+        self,
+        client: ProcessClient,
+        config: ServerConfig,
+        served: Served,
+        prompts: Prompts,
+        queue: Queue,
+        metrics: Metrics,
+    ) -> None:
+        self.client = client
+        self.config = config
+        self.limits = config.limits
+        self.served = served
+        self.prompts = prompts
+        self.tokenizer, self.parsing = prompts.tokenizer, prompts.parsing
+        self.queue, self.keys, self.gateway = queue, queue.keys, queue.gateway
+        self.metrics = metrics
+        self.turns = Turns(config.limits.max_encoding_bytes, prompts.give_back)
+        self.may_end_early: set[EndsEarly] = set()
+        self._own: dict[type[Any], Any] = {}
+        self.draining = False
+        # the gateway does not answer yet: who waits for a fast answer waits longer
+        self.opening = self.gateway is not None
+
+    def own(self, kind: type[T]) -> T:
+        """Return what an API keeps between requests, one object of each kind, made when it is first asked for."""
+        if kind not in self._own:
+            self._own[kind] = kind()
+        found: T = self._own[kind]
+        return found
+
+    @property
+    def info(self) -> EngineReady:
+        """Raises `ApiError` 503 while no engine is there."""
+        return self.prompts.info
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """The pooling of embeddings whose requests leave it out."""
+        if self.info.gives_scores:
+            return Pooling(None, "it is a reranker or a classifier, which gives scores")
+        return own_pooling(self.info.model_dir, has_dense=self.info.engine == "cpu")
+
+    @cached_property
+    def own_prompts(self) -> OwnPrompts:
+        """The texts that those of embeddings begin with."""
+        return own_prompts(self.info.model_dir)
+
+    def check_accepts(self, key: int) -> None:
+        """Whether a request may come in at all, before any work is done for it. `key`: its caller's number. Raises
+        `ApiError` 429 or 503."""
+        if self.draining:
+            raise draining()
+        _ = self.info
+        CALLER.set(key)
+        self.queue.check_room(key=key)
+        self.keys.check(key)
+
+    def check_room(self, num_prompts: int, num_tokens: int, n: int, key: int) -> None:
+        """Whether as many prompts, of as many tokens together, `n` times, may be submitted. Raises `ApiError` 400 or
+        429."""
+        if num_prompts * n > BOUNDS.max_choices:
+            raise bad_value("n", n, f"at most {BOUNDS.max_choices} answers in one request")
+        self.queue.check_room(num_prompts * n, num_tokens * n, key)
+        self.keys.check(key, num_prompts * n)

@@ -1,0 +1,101 @@
+"""One call of the model for vectors of texts, whichever API asks for it.
+
+Invariants: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minisgl.frontend.output_processor import Delta
+from minisgl.frontend.pooling import Name as Pooled
+from minisgl.message import EngineReady
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.core.admission import Wanted
+from minisgl.server.core.bodies import EmbeddingRequest, inputs_of
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import bad_value, no_embedding, too_many_dimensions, wrong
+from minisgl.server.core.formatter import Formatter
+from minisgl.server.core.generation import Generation
+from minisgl.server.core.request import HttpRequest
+from minisgl.step import Int32Array
+
+
+def gives_embeddings(info: EngineReady) -> bool:
+    return info.engine in ("cpu", "torch") and not info.device.startswith("cuda")
+
+
+async def embeddings_endpoint(
+    context: ServerContext,
+    asked: EmbeddingRequest,
+    request: HttpRequest,
+    shown_as: type[EmbeddingFormatter] | None = None,
+) -> EmbeddingFormatter:
+    if asked.dimensions is not None and asked.dimensions < 1:
+        raise bad_value("dimensions", asked.dimensions, "must be at least 1")
+    sampling = embedding_sampling(context, asked.pooling)
+    prompts, sampling = await context.prompts.encode(
+        _begun(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
+    )
+    return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
+
+
+def embedding_sampling(context: ServerContext, asked: Pooled | None) -> SamplingParams:
+    """What a request for a vector samples, with the model's own pooling unless one is asked for. Raises `ApiError`
+    400."""
+    info = context.info
+    if not gives_embeddings(info):
+        where = f"the {info.engine} engine on {info.device}"
+        reason = f"embeddings need the cpu engine or torch on the CPU: this is {where}"
+        raise wrong("model", reason, "unsupported_value")
+    pooling = asked or context.pooling.name
+    if pooling is None:
+        reason = f"the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
+        raise wrong("pooling", reason, "unsupported_value")
+    return SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
+
+
+def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
+    """The inputs, texts with the prompt that the request names before them."""
+    own = context.own_prompts
+    try:
+        begin = own.of(asked.prompt_name)
+    except KeyError:
+        known = ", ".join(own.texts) or "none"
+        raise bad_value("prompt_name", asked.prompt_name, f"the model's prompts are: {known}") from None
+    return [begin + one if isinstance(one, str) and one else one for one in inputs_of(asked.input)]
+
+
+class EmbeddingFormatter(Formatter):
+    def __init__(
+        self, model: str, asked: EmbeddingRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
+    ) -> None:
+        super().__init__(Wanted(prompts, sampling), priority=asked.priority)
+        self._model = model
+        self._dimensions = asked.dimensions
+        self._as_text = asked.encoding_format == "base64"
+
+    def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": i, "embedding": self._shown(generation.embedding(i))}
+            for i in range(len(choices))
+        ]
+        num_tokens = sum(map(len, self.prompts))
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": self._model, "usage": usage}
+
+    def _shown(self, pooled: bytes | None) -> list[float] | str:
+        if pooled is None:
+            raise no_embedding()
+        whole = np.frombuffer(pooled, np.float32).astype(np.float64)
+        if self._dimensions is not None and self._dimensions > len(whole):
+            raise too_many_dimensions(self._dimensions, len(whole))
+        numbers = whole[: self._dimensions]
+        # added up one after the other, as the gateway does: another order could have another last bit
+        length = float(np.sqrt(np.cumsum(numbers * numbers)[-1])) if len(numbers) else 0.0
+        scaled = (numbers / (length or 1.0)).astype(np.float32)
+        return base64.b64encode(scaled.astype("<f4").tobytes()).decode() if self._as_text else scaled.tolist()

@@ -1,0 +1,292 @@
+"""Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, Anthropic's under /v1/messages, and
+Ollama's under /api.
+
+Invariants: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from minisgl.sampling_params import ParamError
+from minisgl.server.core.streams import EVENTS, LINES, SSE_DONE, sse
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+RETRY_AFTER_S = 1
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+NO_MODEL = ("model_not_found", 404)
+"""Code and status."""
+MESSAGES = "/v1/messages"
+MODELS = "/v1/models"
+RESPONSES = "/v1/responses"
+FILES, BATCHES = "/v1/files", "/v1/batches"
+OLLAMA = "/api/"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Clients that read it send the whole conversation from then on."""
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether clients of Anthropic's API ask for it."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def is_ollama(path: str) -> bool:
+    """Whether clients of Ollama's API ask for it."""
+    return path.startswith(OLLAMA)
+
+
+FORM = "minisgl.form"
+"""Key of the ASGI scope: the path in whose API's form errors are, and the id of the request."""
+
+
+class ApiError(Exception):
+    """An answer with an HTTP status. `param` is the field, `code` the machine-readable reason."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers: dict[str, str] = {}
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    @property
+    def code(self) -> str | None:
+        code: str | None = self.body["error"]["code"]
+        return code
+
+    def rename(self, written: str) -> None:
+        """Name the field as the client wrote it."""
+        detail = self.body["error"]
+        given, detail["param"] = detail["param"], written
+        if detail["message"].startswith(given):
+            detail["message"] = written + detail["message"].removeprefix(given)
+
+    def anthropic_body(self) -> dict[str, Any]:
+        detail = self.body["error"]
+        error = {"type": _ANTHROPIC_KINDS.get(self.status, INVALID), "message": detail["message"]}
+        if detail["param"] == "thread":
+            error["details"] = _NO_THREADS
+        return {"type": "error", "error": error}
+
+    def ollama_body(self) -> dict[str, Any]:
+        return {"error": self.body["error"]["message"]}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """As who asks for `path` expects it."""
+        if is_anthropic(path):
+            return self.anthropic_body()
+        return self.ollama_body() if is_ollama(path) else self.body
+
+    def response(self, path: str = "", request_id: str = "") -> Response:
+        """`path`: of the request."""
+        body = self.body_for(path)
+        if request_id and is_anthropic(path):
+            body["request_id"] = request_id
+        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
+
+    def answer(self, scope: Mapping[str, Any]) -> Response:
+        """Return the response to the request of this ASGI scope."""
+        return self.response(*scope.get(FORM, (scope["path"],)))
+
+
+class TooLong(ApiError):
+    """A prompt that leaves no room for an answer, in the words by which clients of each API know it: LiteLLM those of
+    OpenAI, Claude Code those of Anthropic. `at_least`: there may be more tokens than `count`."""
+
+    def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False) -> None:
+        super().__init__(400, "", param=field, code="context_length_exceeded")
+        self._count, self._limit, self._at_least = count, limit, at_least
+        self.rename(field)
+
+    def rename(self, written: str) -> None:
+        tokens = f"at least {self._count}" if self._at_least else str(self._count)
+        text = (
+            f"This model's maximum context length is {self._limit} tokens. However, {written} has {tokens} tokens and "
+            f"the answer needs at least one: shorten {written}."
+        )
+        self.args = (text,)
+        self.body["error"] |= {"message": text, "param": written}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        found = super().anthropic_body()
+        found["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
+        return found
+
+
+def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
+    """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
+    server's answer."""
+    if is_anthropic(path):
+        return sse(body, "error")
+    if path == RESPONSES:
+        detail = body["error"]
+        said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
+        return sse({**said, "sequence_number": 0}, "error")
+    if is_ollama(path) or kind.startswith(LINES):
+        return msgspec.json.encode(body) + b"\n"
+    return sse(body) + SSE_DONE
+
+
+Names = Sequence[tuple[str, str]]
+"""Regular expressions for names of fields of the chat API, and what another API calls them."""
+
+
+def renamed_field(names: Names, given: str) -> str:
+    """Return the field `given` of the chat API as the client wrote it."""
+    for pattern, name in names:
+        written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
+        if num_found:
+            return written
+    return given
+
+
+@contextlib.contextmanager
+def renamed(names: Names) -> Iterator[None]:
+    """An error names the field as the client wrote it."""
+    try:
+        yield
+    except ApiError as error:
+        given = error.body["error"]["param"]
+        if given is not None and (written := renamed_field(names, given)) != given:
+            error.rename(written)
+        raise
+
+
+def wrong(field: str, reason: str, code: str = "invalid_value", status: int = 400) -> ApiError:
+    """A field that cannot be, whatever its value is, or whose value the reason has."""
+    return ApiError(status, f"{field}: {reason}", param=field, code=code)
+
+
+def missing(field: str) -> ApiError:
+    return wrong(field, "required", "missing_required_parameter")
+
+
+def bad_value(field: str, value: object, reason: str, code: str | None = "invalid_value") -> ApiError:
+    return from_param_error(ParamError(field, value, reason, code))
+
+
+def from_param_error(error: ParamError) -> ApiError:
+    return ApiError(400, str(error), param=error.field, code=error.code or "invalid_value")
+
+
+@contextlib.contextmanager
+def param_errors() -> Iterator[None]:
+    """A `ParamError` is an answer."""
+    try:
+        yield
+    except ParamError as error:
+        raise from_param_error(error) from error
+
+
+def engine_error(message: str) -> ApiError:
+    """The request was accepted and its forward failed: the client may try again."""
+    return ApiError(500, message, kind=SERVER, code="engine_error")
+
+
+def grammar_refused(message: str) -> ApiError:
+    """What the engine process says of a grammar that passed the checks before it."""
+    return ApiError(400, message, param="response_format", code="invalid_value")
+
+
+def engine_gone(message: str) -> ApiError:
+    return ApiError(503, message, kind=SERVER, code="engine_unavailable")
+
+
+def _try_again(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    error = ApiError(status, message, kind=SERVER, code=code)
+    error.headers["retry-after"] = str(retry_after_s)
+    return error
+
+
+def loading(reason: str) -> ApiError:
+    return _try_again(503, reason, "loading")
+
+
+def draining() -> ApiError:
+    return _try_again(503, "the server is shutting down: send this to another one", "draining")
+
+
+def queue_full(reason: str) -> ApiError:
+    return _try_again(429, f"the server is busy: {reason}: try again later", "queue_full")
+
+
+def key_limit(reason: str, retry_after_s: int) -> ApiError:
+    """A limit of the caller's own; the server has room."""
+    return _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit", retry_after_s)
+
+
+def model_not_loaded(reason: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    """One of several is not."""
+    return _try_again(503, f"model: {reason}", "model_not_loaded", retry_after_s)
+
+
+def too_late(timeout_s: float) -> ApiError:
+    reason = f"the request took longer than {timeout_s:g} s (--request-timeout)"
+    return ApiError(504, reason, kind=SERVER, code="request_timeout")
+
+
+def internal_error(kind: str) -> ApiError:
+    """`kind`: of a bug, such as an exception's class."""
+    return ApiError(500, f"internal error: {kind}", kind=SERVER, code="internal_error")
+
+
+def no_embedding() -> ApiError:
+    return engine_error("the engine gave no embedding")
+
+
+def too_many_dimensions(asked: int, has: int) -> ApiError:
+    return bad_value("dimensions", asked, f"the model has {has}")
+
+
+def _meant(path: str, known: Sequence[str]) -> str | None:
+    """Return the route that a base URL with too much or too little of a path was to lead to."""
+    if path.startswith("/v1/v1/"):
+        return path.removeprefix("/v1")
+    found = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
+    return max(found, key=len) if path.count("/") != len(path) and found else None
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Give every error of the app its shape."""
+
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.answer(request.scope)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.scope["path"]
+        message = f"{request.method} {path}: {error.detail}"  # an odd Host would show in its URL
+        meant = None if error.status_code != 404 else _meant(path, [getattr(one, "path", "") for one in app.routes])
+        answer = ApiError(error.status_code, message if meant is None else f"{message}: the path is {meant}")
+        answer.body["error"]["code"] = _CODES.get(error.status_code)
+        answer.headers.update(error.headers or {})  # 405 says what is allowed
+        _, request_id = request.scope.get(FORM, ("", ""))
+        return answer.answer(request.scope) if meant is None else answer.response(meant, request_id)
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return internal_error(type(error).__name__).answer(request.scope)
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,506 @@
+"""uvicorn around the app, on a socket that is already bound: the port, or a Unix socket behind the gateway; and
+one request's way to its client, below ASGI: chunks of a stream go straight into the transport's buffer.
+
+Invariants: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
+them; a server that ends by itself begins again; no connection stays open for a client that neither sends nor reads; a
+client that has sent its request and then only reads is answered; one that goes away cancels the task that answers it,
+at the transport's event. A client that does not read is known at once, so that nobody formats what cannot be sent: what
+a stream has not sent is bounded (its next chunk, and the tokens of its requests, which end), and dropped after a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import resource
+import select
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from minisgl.config import Limits
+from minisgl.server.core.errors import INVALID, SERVER, ApiError
+from minisgl.server.core.request import REQUEST, HttpRequest
+
+CONNECTION = "minisgl.connection"
+"""Key of the ASGI scope."""
+GRACE_S = 2
+NUM_LISTENERS = 8
+RESTART_S = 0.1  # after an end that nobody asked for; then twice as long each time
+MAX_RESTART_S = 5.0
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
+PROBE_AFTER_S = (
+    1.0  # most answers are complete by then; the next comes after a tenth, each further after twice the wait
+)
+MAX_PROBES_WAIT = 10  # times as long
+_log = logging.getLogger("minisgl.server")
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute target
+_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    _transport: asyncio.Transport
+    _task: asyncio.Task[Any] | None = None
+    is_lost: bool = False
+    chunked: bool = True
+    streams: bool = False
+    was_silent: bool = False  # since it was set
+    blocked_since: float | None = None  # the loop's time since which the client has not caught up
+    _on_pause: Callable[[], None] = _nothing
+    _on_resume: Callable[[], None] = _nothing
+
+    def cancels(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancel `task` when the client goes away."""
+        self._task = task
+        if self.is_lost and task is not None:
+            task.cancel()
+
+    @contextlib.contextmanager
+    def stream(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
+        """While a stream is written; these are called when the client lags behind, and when it has caught up."""
+        self.streams = True
+        self._on_pause, self._on_resume = on_pause, on_resume
+        try:
+            yield
+        finally:
+            self.streams = False
+            self._on_pause = self._on_resume = _nothing
+
+    def write(self, chunk: bytes) -> None:
+        """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
+        be written while paused but what is ready already."""
+        self.was_silent = False
+        if not self.is_lost and chunk:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
+
+    @contextlib.contextmanager
+    def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
+        """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
+        pass without a byte."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:  # each half: what was silent for a whole one has been for at most two
+            nonlocal timer
+            if not self.was_silent:
+                self.was_silent = True
+            elif self.blocked_since is None:
+                self.write(ping())
+            timer = loop.call_later(longest_s / 2, look)
+
+        timer = loop.call_later(longest_s / 2, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def drop(self) -> None:
+        """End the connection of an answer that cannot be ended as it began."""
+        self._transport.abort()
+
+    # ----------------------------------------------------------------------------------------- called by the server
+
+    def lost(self) -> None:
+        self.is_lost = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def paused(self, now: float) -> None:
+        self.blocked_since = now
+        self._on_pause()
+
+    def resumed(self) -> None:
+        self.blocked_since = None
+        self._on_resume()
+
+
+class Crowd:
+    """How many connections there may be: in all, and of one address three quarters of that, so that no client alone
+    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/accept.rs`)."""
+
+    MOST = 16_384
+    OTHER_DESCRIPTORS = 100
+
+    def __init__(self, most: int | None = None) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = self.MOST if limit == resource.RLIM_INFINITY else max(0, limit - self.OTHER_DESCRIPTORS) // 2
+        self._most = min(self.MOST, free) if most is None else most
+        self._num_open = 0
+        self._open: dict[str, int] = {}  # by address
+
+    def enter(self, address: str) -> bool:
+        """Whether there is room for one more. One that came in must `leave`."""
+        own = self._open.get(address, 0)
+        if self._num_open >= self._most or own >= -(-3 * self._most // 4):
+            return False
+        self._num_open += 1
+        self._open[address] = own + 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self._num_open -= 1
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the other side has closed both ways. One that has closed its half only hangs up on nobody (poll(2))."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with nine changes: what is no HTTP gets an error of our shape too, a request line with headers
+    that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
+    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
+    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, no upgrade
+    is worth a line of the log, and the host of
+    an absolute target counts instead of `Host`, as RFC 9112 says."""
+
+    head_timeout_s = 60.0
+    probe_after_s = PROBE_AFTER_S
+    crowd: Crowd
+    _address: str | None = None  # under which it counts
+    _probe_timer: asyncio.TimerHandle | None = None
+    _head_bytes = -1  # -1 outside of a head
+    _head_timer: asyncio.TimerHandle | None = None
+    _data = b""  # that is being read
+    _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):  # else it is the gateway, which counts them itself
+            if self.crowd.enter(peer[0]):
+                self._address = peer[0]
+            else:
+                self._refuse(503, "there are as many connections as may be: close some", "too_many_connections")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. After the beginning of its answer that means that it is gone. Before, it may
+        as well be waiting (`printf ... | nc -N`): TCP says the same of both. So the answer goes on, and interim
+        answers, which those who wait skip, come back as a reset from those who are gone. HTTP/1.0 knows no such
+        answers; its clients get them too, since the other choice is to drop all of them."""
+        open_ = self._unanswered()
+        if not open_ or open_[0].response_started or self.cycle.more_body or self._head_bytes >= 0:
+            return False
+        self.cycle.keep_alive = False
+        self._probe_timer = self.loop.call_later(self.probe_after_s, self._probe, self.probe_after_s / 10)
+        return True
+
+    def _probe(self, wait_s: float) -> None:
+        """Asks until the answer begins. What is written after that, by this side or by a gateway between, may come back
+        as a reset as well, and nobody reads here any more."""
+        if (open_ := self._unanswered()) and not self.transport.is_closing():
+            if _is_reset(self.transport):
+                self.transport.abort()
+                return
+            if not open_[0].response_started:
+                self.transport.write(_PROBE)
+            next_s = min(2 * wait_s, MAX_PROBES_WAIT * self.probe_after_s)
+            self._probe_timer = self.loop.call_later(wait_s, self._probe, next_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        if self._address is not None:
+            self.crowd.leave(self._address)
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        open_ = self._unanswered()
+        for cycle in open_:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
+        for cycle in open_:
+            _connection_of(cycle).lost()
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+        self.scope[CONNECTION] = Connection(self.transport)  # type: ignore[literal-required]
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_bytes >= 0:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = -1
+        self._stop_timer()
+        if (target := _AUTHORITY.match(self.url)) is not None:
+            self.headers[:] = [(name, target[1] if name == b"host" else value) for name, value in self.headers]
+        super().on_headers_complete()
+        self._cycles = (*self._unanswered(), self.cycle)
+        if self.scope["http_version"] == "1.0":
+            self.cycle.keep_alive = self.parser.should_keep_alive()
+            self.scope[_HTTP_1_0] = self.cycle  # type: ignore[literal-required]
+        if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()  # uvicorn stops reading here, and would not see the client go
+
+    def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
+        return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if open_ := self._unanswered():
+            _connection_of(open_[0]).paused(self.loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if open_ := self._unanswered():
+            _connection_of(open_[0]).resumed()
+
+    def answering(self) -> tuple[str, Connection | None]:
+        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
+        if not (open_ := self._unanswered()):
+            return "a connection", None
+        request: HttpRequest | None = open_[0].scope.get(REQUEST)  # type: ignore[assignment]
+        return "a connection" if request is None else request.request_id, _connection_of(open_[0])
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        self._data = data
+        super().data_received(data)
+        self._data = b""
+        if self._head_bytes >= 0 and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"headers: more than {MAX_HEAD_BYTES} bytes", "headers_too_large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # else its body comes
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read on behind a head that wants another protocol, which the parser takes for the end of HTTP: Java's client
+        offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        behind = _BehindHead(self)
+        self.parser = httptools.HttpRequestParser(behind)
+        framing = (b"%b: %b\r\n" % one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+        behind.is_there = True
+        if rest := self._data[upgrade.args[0] :]:
+            self._data = rest
+            super().data_received(rest)
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
+            self.transport.close()  # another answer is due or under way: it must not get a second head in its middle
+            return
+        kind = SERVER if status >= 500 else INVALID
+        body = bytes(ApiError(status, message, kind=kind, code=code).response().body)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()
+
+
+class _BehindHead:
+    """What a parser tells that is given the framing of a head once more, which `protocol` knows already."""
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self.is_there = False
+        self._protocol = protocol
+        self.on_body, self.on_message_complete = protocol.on_body, protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self.is_there:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_there:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_there:
+            self._protocol.on_headers_complete()
+
+
+def _connection_of(cycle: RequestResponseCycle) -> Connection:
+    connection: Connection = cycle.scope[CONNECTION]  # type: ignore[literal-required]
+    return connection
+
+
+def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send:
+    """`send` for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                if cycle.keep_alive:  # not what this version does unless both sides say so
+                    message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
+            else:
+                cycle.keep_alive = cycle.chunked_encoding = connection.chunked = False
+        elif not connection.chunked:
+            connection.write(message.get("body", b""))
+            message["body"] = b""  # to uvicorn it would be longer than announced
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    return send
+
+
+class SlowClients:
+    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
+    stay until the client goes; and those that read too little of a stream to ever catch up."""
+
+    def __init__(self, clients: Collection[_Protocol], timeout_s: float) -> None:
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
+
+    async def sweep_forever(self) -> None:
+        """One task for all: a timer for every write would cost more than the write."""
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            self._sweep(asyncio.get_running_loop().time())
+
+    def _sweep(self, now: float) -> None:
+        stuck, self._stuck = self._stuck, {}
+        for client in list(self._clients):
+            size = client.transport.get_write_buffer_size()
+            before, since = stuck.get(client, (size, now))
+            if size != before:
+                since = now
+            name, connection = client.answering()
+            blocked = connection.blocked_since if connection is not None and connection.streams else None
+            waits_s = now - min(since if size else now, now if blocked is None else blocked)
+            if waits_s > self._timeout_s:
+                text = "%s: dropped: its client has read nothing for %.1f s (--slow-client-timeout)"
+                _log.warning(text, name, waits_s)
+                client.transport.abort()
+            elif size:
+                self._stuck[client] = (size, since)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the supervisor handles them
+
+
+class HttpServer:
+    """`app` may be replaced at any time, for open connections too. `slow_client_timeout` is also the time for a
+    request's head to come, and for what was written to be read."""
+
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, limits: Limits, *, probe_after_s: float = PROBE_AFTER_S
+    ) -> None:
+        self.app = app
+        slow_client_timeout_s = limits.slow_client_timeout
+        self._config = uvicorn.Config(
+            self._call,
+            interface="asgi3",
+            loop="uvloop",
+            http=type(
+                "Protocol",
+                (_Protocol,),
+                {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s, "crowd": Crowd()},
+            ),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=limits.keep_alive_timeout,
+            timeout_graceful_shutdown=GRACE_S,
+            server_header=False,
+            proxy_headers=False,
+        )
+        self.server = _Server(self._config)
+        connections: set[Any] = self.server.server_state.connections
+        self.connections = connections
+        self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # it holds the scope: a cycle of references if it stayed
+            send = _without_chunks(cycle, scope[CONNECTION])
+        await self.app(scope, receive, send)
+
+    async def start(self) -> None:
+        """Return when connections are accepted."""
+        self._task = asyncio.create_task(self._serve_on())
+        while not self.server.started:
+            if self._task.done():
+                self._task.result()
+                raise RuntimeError("the HTTP server ended before it started")
+            await asyncio.sleep(0.005)  # uvicorn offers no event for this
+        self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
+
+    async def _serve_on(self) -> None:
+        """Until `stop`; connections that come while nothing serves wait in the listener's queue."""
+        wait_s, has_served = RESTART_S, False
+        while True:
+            # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
+            listeners = [self._listener.dup() for _ in range(NUM_LISTENERS)]
+            why = "it ended"
+            try:
+                await self.server.serve(sockets=listeners)
+            except Exception as error:
+                if not has_served and not self.server.started:
+                    raise
+                why = f"{type(error).__name__}: {error}"
+            finally:
+                for one in (*getattr(self.server, "servers", ()), *listeners):
+                    one.close()
+            if self._stopping.is_set():
+                return
+            has_served = has_served or self.server.started
+            _log.error("the Python HTTP server ended: %s: it is started again after %.1f s", why, wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+                return
+            wait_s = min(2 * wait_s, MAX_RESTART_S)
+            state = self.server.server_state  # the connections that are left are still this server's
+            self.server = _Server(self._config)
+            self.server.server_state = state
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
+        self._stopping.set()
+        self._listener.close()
+        self.server.should_exit = True
+        self.server.force_exit = at_once
+        if self._task is not None:
+            await self._task
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._task = self._sweeper = None

@@ -1,0 +1,79 @@
+"""The page at `/` and its files below `/web/`: chat, what the server does, the scheduler's steps. docs/page.md.
+
+Invariants: only files of the package that were there at the start are given, by their exact names; every answer forbids
+the browser to run, show or ask anything that is not from this server; a file that the browser has is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.responses import PlainTextResponse, Response
+
+FOLDER = Path(__file__).resolve().parents[2] / "web"
+PREFIX = "/web/"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".LICENSE": "text/plain; charset=utf-8",
+    ".md": "text/markdown; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # kept, and asked for by its tag: an update of the server is one of the page
+}
+
+
+RUNNING = "Ollama is running"
+"""What some of Ollama's clients look for at `/`."""
+BY_ACCEPT = {"vary": "accept"}
+
+
+def _asks_for_text(accept: bytes) -> bool:
+    """Whether it is plain text that a client wants, not a page."""
+    kinds = {one.partition(b";")[0].strip().lower() for one in accept.split(b",")}
+    return b"text/plain" in kinds and b"text/html" not in kinds
+
+
+class Page:
+    """All files, in memory: they are few and small."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._files: dict[str, tuple[bytes, dict[str, str]]] = {}
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in TYPES and file.is_file():
+                content = file.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+                entry = (content, HEADERS | {"etag": tag, "content-type": TYPES[file.suffix]})
+                self._files[PREFIX + file.relative_to(folder).as_posix()] = entry
+        if (start := self._files.get(PREFIX + "index.html")) is not None:
+            content, given = start
+            self._files["/"] = (content, given | BY_ACCEPT)
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self._files)
+
+    def answer(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Response | None:
+        """None: not a request for a file of the page."""
+        if method not in ("GET", "HEAD") or (found := self._files.get(path)) is None:
+            return None
+        content, given = found
+        if path == "/" and _asks_for_text(headers.get(b"accept", b"")):
+            return PlainTextResponse(RUNNING, headers=BY_ACCEPT)
+        known = headers.get(b"if-none-match", b"").decode("latin-1")
+        if given["etag"] in {one.strip().removeprefix("W/") for one in known.split(",")}:
+            return Response(status_code=304, headers=given)
+        return Response(content, headers=given)

@@ -1,0 +1,200 @@
+"""A request's way on to another server, and the answer's way back, as bytes: from the port of several models to the
+server of one (`registry/front.py`), and from a replica to its server (`ray/replica.py`).
+
+Invariants: nothing of a body is changed or understood; of a stream only whole chunks are passed on, as the server wrote
+them, so that one that is cut is cut between two events; what nobody takes is not read, so that a client that does not
+read holds up its own server's stream alone; one that leaves ends its request there, because the connection to the
+server is reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import cast
+
+import httptools
+
+from minisgl.server.core.http import Connection
+
+Headers = list[tuple[bytes, bytes]]
+Address = tuple[str, int]
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
+)
+WHO = frozenset({b"host", b"authorization", b"x-api-key"})
+"""Headers that say who asks."""
+OF_THIS_SERVER = frozenset({b"date", b"server"})
+"""Headers of an answer that this server writes."""
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Lost(Exception):
+    """The server will say no more, though another one may; why, in words that follow on who it is."""
+
+
+class Answer(asyncio.Protocol):
+    """One connection to a server, for one request. `head` is done when status and headers are there; the body is taken
+    by one of `whole`, `pieces` and `into`."""
+
+    def __init__(self, request: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.head: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.status = 0
+        self.headers: Headers = []
+        self.is_chunked = False
+        self._request = request
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []  # not taken yet
+        self._news = asyncio.Event()  # parts, or the end
+        self._chunk: list[bytes] = []  # of the chunk that is not whole yet
+        self._connection: Connection | None = None
+
+    # ------------------------------------------------------------------------------------------- called by its reader
+
+    async def whole(self) -> bytes:
+        """The body. Raises `Lost`."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes; what waits in one piece. Raises `Lost`, after all that came."""
+        while self._parts or not self.done.done():
+            if self._parts:
+                parts, self._parts = self._parts, []
+                yield b"".join(parts)
+            else:
+                self._news.clear()
+                self._resume()
+                await self._news.wait()
+        await self.done
+
+    async def into(self, connection: Connection) -> None:
+        """The body, as it comes, into a client's connection, whose answer has begun. Raises `Lost`."""
+        self._connection = connection
+        with connection.stream(self._pause, self._resume):
+            self._resume()  # before a part that may pause it again
+            parts, self._parts = self._parts, []
+            for part in parts:
+                connection.write(part)
+            await self.done
+
+    def close(self) -> None:
+        for one in (self.head, self.done):
+            one.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --------------------------------------------------------------------------------------- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._transport.write(self._request)
+        self._request = b""
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"gave an answer that is no HTTP: {error}")
+        self._news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail("ended the connection" + (f": {error}" if error else ""))
+        self._news.set()
+
+    def _fail(self, reason: str) -> None:
+        for one in (self.head, self.done):
+            if not one.done():
+                one.set_exception(Lost(reason))
+                one.exception()  # whoever waits for the other one has it
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------------------------------------- called by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # an answer before the answer
+            self.headers = []
+            return
+        self.status = status
+        self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self.headers = [one for one in self.headers if one[0] not in HOP_BY_HOP | OF_THIS_SERVER]
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        if self.is_chunked:
+            self._chunk.append(body)
+        else:
+            self._pass(body)
+
+    def on_chunk_complete(self) -> None:
+        if self._chunk:
+            self._pass(self._chunk[0] if len(self._chunk) == 1 else b"".join(self._chunk))
+            self._chunk = []
+
+    def on_message_complete(self) -> None:
+        if self.status and not self.done.done():
+            self.done.set_result(None)
+
+    def _pass(self, body: bytes) -> None:
+        if self._connection is None:
+            self._parts.append(body)
+            self._pause()
+        else:
+            self._connection.write(body)
+
+
+def request_bytes(method: str, path: bytes, headers: Headers, body: bytes | bytearray = b"") -> bytes:
+    """`path`: as the client sent it, with its query. A server is asked once a connection; for HEAD with GET, since who
+    answers a client leaves the body out."""
+    method = "GET" if method == "HEAD" else method
+    passed = [one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
+    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or nobody's request
+        passed.append((b"host", b"localhost"))
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), path), *(b"%b: %b" % one for one in passed)]
+    if body or method not in ("GET", "DELETE"):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join([*lines, b"connection: close", b"", b""]) + body
+
+
+async def ask(address: Address, request: bytes) -> Answer:
+    """Send it; returns when the answer has begun. Raises `Lost`."""
+    loop = asyncio.get_running_loop()
+    answer = Answer(request)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await loop.create_connection(lambda: answer, *address)
+    except (OSError, TimeoutError) as error:
+        raise Lost(f"cannot be reached: {error or 'it does not answer'}") from error
+    try:
+        await answer.head
+    except BaseException:
+        answer.close()
+        raise
+    return answer
+
+
+async def ask_whole(address: Address, request: bytes, timeout_s: float | None = None) -> tuple[int, Headers, bytes]:
+    """Send it; status, headers and body of the answer. Raises `Lost`, also when it takes longer than `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            with contextlib.closing(await ask(address, request)) as answer:
+                return answer.status, answer.headers, await answer.whole()
+    except TimeoutError as error:
+        raise Lost(f"did not answer within {timeout_s:g} s") from error

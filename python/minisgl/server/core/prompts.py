@@ -1,0 +1,434 @@
+"""From what a request asks to token ids that fit the model, off the event loop; and whatever else takes long there.
+
+Invariants: what is being encoded counts as waiting; what comes out is within the vocabulary and the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from minisgl.frontend.engine_client import ProcessClient
+from minisgl.frontend.output_processor import with_bad_words
+from minisgl.frontend.pairs import JUDGED, SCORING, Pairs, judged, judging
+from minisgl.grammar.check import Made, grammar_of
+from minisgl.grammar.sources import GrammarSource
+from minisgl.message import EngineReady
+from minisgl.metrics.meters import Meter
+from minisgl.sampling_params import BOUNDS, SCORE, SamplingParams
+from minisgl.server.core.api_keys import CALLER
+from minisgl.server.core.bodies import TEMPLATE_NAMES, ChatMessage, Conversation
+from minisgl.server.core.errors import ApiError, TooLong, bad_value, engine_gone, param_errors, wrong
+from minisgl.server.core.fields import ENOUGH_CHARS, Side, chars_of
+from minisgl.server.core.tools import Parsing, explained
+from minisgl.server.core.waiting import Queue
+from minisgl.step import Int32Array
+from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer, TooManyTokens
+from minisgl.tokenizer.pool import TokenizePool
+from minisgl.utils.memory import MAPPED_BYTES, give_back
+
+CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
+OF_AN_ENCODER = 128  # the same; they are short
+T = TypeVar("T")
+
+
+class Prompts:
+    """`meter` takes the time of encoding; `queue` counts what is being encoded."""
+
+    def __init__(
+        self, client: ProcessClient, tokenizer: Tokenizer, parsing: Parsing, queue: Queue, meter: Meter
+    ) -> None:
+        self._client = client
+        self.tokenizer = tokenizer
+        self.parsing = parsing
+        self._queue = queue
+        self._pool = TokenizePool(tokenizer, meter, (ApiError,))
+        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts with the first
+
+    @property
+    def info(self) -> EngineReady:
+        """Raises `ApiError` 503 while no engine is there."""
+        if self._client.failure is not None or self._client.info is None:
+            raise engine_gone(self._client.failure or "the engine is loading")
+        return self._client.info
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What may take long, off the event loop."""
+        with self._counted():
+            return await self._pool.run(work)
+
+    async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
+        """Runs what is made of a whole body."""
+        return await self.run(work) if is_large else work()
+
+    async def with_grammar(
+        self, sampling: SamplingParams, source: GrammarSource | Callable[[], Made] | None
+    ) -> tuple[SamplingParams, tuple[str, ...]]:
+        """Return `sampling` with the grammar of `source`, or what it makes, if any, and the fields that are left out of
+        it. Raises `ParamError` for what cannot stand beside one, `ApiError` for a bad one."""
+        if source is None:
+            return sampling, ()
+        work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
+        msgspec.structs.replace(sampling, grammar="").check()
+        made = await self.grammar(work)
+        return msgspec.structs.replace(sampling, grammar=made.text), made.named()
+
+    async def grammar(self, work: Callable[[], T]) -> T:
+        """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
+        text. A `ParamError` of it is an answer."""
+        with self._counted(), param_errors():
+            return await asyncio.get_running_loop().run_in_executor(self._grammars, work)
+
+    def give_back(self, num_bytes: int) -> None:
+        if num_bytes >= MAPPED_BYTES:
+            self._pool.run_later(give_back)
+
+    @property
+    def _encodes(self) -> bool:
+        return self.info.kind != "decoder"
+
+    @property
+    def judges(self) -> bool:
+        """Whether the model reads two texts with an instruction what to look for."""
+        return self.info.kind == "judge"
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What is being encoded counts as waiting."""
+        key = CALLER.get()
+        self._queue.encodes(1, key)
+        try:
+            yield
+        finally:
+            self._queue.encodes(-1, key)
+
+    def _fits(self, field: str) -> _Fits:
+        return _Fits(self._too_long, field)
+
+    def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
+        """How many of a prompt's last tokens are kept; None: all, if they fit."""
+        longest = self.info.max_seq_len - 1
+        if asked is None:
+            return None
+        if asked == -1:
+            return max(1, longest + 1 - max(1, max_tokens or 1))
+        if not 1 <= asked <= longest:
+            raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
+        return asked
+
+    def _most(self, keep: int | None) -> int:
+        """How many tokens a prompt may have before it is cut."""
+        contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
+        return self.info.max_seq_len * (1 if keep is None else contexts)
+
+    async def encode(
+        self,
+        prompt: Conversation | Sequence[str | list[int]],
+        sampling: SamplingParams,
+        truncate: int | None,
+        field: str = "prompt",
+        names: Mapping[str, str] | None = None,
+        *,
+        side: Side = None,
+        only_counts: bool = False,
+    ) -> tuple[list[Int32Array], SamplingParams]:
+        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
+        the `side` "right", which is an encoder's, the first); and `sampling` as the engine knows it. `names`: how the
+        client wrote a field, where that differs. `only_counts`: a conversation may have any number of tokens. Raises
+        `ApiError` for what does not fit the model."""
+        written = names or {}
+        self._check_vocabulary(sampling, written)
+        name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        keep = self._num_kept(truncate, sampling.max_tokens, name)
+        if sampling.bad_words:
+            given, vocab_size = sampling, self.info.vocab_size
+            with self._fits("bad_words"):
+                sampling = await self.run(lambda: with_bad_words(given, self.tokenizer, vocab_size))
+        if isinstance(prompt, Conversation):
+            ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts)
+            if only_counts:
+                return [ids], sampling
+            field, found = "messages", [ids]
+        else:
+            found = await self._encode_prompts(prompt, field, keep, side)
+        for ids in found:
+            self._check_length(ids, field)
+        return found, sampling
+
+    async def render(self, asked: Conversation) -> str:
+        """The text that the chat template makes of a conversation."""
+        shaped, variables = conversation(self.parsing, asked)
+        try:
+            return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
+        except ChatTemplateError as error:
+            raise _no_prompt(error) from error
+
+    async def encode_conversation(
+        self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
+    ) -> Int32Array:
+        """The prompt of a conversation, also of no tokens or of as many as the context has; if it `only_counts`, of any
+        number."""
+        messages = asked.messages or ()
+        shaped, variables = conversation(self.parsing, asked)
+        try:
+            with self._counted(), self._fits("messages"):
+                ids = await self._pool.encode_chat(
+                    shaped,
+                    _about_chars(messages, variables.get("tools", ())),
+                    variables,
+                    most=None if only_counts else self._most(keep),
+                )
+        except ChatTemplateError as error:
+            raise _no_prompt(error) from error
+        return _kept(ids, keep, side)
+
+    async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
+        """The tokens of a text of any length."""
+        with self._counted(), self._fits("prompt"):
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
+
+    @functools.cached_property
+    def _pairs(self) -> Pairs:
+        try:
+            return Pairs.of(self.tokenizer)
+        except ValueError as error:
+            raise wrong("model", str(error), "unsupported_value") from error
+
+    @functools.cached_property
+    def _behind_judged(self) -> Int32Array:
+        return self.tokenizer.encode(JUDGED, add_special_tokens=False)
+
+    async def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        fields: tuple[str, str],
+        *,
+        cut: bool,
+        most: int | None = None,
+        instruction: str | None = None,
+    ) -> list[Int32Array]:
+        """Prompts of two texts each, for a model that gives scores of them. `cut`: the second one loses its end where
+        both are too long together; `most`: of it no more tokens are read; `instruction`: for one that judges. Raises
+        `ApiError` for what does not fit the model."""
+        self._check_vocabulary(SCORING, {})
+        if self.judges:
+            form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
+            pairs = [judged(*pair) for pair in pairs]
+        else:
+            form = self._pairs
+        longest, num_special = self.info.max_seq_len - 1, form.num_special
+        if num_special >= longest:
+            raise self._too_long(num_special, "instruction" if self.judges else fields[0])
+        texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
+        ids = await asyncio.gather(*(self._plain(text, fields[at]) for at, text in texts))
+        known = dict(zip(texts, ids, strict=True))
+        found = []
+        for one, other in pairs:
+            first, second = known[0, one], known[1, other][:most]
+            if len(first) + num_special >= longest:
+                raise self._too_long(len(first) + num_special, fields[0])
+            prompt = form.prompt(first, second, longest if cut else None)
+            self._check_length(prompt, fields[1])
+            found.append(prompt)
+        return found
+
+    async def _plain(self, text: str, field: str) -> Int32Array:
+        """Without special tokens."""
+        most = self._most(-1)
+        with self._counted(), self._fits(field):
+            return await self._pool.encode(lambda: text, len(text), add_special_tokens=False, most=most)
+
+    @functools.cached_property
+    def _gap(self) -> FillIn | None:
+        """Made once: a thousand special tokens take a twentieth of a second."""
+        return FillIn.of(self.tokenizer)
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model has tokens of fill-in-the-middle."""
+        return self._gap is not None and self._gap.last_marker < self.info.vocab_size
+
+    async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
+        with self._fits("prompt"):
+            return await self.run(lambda: self._fill_in(texts, suffix))
+
+    def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
+        most, vocab_size = self.info.max_seq_len, self.info.vocab_size
+        if (fill_in := self._gap) is None or not self.fills_in:
+            raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
+        found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
+        return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
+
+    async def _encode_all(self, texts: list[str], most: int, beginning: int | None) -> list[Int32Array]:
+        """Return the ids of each text, or at least the first `beginning` ones, however long it is."""
+        with self._counted():
+            try:
+                if len(texts) == 1:
+                    text = texts[0]
+                    ids = await self._pool.encode(lambda: text, len(text), add_special_tokens=True, most=most)
+                    return [ids]
+                return await self._pool.run(lambda: self.tokenizer.encode_batch(texts, most=most))
+            except TooManyTokens:
+                if beginning is None:
+                    raise
+            return await self._pool.run(lambda: [self._first_ids(text, most, beginning) for text in texts])
+
+    def _first_ids(self, text: str, most: int, num: int) -> Int32Array:
+        """The ids of as much of a text as has at most `most` and, if it is long enough, at least `num` of them."""
+        too_little, too_much, end = 0, len(text), len(text)
+        while True:
+            try:
+                ids = self.tokenizer.encode(text[:end], most=most)
+            except TooManyTokens:
+                too_much = end
+            else:
+                if len(ids) >= num or end == len(text) or too_much - end <= 1:
+                    return ids
+                too_little = end
+            end = (too_little + too_much) // 2
+
+    async def _encode_prompts(
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
+    ) -> list[Int32Array]:
+        """Texts through the tokenizer, ids checked against the vocabulary; of each `keep`."""
+        most = self._most(keep)
+        if not prompts:
+            raise bad_value(field, [], "must not be empty")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts:
+            with self._fits(field):
+                of_beginning = side == "right" or (self._encodes and side is None)
+                batch = await self._encode_all(texts, most, keep if of_beginning else None)
+            encoded = iter(batch)
+        whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
+        if self._encodes:
+            return [_kept_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
+        return [_kept(ids, keep, side) for ids in whole]
+
+    def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
+        if len(ids) >= most:
+            raise self._too_long(len(ids), field)
+        array = np.array(ids, np.int32)
+        vocab_size = self.info.vocab_size
+        if len(array) and int(array.max()) >= vocab_size:
+            raise bad_value(field, int(array.max()), f"token ids must be below {vocab_size}")
+        return array
+
+    def _check_length(self, ids: Int32Array, field: str) -> None:
+        if not len(ids):
+            raise bad_value(field, "", "must have at least one token")
+        if len(ids) >= self.info.max_seq_len:
+            raise self._too_long(len(ids), field)
+
+    def _too_long(self, count: int, field: str, *, at_least: bool = False) -> ApiError:
+        return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
+
+    def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
+        """What only the model knows."""
+        if self._encodes and sampling.embedding is None:
+            what = "is an encoder, which gives embeddings (POST /v1/embeddings)"
+            if self.info.gives_scores:
+                what = "gives scores (POST /v1/rerank, /v1/score, /v1/classify)"
+            raise wrong("model", f"it {what} and no text", "unsupported_value")
+        if sampling.embedding == SCORE and not self.info.gives_scores:
+            raise wrong("model", "it gives no scores: a cross encoder or a classifier does", "unsupported_value")
+        _check_stop(sampling.stop, written.get("stop", "stop"))
+        if self.info.simulated:
+            for name in ("logprobs", "prompt_logprobs"):
+                if (asked := getattr(sampling, name)) is not None:
+                    raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
+        vocab_size = self.info.vocab_size
+        if found := sampling.beyond(vocab_size):
+            name, token = found
+            raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
+
+
+def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+    """What makes the messages that the chat template gets, and its variables."""
+    messages, variables = asked.messages or (), asked.template_variables()
+    tools = asked.tools_for_template()
+    continues = bool(asked.continue_final_message)
+    begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
+    for name in variables:
+        if name in TEMPLATE_NAMES:
+            raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
+
+    for message in messages:
+        message.leave_out()
+        message.mend_arguments()
+
+    def shaped() -> list[dict[str, Any]]:
+        return [message.for_template() for message in messages]
+
+    if tools:
+        variables = {**variables, "tools": tools}
+        if not parsing.shows_tools:
+            variables["explain"] = lambda messages, tools: explained(messages, tools, parsing.tool_format)
+    return shaped, {**variables, "add_generation_prompt": begins, "continue_final_message": continues}
+
+
+def _no_prompt(error: ChatTemplateError) -> ApiError:
+    return ApiError(400, str(error), param="messages", code="invalid_messages")
+
+
+def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+    """How many bytes a template shows of them; not counted to the end when it is clear that they are long."""
+    found = chars_of(tools) if tools else 0
+    for message in messages:
+        if found > ENOUGH_CHARS:
+            break
+        found += message.num_chars()
+    return found
+
+
+def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
+    if keep is None or len(ids) <= keep:
+        return ids
+    return (ids[:keep] if side == "right" else ids[-keep:]).copy()
+
+
+def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
+    """As `_kept`, by default the beginning, between the special tokens that stand around a text of an encoder."""
+    if keep is None or len(ids) <= keep:
+        return ids
+    before, after = int(ids[0]) in special, int(ids[-1]) in special
+    if keep <= before + after:
+        return ids[:keep].copy()
+    inside = _kept(ids[before : len(ids) - after], keep - before - after, side or "right")
+    return np.concatenate([ids[:before], inside, ids[len(ids) - after :]])
+
+
+def _check_stop(stop: tuple[str, ...], name: str) -> None:
+    for text in stop:
+        if len(text) > BOUNDS.max_stop_chars:
+            raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
+
+
+class _Fits:
+    """What is wrong with the text of `field` is an answer. `contextmanager` would keep the error that is replaced, and
+    with it the text, until a full garbage collection: with Python 3.12 its frame leads to both."""
+
+    __slots__ = ("_field", "_too_long")
+
+    def __init__(self, too_long: Callable[..., ApiError], field: str) -> None:
+        self._too_long, self._field = too_long, field
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, TooManyTokens):
+            raise self._too_long(error.count, self._field, at_least=error.at_least) from None
+        if isinstance(error, NotEncodable):
+            raise wrong(self._field, str(error)) from None

@@ -1,0 +1,42 @@
+"""Which routes may stream, as what, how an event is written, and what says that a stream lives: nothing that a client
+takes for a part of its answer. Ollama's lines, which name the model, are made in `ollama/endpoint.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+STREAMED = {
+    "/v1/chat/completions": (EVENTS,),
+    "/v1/completions": (EVENTS,),
+    "/generate": (LINES, EVENTS),  # with `prompt`; with `text` or `input_ids`
+    "/v1/responses": (EVENTS,),
+    "/v1/messages": (EVENTS,),
+    "/completion": (EVENTS,),
+    "/infill": (EVENTS,),
+    "/api/chat": (LINES,),
+    "/api/generate": (LINES,),
+}
+"""The routes that may stream, and as what."""
+STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses", "/v1/messages"})
+"""Where one server may go on with another one's stream."""
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_PING = b": ping\n\n"
+"""A comment, which is no event."""
+EVENT_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+"""The same for Anthropic's clients."""
+LINE_PING = b'{"text_delta":""}\n'
+"""The same for those of /generate that read JSON lines."""
+
+
+def sse(data: object, name: str = "") -> bytes:
+    """Return one server-sent event, with a name or without."""
+    return b"%bdata: %b\n\n" % (b"event: %b\n" % name.encode() if name else b"", msgspec.json.encode(data))
+
+
+def ping_of(path: str, kind: str) -> bytes:
+    """Return what says that a stream lives which a server began under `path` with this content type."""
+    if path == "/v1/messages":
+        return EVENT_PING
+    return SSE_PING if kind.startswith(EVENTS) else LINE_PING

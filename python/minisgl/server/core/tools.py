@@ -1,0 +1,340 @@
+"""Tools of a request: the fields that clients write, what of them the model is shown, the parser of its format of
+calls, and the grammar of an answer that must call tools, or may not break a call once it begins.
+
+Invariants: a choice without tools to choose from, or of a tool that is not there, is refused. Where a marker is one of
+the tokenizer's special tokens, the parser's requests have it shown; in a grammar it is that token, else text. Arguments
+are what the tool's schema says; of tools that are not strict only where a call was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
+
+from minisgl.extension import HOW_TO_BUILD, NEEDS, _rust, why_missing
+from minisgl.grammar import pieces
+from minisgl.grammar.check import Made, checked, grammar_of, taken, validate
+from minisgl.grammar.sources import ANY_OBJECT, GrammarSource
+from minisgl.parsers.choice import thinking, tool_format
+from minisgl.sampling_params import ParamError
+from minisgl.server.core.errors import bad_value, wrong
+from minisgl.server.core.fields import Body, LeftOut, described, present, runs_on_servers, type_of
+from minisgl.step import Int32Array
+from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl._rust import Thinking, ToolFormat
+
+NUM_LAST = 16  # ids of a prompt in which a marker is looked for
+
+
+class Parsing:
+    """`tool_call_parser`, `reasoning_parser`: names, or auto."""
+
+    def __init__(self, tokenizer: Tokenizer, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+        self._tokenizer = tokenizer
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        if why_missing():
+            raise wrong("tools", f"the parser of tool calls {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
+        source = self._tokenizer.template_source(tools=True)
+        try:
+            return tool_format(self._tool_call_parser, source, self._tokenizer.token_id)
+        except ValueError as error:
+            raise wrong("tools", str(error), "unsupported_value", 501) from error
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        return thinking(self._reasoning_parser, self._tokenizer.template_source())
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the chat template does."""
+        return "tools" in self._tokenizer.template_variables(tools=True)
+
+    def token_id(self, text: str) -> int | None:
+        return self._tokenizer.token_id(text)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The arguments for the chat template."""
+        return self._tokenizer.template_variables()
+
+    def thinking_after(self, prompt: Int32Array, continued: str | None) -> Thinking | None:
+        """For the answer to `prompt`, which may have opened or closed it. `continued`: the message that the answer
+        goes on with."""
+        found = self.thinking
+        if found is None:
+            return None
+        if continued:
+            is_open = continued.rfind(found.begin) > continued.rfind(found.end)
+            return found.opened(True) if is_open else None
+        pieces = map(self._tokenizer.token_bytes, prompt[-NUM_LAST:].tolist())
+        last = b"".join(pieces).decode(errors="replace").rstrip()
+        if last.endswith(found.begin):
+            return found.opened(True)
+        return found.opened(False) if last.endswith(found.end) else found
+
+    def grammar(
+        self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
+    ) -> TurnGrammar:
+        """The grammar of an answer to one turn."""
+        tools = None if use is None else self.tool_format
+        return TurnGrammar(self._tokenizer.token_id, thinking, tools, use, source, budget)
+
+    @property
+    def ends_thinking(self) -> bool:
+        """Whether a token does: then a grammar can, after as many tokens as a request asks for."""
+        found = self.thinking
+        return found is not None and self._tokenizer.token_id(found.end) is not None
+
+    def shown(self, markers: Iterable[str]) -> frozenset[int]:
+        """The special tokens among them."""
+        ids = (self._tokenizer.token_id(marker) for marker in markers)
+        return frozenset(i for i in ids if i is not None) & self._tokenizer.special_ids
+
+
+MAX_TOOLS = 1024
+
+
+class FunctionTool(Body):
+    name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: StrictStr | None = described("What the model is told of it.")
+    parameters: dict[str, Any] | None = described("A JSON schema; missing: no parameters.")
+    strict: StrictBool | None = described("Arguments are generated by the schema.")
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: what the model is to know."""
+        given = {name: getattr(self.function, name) for name in ("name", "description", "parameters")}
+        return {"type": "function", "function": present(given)}
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("<function>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: "<left out>" if runs_on_servers(type_of(value)) else "<function>"),
+]
+"""A function, or a tool that a provider's servers run: the model is not told of it."""
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Choice = StrictStr | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`named`: the one that is to be called; `parallel`: there may be several calls."""
+
+    tools: tuple[FunctionTool, ...]
+    required: bool = False
+    named: str | None = None
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def callable(self) -> tuple[FunctionTool, ...]:
+        return self.tools if self.named is None else tuple(tool for tool in self.tools if tool.name == self.named)
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> ToolUse | None:
+    """None if no tool may be called. Raises `ApiError`."""
+    if not tools:
+        if choice not in (None, "none", "auto"):  # nothing to choose from
+            raise bad_value("tool_choice", choice, "needs tools")
+        return None
+    functions = tuple(tool.function for tool in tools)
+    names = set[str]()
+    for i, function in enumerate(functions):
+        if function.name in names:
+            raise bad_value(f"tools.{i}.function.name", function.name, "there is a tool of this name already")
+        names.add(function.name)
+    if isinstance(choice, Mapping):
+        name = _named(choice)
+        if name not in names:
+            raise bad_value("tool_choice.function.name", name, "must be the name of one of the tools")
+        return ToolUse(functions, required=True, named=name, parallel=False)
+    if choice not in (None, "none", "auto", "required"):
+        raise bad_value("tool_choice", choice, "must be none, auto, required or an object that names a function")
+    if choice == "none":
+        return None
+    # a model that must call goes on calling: it does so once where nobody asks for more
+    if choice == "required":
+        return ToolUse(functions, required=True, parallel=parallel is True)
+    return ToolUse(functions, parallel=parallel is not False)
+
+
+def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[frozenset[str], str]:
+    """Which of the tools a choice of `allowed_tools` leaves, and how it chooses among them. Raises `ApiError`."""
+    allowed = choice.get("allowed_tools")
+    allowed = allowed if isinstance(allowed, Mapping) else {}
+    mode, listed = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        reason = 'must be {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+        raise bad_value("tool_choice", choice, reason)
+    known, names = {tool.function.name for tool in tools}, set[str]()
+    for i, tool in enumerate(listed):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or name not in known:
+            raise bad_value(f"tool_choice.allowed_tools.tools.{i}", tool, "must name a function of tools")
+        names.add(name)
+    return frozenset(names), str(mode)
+
+
+def _named(choice: Mapping[str, Any]) -> str:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise bad_value("tool_choice", choice, 'must be {"type": "function", "function": {"name": ...}}')
+    return name
+
+
+# ------------------------------------------------------------------------------------- templates that know no tools
+
+
+def explained(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat
+) -> list[dict[str, Any]]:
+    """A conversation for a template that shows messages with texts, and nothing else: what the tools are stands in its
+    system text, calls and results in texts."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = f"You may call functions. To call one, {tool_format.explained()}. The functions, a line for each:\n{listed}"
+    found = [_as_text(message, tool_format) for message in messages]
+    if found and found[0]["role"] == "system":
+        return [{**found[0], "content": f"{_text(found[0].get('content'))}\n\n{text}"}, *found[1:]]
+    return [{"role": "system", "content": text}, *found]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+    found = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"Result of the call: {_text(message.get('content'))}"}
+    if calls := message.get("tool_calls"):
+        written = [_written(call, tool_format) for call in calls]
+        found["content"] = "\n".join(filter(None, [_text(message.get("content")), *written]))
+    return found
+
+
+def _written(call: Any, tool_format: ToolFormat) -> str:
+    """As the model is told to write it."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
+    arguments = function.get("arguments") or "{}"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return tool_format.written(str(function.get("name")), text)
+
+
+MAX_BYTES = 1 << 17  # of all schemas of tools
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def needs_grammar(use: ToolUse | None) -> bool:
+    """Whether the answer needs a grammar; without one, calls are as the model writes them."""
+    return use is not None and (use.required or not use.parallel or any(tool.strict for tool in use.tools))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnGrammar:
+    """`thinking`: None for models that do not; `source`: the form of an answer that is no call."""
+
+    token_id: Callable[[str], int | None]
+    thinking: Thinking | None = None
+    tools: ToolFormat | None = None
+    use: ToolUse | None = None
+    source: GrammarSource | None = None
+    budget: int | None = None  # tokens of thinking
+
+    def made(self) -> Made:
+        """Return the grammar, checked. Takes up to seconds. Raises `ParamError`."""
+        thinking = self.thinking
+        if thinking is not None and thinking.is_open is False:
+            thinking = None
+        if self.use is None and thinking is None and self.source is not None:
+            return grammar_of(self.source)
+        body: pieces.Piece | None = None
+        left_out: tuple[str, ...] = ()
+        if self.source is not None:
+            of_answer = taken(self.source)
+            body, left_out = pieces.piece(of_answer), of_answer.left_out
+        use = self.use
+        bound = {} if use is None else bound_arguments(use)
+        rules = _rust.answer_rules(
+            None if use is None else self.tools,
+            thinking,
+            self.token_id,
+            None if body is None else body.body,
+            None if use is None else [_callable(tool, bound.get(tool.name)) for tool in use.callable],
+            use is not None and use.required,
+            use is not None and use.parallel and use.named is None,
+            self.budget,
+        )
+        found = pieces.grammar(rules, [] if body is None else [body])
+        validate(found, "tools" if self.source is None else self.source.field)
+        return Made(found, (*left_out, *(field for source in bound.values() for field in source.left_out)))
+
+
+def _callable(tool: FunctionTool, source: GrammarSource | None) -> tuple[str, str, str | None]:
+    """Return its name, a rule for its arguments, and their schema if they are bound to it."""
+    if source is None:
+        return tool.name, pieces.schema(ANY_OBJECT), None
+    return tool.name, pieces.schema(source.value), json.dumps(source.value)
+
+
+def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
+    """Return the schema that the tool's arguments are generated by, None if they are any object."""
+    if not (use.required or tool.strict):
+        return None
+    place = next(i for i, one in enumerate(use.tools) if one is tool)
+    schema = tool.parameters or NO_ARGUMENTS
+    if schema.get("properties") == {}:
+        schema = {**NO_ARGUMENTS, **schema}
+    strict = tool.strict is True
+    return GrammarSource("json_schema", schema, f"tools.{place}.function.parameters", strict=strict)
+
+
+def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
+    """Return the schemas that arguments are generated by, checked, by tool. The library is asked once, and more often
+    only where it refuses one of them. Raises `ParamError`."""
+    asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
+    bound = {name: _of_object(checked(source)) for name, source in asked.items()}
+    size = sum(len(pieces.schema(source.value)) for source in bound.values())
+    if size > MAX_BYTES:
+        raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
+
+    def check(some: Iterable[GrammarSource]) -> None:
+        rules = " | ".join(pieces.schema(source.value) for source in some)
+        validate(pieces.grammar(f"start: {rules}"), "tools")
+
+    if not bound:
+        return bound
+    try:
+        check(bound.values())
+    except ParamError:
+        bound = {name: _of_object(taken(source)) for name, source in asked.items()}
+        check(bound.values())
+    return bound
+
+
+def _of_object(source: GrammarSource) -> GrammarSource:
+    return source if "type" in source.value else replace(source, value={"type": "object", **source.value})

@@ -1,0 +1,326 @@
+"""One call of the model with a conversation, whichever API asks for it: what is generated, and how an answer's text is
+taken apart.
+
+Invariants: what the chat APIs have in common stands here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minisgl.extension import HOW_TO_BUILD, NEEDS, why_missing
+from minisgl.frontend.output_processor import Delta
+from minisgl.message.prepared import AnswerParts
+from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
+from minisgl.parsers.choice import answer_tools, new_parser
+from minisgl.server.core.admission import Wanted
+from minisgl.server.core.bodies import ChatMessage, ChatRequest
+from minisgl.server.core.context import ServerContext
+from minisgl.server.core.errors import bad_value, missing, param_errors, renamed, wrong
+from minisgl.server.core.fields import LeftOut, type_of
+from minisgl.server.core.formatter import Formatter, chat_entries, json_bytes
+from minisgl.server.core.lengths import TO_THE_END, asked_limit
+from minisgl.server.core.sections import Change, JoinedText, Sections
+from minisgl.server.core.tools import ToolUse, allowed_tools, needs_grammar, tool_use
+from minisgl.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl._rust import AnswerTools, Thinking, ToolFormat
+    from minisgl.tokenizer.reference import Formats
+
+MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
+OF_MESSAGES = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "enable_thinking",
+    "thinking_budget",
+    "tools",
+)
+OF_REASONING = ("enable_thinking", "thinking_budget", "reasoning_effort", "include_reasoning", "separate_reasoning")
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    grown: JoinedText = field(default_factory=JoinedText)
+
+    @property
+    def arguments(self) -> str:
+        """JSON text, as far as it has come."""
+        return str(self.grown)
+
+
+@dataclass(slots=True)
+class TurnChoice:
+    """One answer as it grows."""
+
+    parser: MessageParser
+    named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
+    streams: bool = False
+    whole_calls: list[ToolCall] = field(default_factory=list)  # once it has ended
+    grown_content: JoinedText = field(default_factory=JoinedText)
+    grown_reasoning: JoinedText = field(default_factory=JoinedText)
+    calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str | None = None  # OpenAI's: stop, length, tool_calls
+
+    @property
+    def content(self) -> str:
+        return str(self.grown_content)
+
+    @property
+    def broken(self) -> list[int]:
+        """The numbers of the calls that are broken."""
+        return self.parser.broken
+
+    @property
+    def calls_tools(self) -> bool:
+        """Return whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has
+        shown its pieces."""
+        return bool(self.whole_calls) and not (self.streams and self.broken)
+
+    @property
+    def reasoning(self) -> str:
+        return str(self.grown_reasoning)
+
+    def take(self, delta: Delta) -> list[Part]:
+        """What is new, with all that was held back if the answer ends."""
+        parts = self.parser.push(delta.text)
+        if delta.finish_reason is not None:
+            parts += self.parser.finish(delta.finish_reason == "length")
+        for part in parts:
+            match part:
+                case Text(text):
+                    self.grown_content.add(text)
+                case Reasoning(text):
+                    self.grown_reasoning.add(text)
+                case CallBegun(_, call_id, name):
+                    self.calls.append(ToolCall(call_id, name))
+                case CallArguments(index, text):
+                    self.calls[index].grown.add(text)
+        if delta.finish_reason is not None:
+            broken = self.broken
+            self.whole_calls = [call for i, call in enumerate(self.calls) if i not in broken]
+            called = self.calls_tools and delta.finish_reason == "stop" and not self.named_call
+            self.finish_reason = "tool_calls" if called else delta.finish_reason
+        return parts
+
+
+@dataclass(slots=True, eq=False)
+class Turn(Wanted):
+    """A call with one prompt, a conversation. `shown`: what the parser looks for."""
+
+    calls: ToolFormat | None = None  # of the tools that may be called
+    thinking: Thinking | None = None  # the model may think, and that is told from the content
+    schemas: dict[str, dict[str, Any]] | None = None  # of the parameters of tools, by name
+    named_call: bool = False
+    shows_thoughts: bool = True
+    think_end: int | None = None  # the token that ends it, if one does
+    _known: AnswerTools | None = None
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """An answer is its text."""
+        return self.calls is None and self.thinking is None
+
+    def choice(self, *, streams: bool = False) -> TurnChoice:
+        return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call, streams)
+
+    def formats(self) -> Formats | None:
+        """Return how an answer is taken apart; None: an answer is its text. The tools are read once."""
+        if self._known is None and self.schemas is not None:
+            self._known = answer_tools(self.schemas)
+        return None if self.is_plain else (self.calls, self.thinking, self._known)
+
+    def parts(self) -> AnswerParts | None:
+        """Return how the gateway takes answers apart; None: an answer is its text."""
+        if self.is_plain:
+            return None
+        thinking = self.thinking
+        return AnswerParts(
+            None if self.calls is None else self.calls.place,
+            None if thinking is None else thinking.name,
+            None if thinking is None else thinking.is_open,
+            "" if self.schemas is None else json_bytes(self.schemas).decode(),
+            self.named_call,
+            self.shows_thoughts,
+            self.think_end,
+            sorted(self.shown),
+        )
+
+    def num_thought(self, choice: TurnChoice, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
+        """Tokens of what was thought, with the marker that ends it."""
+        if not choice.grown_reasoning:
+            return 0
+        if self.think_end is None:
+            return len(tokenizer.encode(choice.reasoning, add_special_tokens=False))
+        return token_ids.index(self.think_end) + 1 if self.think_end in token_ids else len(token_ids)
+
+
+class SectionFormatter(Formatter):
+    """The base of formatters that show one answer as sections: items, blocks or lines."""
+
+    def __init__(self, context: ServerContext, turn: Turn, stream: bool | None, priority: int | None) -> None:
+        super().__init__(turn, stream, priority)
+        self._turn = turn
+        self._tokenizer = context.tokenizer
+        self._choice = turn.choice(streams=self.stream)
+        self._sections = Sections()
+        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
+        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
+
+    def changes(self, delta: Delta) -> list[Change]:
+        """Return how the sections change by what came."""
+        if delta.logprobs and self._with_logprobs:
+            self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
+        parts = self._choice.take(delta)
+        return self._sections.take(parts, self._choice.broken, is_end=delta.finish_reason is not None)
+
+
+async def chat_turn(
+    context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END, only_counts: bool = False
+) -> Turn:
+    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. `only_counts`: the prompt may be
+    too long for an answer. Raises `ApiError`."""
+    places = list(chat.functions())
+    if len(places) == len(chat.tools or ()):
+        return await _chat_turn(context, chat, least_tokens, only_counts)
+    own = chat.model_copy(update={"tools": list(chat.functions().values())})
+    with renamed([(rf"tools\.{i}", f"tools.{place}") for i, place in enumerate(places)]):
+        return await _chat_turn(context, own, least_tokens, only_counts)
+
+
+async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: int, only_counts: bool) -> Turn:
+    chat = of_allowed_tools(chat)
+    _check_prompt(chat)
+    limit = chat.limit()
+    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    named = limit is not None
+    least = least_tokens if chat.max_completion_tokens is None else 1
+    with param_errors():
+        limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least)
+        asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
+        sampling = chat.to_sampling(limit, context.served.defaults, **asked)
+        source = chat.grammar_source()
+    prompt = chat if chat.messages else [chat.prompt or ""]
+    use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
+    _check_thinking(context, chat)
+    prompts, sampling = await context.prompts.encode(
+        prompt, sampling, chat.truncate_prompt_tokens, side=chat.truncation_side, only_counts=only_counts
+    )
+    thinking = context.parsing.thinking_after(prompts[0], chat.continued_text())
+    budget = chat.thinking_budget if thinking is not None and thinking.is_open is not False else None
+    if budget is not None and not context.parsing.ends_thinking:
+        budget = None
+    left_out: tuple[str, ...] = ()
+    if source is not None or needs_grammar(use) or budget is not None:
+        with param_errors():
+            grammar = context.parsing.grammar(thinking, use, source, budget)
+            sampling, left_out = await context.prompts.with_grammar(sampling, grammar.made)
+    turn = Turn(prompts, sampling, named, only_prompt, ignored=(*_ignored(context, chat), *left_out))
+    return _parsed(context, chat, use, None if chat.separate_reasoning is False else thinking, turn)
+
+
+def _parsed(
+    context: ServerContext, chat: ChatRequest, use: ToolUse | None, thinking: Thinking | None, turn: Turn
+) -> Turn:
+    """With what takes the answers apart."""
+    parsing = context.parsing
+    calls = None if use is None else parsing.tool_format
+    if thinking is None and calls is None:
+        return turn
+    turn.calls, turn.thinking = calls, thinking
+    if use is not None:
+        turn.schemas = {tool.name: tool.parameters or {} for tool in use.tools}
+        _check_depth(turn.schemas)
+    turn.named_call = use is not None and use.named is not None
+    turn.shown = parsing.shown(() if calls is None else calls.markers)
+    turn.shows_thoughts = chat.include_reasoning is not False
+    if thinking is not None:
+        turn.shown |= parsing.shown(thinking.markers)
+        turn.think_end = context.tokenizer.token_id(thinking.end)
+    return turn
+
+
+def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
+    """Refuse what the parser of calls, and the gateway, cannot read. Raises `ApiError`."""
+    text = json_bytes(schemas)
+    if text.count(b"{") + text.count(b"[") < MAX_DEPTH:
+        return  # nearly always
+    try:
+        answer_tools(schemas)
+    except ValueError as error:
+        raise wrong("tools", f"schemas of parameters are nested too deeply: {error}") from error
+
+
+def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
+    """`tool_choice` of `allowed_tools`: the model does not hear of the others."""
+    if not isinstance(chat.tool_choice, dict) or chat.tool_choice.get("type") != "allowed_tools":
+        return chat
+    functions = [*chat.functions().values()]
+    names, mode = allowed_tools(chat.tool_choice, functions)
+    tools = [tool for tool in functions if tool.function.name in names]
+    return chat.model_copy(update={"tools": tools, "tool_choice": mode})
+
+
+def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
+    """Refuse what the model's template cannot be told, and reasoning where nothing can take it apart."""
+    asked = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
+    if asked and why_missing():
+        reason = f"the parser of reasoning {NEEDS}: {HOW_TO_BUILD}"
+        raise bad_value(asked[0], getattr(chat, asked[0]), reason, "unsupported_value")
+    if chat.enable_thinking and "enable_thinking" not in context.parsing.variables:
+        raise bad_value("enable_thinking", True, "not supported by this model", "unsupported_value")
+
+
+def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
+    """The fields that ask for what the model does not know."""
+    found = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    if chat.thinking_budget is not None and not context.parsing.ends_thinking:
+        found = ("thinking_budget", *found)
+    if chat.reasoning_effort in (None, "none"):
+        return found  # nearly always: the template is not looked at
+    known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
+    return found if known else ("reasoning_effort", *found)
+
+
+def _check_prompt(chat: ChatRequest) -> None:
+    """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
+    if chat.prompt is not None:
+        if chat.messages:
+            raise wrong("prompt", "give either messages or prompt")
+        for name in OF_MESSAGES:
+            if (value := getattr(chat, name)) is not None:
+                raise bad_value(name, value, "needs messages: a prompt is not rendered by the chat template")
+        return
+    if chat.messages is None:
+        raise missing("messages")
+    if not chat.messages:
+        raise bad_value("messages", [], "must not be empty")
+    for i, message in enumerate(chat.messages):
+        if message.role != "assistant":
+            if message.content is None and message.role != "tool":  # a tool may have nothing to say
+                raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
+            if message.has_refusal:
+                raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
+    _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
+
+
+def _check_last(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a question of nothing that the model can be shown. What stands behind a tool's result belongs to it."""
+    turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
+    if not turns or turns[-1][1].role != "user" or (len(turns) > 1 and turns[0][1].role == "tool"):
+        return
+    i, last = turns[-1]
+    parts = last.content if isinstance(last.content, list) else []
+    if parts and all(isinstance(part, LeftOut) for part in parts):
+        reason = "this model reads text only, and the message has nothing else"
+        raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")

@@ -1,0 +1,162 @@
+"""What a body has that its endpoint does not serve: looked for before the body is checked, by the tables of
+`fields.py`.
+
+Invariants: every name in a body is served, refused, or in the list of what has no effect; a name whose value is null
+asks for nothing. Of a client's own words only names of usual characters reach a header.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin
+
+from minisgl.server.core.errors import bad_value
+from minisgl.server.core.fields import IGNORED as IGNORED_BY_ALL
+from minisgl.server.core.fields import SAY_INSTEAD, Body, LeftOut, Table
+
+MAX_NAMED = 32
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_DATE = re.compile(r"_2\d{7}\Z")  # of a tool's version
+_LABELS = frozenset({"id", "status", "index", "signature", "annotations", "citations", "logprobs", "caller", "phase"})
+"""What answers have beside their contents, in histories: it says nothing to a model."""
+
+
+def shown(names: Iterable[str]) -> str:
+    """Return `names` for a header, each once, at most so many."""
+    safe = dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in names)
+    return ", ".join([*safe][:MAX_NAMED])
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What may stand in an object: `served` names with the bodies that may stand in each, the tables, and `plain` names
+    (aliases, too), of which nothing more is asked."""
+
+    plain: set[str] = field(default_factory=set)
+    served: dict[str, tuple[type[Body], ...]] = field(default_factory=dict)
+    refused: Table = field(default_factory=dict)
+    others: Table = field(default_factory=dict)
+    ignored: Table = field(default_factory=dict)
+
+
+Kinds = dict[str | None, Known | None]
+"""By the `type` that an object names, if any: what it may have; None: it is left out, whatever it has."""
+
+
+def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
+    """Return the names in `data` that have no effect, without places in lists. Raises `ApiError` 400 for one that would
+    change the answer."""
+    found: dict[str, None] = {}
+    _look(data, _by_kind((model,)), (), found)
+    return [*found]
+
+
+def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], found: dict[str, None]) -> None:
+    """Add the names in an object at `path` that have no effect."""
+    kind = data.get("type")
+    known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
+    if known is None:
+        _name(_DATE.sub("", str(kind)), path, found)
+        return
+    for name, value in data.items():
+        if name in known.plain or value is None:
+            continue
+        if name in known.refused and not asks_for_nothing(value, known.refused[name]):
+            raise _refusal(name, value, known, path)
+        if (bodies := known.served.get(name)) is not None:
+            if name in known.ignored and not asks_for_nothing(value, known.ignored[name]):
+                _name(name, path, found)
+            if bodies and isinstance(value, list):
+                inner = _by_kind(bodies)
+                for i, one in enumerate(value):
+                    if isinstance(one, dict):
+                        _look(one, inner, (*path, name, i), found)
+            elif bodies and isinstance(value, dict):
+                _look(value, _by_kind(bodies), (*path, name), found)
+        elif name in known.refused or (path and name in _LABELS):
+            continue
+        elif name in known.others:
+            if not asks_for_nothing(value, known.others[name]):
+                raise _refusal(name, value, known, path)
+        elif not asks_for_nothing(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
+            _name(name, path, found)
+
+
+def _name(name: str, path: Sequence[str | int], found: dict[str, None]) -> None:
+    if len(found) < MAX_NAMED:
+        found[".".join([*(part for part in path if isinstance(part, str)), name])] = None
+
+
+def asks_for_nothing(value: Any, nothing: Sequence[Any]) -> bool:
+    return any(value == one and type(value) is type(one) for one in nothing)
+
+
+def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> Exception:
+    reason = "not supported by this version"
+    for instead in SAY_INSTEAD.get(name, ()):
+        first = instead.partition(".")[0]
+        if first in known.served and first not in known.refused:
+            reason += f": use {instead}"
+            break
+    return bad_value(".".join(map(str, (*path, name))), value, reason, "unsupported_value")
+
+
+_OTHER = "<other>"  # no type has such signs
+
+
+@functools.cache
+def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
+    """Return what an object may have where one of `models` stands."""
+    kinds: dict[str | None, list[type[Body]]] = {None: []}
+    is_open = False
+    for model in models:
+        if issubclass(model, LeftOut):
+            is_open = True
+            continue
+        names = _literals(model)
+        for name in names:
+            kinds.setdefault(name, []).append(model)
+        if not names or not model.model_fields["type"].is_required():
+            kinds[None].append(model)
+    found: Kinds = {name: _joined(some) for name, some in kinds.items() if some}
+    found.setdefault(None, None if is_open else _joined(models))
+    found[_OTHER] = None if is_open else found[None]
+    return found
+
+
+def _literals(model: type[Body]) -> list[str]:
+    of_type = model.model_fields.get("type")
+    return [] if of_type is None else [one for one in _flat(of_type.annotation) if isinstance(one, str)]
+
+
+def _flat(annotation: Any) -> Iterator[Any]:
+    """The bodies in it, and the values of its literals."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+        return
+    yield annotation
+    for one in get_args(annotation):
+        yield from _flat(one)
+
+
+def _joined(models: Sequence[type[Body]]) -> Known:
+    known = Known()
+    for model in models:
+        for name, one in model.model_fields.items():
+            bodies = [found for found in _flat(one.annotation) if isinstance(found, type) and _is_body(found)]
+            written = one.alias or name
+            known.served[written] = tuple(dict.fromkeys((*known.served.get(written, ()), *bodies)))
+        known.refused.update(model.NOT_YET)
+        known.others.update(model.OTHERS)
+        known.ignored.update(model.IGNORED)
+    special = known.refused.keys() | known.ignored.keys()
+    known.plain.update(name for name, bodies in known.served.items() if not bodies and name not in special)
+    known.plain.update(name for model in models for name in model.ALIASES)
+    return known
+
+
+def _is_body(found: type[Any]) -> bool:
+    return issubclass(found, Body | LeftOut)

@@ -1,0 +1,181 @@
+"""What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
+
+Invariants: what waits is bounded; an owner's turns are taken in order, those of several owners by rotation, and given
+back by whoever is cancelled; what waits in the gateway counts here, from the moment in which it is prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from minisgl.config import Limits
+from minisgl.frontend.output_processor import OutputProcessor
+from minisgl.server.core.api_keys import KeyUse
+from minisgl.server.core.errors import queue_full
+
+if TYPE_CHECKING:
+    from minisgl._rust import Gateway
+
+MAX_WAITING = 256
+"""Large bodies that wait for their turn, each with what a connection buffers of it."""
+_Waiting = deque[tuple[asyncio.Future[None], int]]
+
+
+def has_room(most: int, num_owners: int, held: int, held_by_all: int, more: int) -> bool:
+    """Return whether an owner (API key) that holds `held` of a room of `most` may take `more`, where all owners hold
+    `held_by_all`. Its part, 1 / `num_owners`, is always its own; beyond that it holds at most as much as is left free,
+    so that one owner alone fills half of the room and another always finds some: the dynamic threshold of Choudhury and
+    Hahne (1998), with a factor of 1. What is larger than that may go where nothing else is held. A room may be filled
+    twice at most. One owner alone has all of it."""
+    if not held_by_all:
+        return True
+    if num_owners < 2:
+        return held_by_all + more <= most
+    return held + more <= max(1, most // num_owners, most - held_by_all)
+
+
+class Turns:
+    """`most` bytes in hand at once, first come, first served; where several owners (API keys) wait, each in turn. What
+    is larger than that goes alone. When nothing is in hand any more, `when_idle` is called with the bytes that were."""
+
+    def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
+        self._most = most
+        self._when_idle = when_idle
+        self._held = 0
+        self._given = 0  # since it was idle
+        self._waiting: dict[int, _Waiting] = {}  # by owner; the next turn is the first one's
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """In hand."""
+        return self._held
+
+    async def take(self, size: int, owner: int = 0) -> int:
+        """Returns what is to be given back. Raises `ApiError` 429: `MAX_WAITING` others wait already, or as many are
+        there later, most of them this owner's."""
+        size = min(size, self._most)
+        if not self._waiting and self._held + size <= self._most:
+            self._held += size
+            return size
+        if self.num_waiting >= MAX_WAITING:
+            self._make_room(owner)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, size)
+        self._waiting.setdefault(owner, deque()).append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came, or was taken from it, in the same moment
+                if turn.exception() is None:
+                    self.give(size)
+            elif entry in (waiting := self._waiting.get(owner, deque())):
+                waiting.remove(entry)
+                if not waiting:
+                    del self._waiting[owner]
+                self._go_on()
+            raise
+        return size
+
+    def _make_room(self, owner: int) -> None:
+        """The last one goes of the owner that has most. Raises its `ApiError` if that is the owner who comes."""
+        full = queue_full(f"{self.num_waiting} large bodies wait for their turn already")
+        waiting = max(self._waiting.values(), key=len)
+        if len(waiting) <= len(self._waiting.get(owner, ())) + 1:
+            raise full
+        turn, _ = waiting.pop()
+        if not turn.done():
+            turn.set_exception(full)
+
+    def give(self, size: int) -> None:
+        self._held -= size
+        self._given += size
+        self._go_on()
+        if not self._held:
+            given, self._given = self._given, 0
+            self._when_idle(given)
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            owner, waiting = next(iter(self._waiting.items()))
+            turn, size = waiting[0]
+            if not turn.done() and self._held + size > self._most:
+                return
+            waiting.popleft()
+            del self._waiting[owner]
+            if waiting:
+                self._waiting[owner] = waiting  # behind the others
+            if not turn.done():  # else cancelled
+                self._held += size
+                turn.set_result(None)
+
+
+class Queue:
+    """What waits, here and in the gateway: requests whose prompts are being encoded, or that have no row in the engine.
+    Bodies that wait for their turn have a bound of their own: small requests need none, and go on."""
+
+    def __init__(self, processor: OutputProcessor, limits: Limits, keys: KeyUse, gateway: Gateway | None) -> None:
+        self._processor = processor
+        self._limits = limits
+        self.keys = keys
+        self.gateway = gateway
+        self._encoding = Counter[int]()  # prompts, by key
+
+    def encodes(self, count: int, key: int) -> None:
+        """Count as many more prompts of the key with this number, which are being encoded."""
+        self._encoding[key] += count
+
+    @property
+    def num_requests(self) -> int:
+        return self._here()[0] + self._there()[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompts that wait."""
+        return self._here()[1] + self._there()[1]
+
+    def num_in_flight(self) -> int:
+        """Answers that the engine computes or that wait for it, and somebody for them."""
+        return self._num_live() + (0 if self.gateway is None else self.gateway.waiting()[2])
+
+    def check_room(self, num_requests: int = 1, num_tokens: int = 0, key: int = 0) -> None:
+        """Raise `ApiError` 429 unless as many more of the key with this number may wait (`has_room`)."""
+        waiting, tokens = map(sum, zip(self._here(), self._there(), strict=True))
+        own, own_tokens = self.keys.waiting(key)
+        own += self._encoding[key]
+        most, most_tokens, owners = (
+            self._limits.max_queued_requests,
+            self._limits.max_queued_tokens,
+            self.keys.num_owners,
+        )
+        if not has_room(most, owners, own, waiting, num_requests):
+            raise queue_full(
+                f"{waiting} requests wait already{_own(owners, own)}, the limit is {most} (--max-queued-requests)"
+            )
+        if not has_room(most_tokens, owners, own_tokens, tokens, num_tokens):
+            raise queue_full(
+                f"prompts of {tokens} tokens wait already{_own(owners, own_tokens)}, "
+                f"the limit is {most_tokens} (--max-queued-tokens)"
+            )
+
+    def _num_live(self) -> int:
+        return len(self._processor.live) - self._processor.num_background
+
+    def _here(self) -> tuple[int, int]:
+        """Requests, and tokens of those prompts that are encoded."""
+        processor = self._processor
+        num_requests = self._encoding.total() + processor.num_waiting
+        return num_requests, processor.num_waiting_tokens
+
+    def _there(self) -> tuple[int, int]:
+        return (0, 0) if self.gateway is None else self.gateway.waiting()[:2]
+
+
+def _own(num_owners: int, count: int) -> str:
+    return f", {count} of them of this API key" if num_owners > 1 else ""

@@ -1,1 +1,0 @@
-"""/v1/messages: Anthropic's API, as a translation of chat."""

@@ -1,1 +1,0 @@
-"""Ollama's API, as a translation of chats, completions and embeddings."""

@@ -1,1 +1,0 @@
-"""/v1/responses: OpenAI's newer API, as a translation of chat."""
