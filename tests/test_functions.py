@@ -22,12 +22,8 @@ RUST_HEAD = re.compile(
 )
 
 LONG_PYTHON = {
-    "build_app": "the list of routes and what they are made from, in order",
-    "build_cuda_engine": "one story: memory, weights, pool, graphs, each of which needs the one before",
+    "build_torch_engine": "one story: memory, weights, pool, graphs, each of which needs the one before",
     "config_of": "a config of llama.cpp's names, key by key",
-    "Generation.__init__": "the state of an HTTP request, field by field",
-    "load_cpu_engine": "one story: find, read, size, pack, each of which needs the one before",
-    "_model": "a config for Rust, field by field",
     "_serve": "one story: from ready to the exit code, in the order that stopping needs",
 }
 LONG_RUST = {
@@ -35,13 +31,9 @@ LONG_RUST = {
     "core check_tree": "every invariant of the tree, one after the other",
     "core commit_alive": "the rules of a row's end, in their order",
     "core make_metadata_buffers": "the arrays of a step, written in one pass over its rows",
-    "cpu attend": "the attention of a layer, asked of the config: becomes operations",
-    "cpu check": "what a config may say, key by key",
-    "cpu delta": "one loop over heads that keeps a state in registers",
-    "cpu experts": "the experts of a layer, asked of the config: becomes operations",
-    "cpu gate_and_up": "the two matrices of an MLP with each activation",
-    "cpu load": "one story: each tensor of a model from its file to its panels",
-    "cpu logits": "one story: the last norm, the head, what follows it",
+    "cpu fmt": "a row for each operation: how it is printed",
+    "cpu head_steps": "what is done to a head, in the order in which it is done",
+    "cpu new": "the buffers of a forward, with the size of each",
     "cpu run": "one story: the parts of a step, in their order",
     "kernels chunk": "one loop over a page's keys that keeps its sums in registers",
     "kernels few_blocks": "one loop over blocks that keeps its sums in registers",

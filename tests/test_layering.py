@@ -189,7 +189,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extension",
         "tokenizer",
     },  # tries everything
-    "cli.model": {"engine.cpu_engine"},
+    "cli.model": {"engine.cpu_loading"},
     "cli.batch": {"chat", "server.batches.store"},  # its server's folder
     "cli.batch_run": {"config", "server.batches.lines", "server.batches.store", "utils"},
     "cli.request_body": {"config", "llm", "server", "tokenizer"},  # a body becomes the same prompt
