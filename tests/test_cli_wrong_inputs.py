@@ -17,7 +17,6 @@ from minisgl.weights import hub
 
 ECHO = ("--engine", "echo")
 RUN = ("--num-sequences", "1", "--repeats", "1", *ECHO)
-SIM = ("bench", "simulate", "--lengths", "8", "8", "--requests", "2", "--concurrency", "1")
 SERVE = ("serve", *ECHO)
 
 # what is typed -> what the message must have; files are those of `files`
@@ -91,10 +90,7 @@ WRONG: dict[tuple[str, ...], str] = {
     ("bench", "nosuch"): "nosuch",
     ("bench", "offline", "--num-sequences", "0", *ECHO): "--num-sequences 0",
     ("bench", "offline", "--out", "bytes/x", *RUN): "--out bytes/x",
-    (*SIM, "--out", "bytes"): "--out bytes",
-    (*SIM, "--time-scale", "0"): "--time-scale 0",
-    (*SIM, "--sim-profile", "nofile"): "--sim-profile nofile",
-    ("bench", "simulate", "--trace", "nofile"): "nofile",
+    ("bench", "offline", "--engine", "sim", "--sim-profile", "nofile"): "--sim-profile nofile",
     ("bench", "serve", "--base-url", "nonsense"): "nonsense",
     ("bench", "serve", "--base-url", "http://127.0.0.1:9", "--", *ECHO): "--base-url",
     ("bench", "serve", "--extra-body", "["): "--extra-body",
