@@ -45,7 +45,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Engine]) -> lis
         loaded.append(f"torch by {config.engine}")
         return echo()
 
-    module = ModuleType("minisgl.engine.cpu_engine")
+    module = ModuleType("minisgl.engine.cpu_loading")
     module.load_cpu_engine = load_cpu  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(build, "build_rank", load_torch)

@@ -19,9 +19,10 @@ from minisgl.message import (
     Shutdown,
 )
 from minisgl.message.codec import decode_said
-from tests.helpers.hub import WAIT_S, add, streams
+from tests.helpers.hub import add, streams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.pool import Pool, states
+from tests.helpers.seconds import WAIT_S
 
 
 def wait_for(peer: FrontEndPeer, engine: int, state: str) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from minisgl.message import AddRequest, EngineFailed, FromEngine, StepTokens
 from tests.helpers.e2e import until
-from tests.helpers.hub import LENGTH, WAIT_S, add, streams
+from tests.helpers.hub import LENGTH, add, streams
 from tests.helpers.peers import FrontEndPeer
 from tests.helpers.pool import Pool, expected
+from tests.helpers.seconds import WAIT_S
 
 
 class Caller(threading.Thread):

@@ -87,7 +87,8 @@ def folded(stream: bytes) -> dict[int, list[Any]]:
             continue
         event = json.loads(data)
         choice = (event.get("choices") or [{"index": -1}])[0]
-        end = choice.pop("finish_reason", None) if "text" in choice else None  # it comes with the last text, or alone
+        # these two come with the last text, or alone
+        end, stop = (choice.pop(name, None) if "text" in choice else None for name in ("finish_reason", "matched_stop"))
         events = found.setdefault(choice["index"], [])
         shape, texts = split(event)
         if events and texts and events[-1][0] == shape:
@@ -95,7 +96,7 @@ def folded(stream: bytes) -> dict[int, list[Any]]:
         else:
             events.append([shape, texts])
         if end is not None:
-            events.append([end, []])
+            events.append([[end, stop], []])
     return found
 
 
