@@ -121,7 +121,7 @@ class VirtualServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What is run: a run for each of `policies` (none: the engine's own) and of `time_scales`, or of `loads`.
+    """Return the runs: one for each of `policies` (none: the engine's own) and of `time_scales`, or of `loads`.
 
     A time scale of 2 makes the trace's requests come twice as fast. A load is a fraction of the capacity, the rate at
     which the trace is served when all of it waits from the beginning, first come first. `concurrency` is a closed loop

@@ -1,4 +1,4 @@
-"""What a benchmark notes of each step of a torch engine, and the figures that follow.
+"""A benchmark's notes of each step of a torch engine, and the figures that follow.
 
 Nothing is added to what the engine records by itself; device times are read when all steps are through; a step counts
 as idle time only what lies between the end of the forward before it and its own start.

@@ -1,4 +1,4 @@
-"""What `minisgl bench compare` found: figures over the rounds with their intervals, how far texts agree, tables.
+"""The result of `minisgl bench compare`: figures over the rounds with their intervals, how far texts agree, tables.
 
 A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
 not shown, for one round. Agreement is told against the first variant, in characters: tokens of others are not known.

@@ -1,4 +1,4 @@
-"""From a loaded model to a ready torch engine: the size of a device's KV pool, the attention backend, graphs.
+"""Building of a torch engine from a loaded model: the size of a device's KV pool, the attention backend, graphs.
 
 Every failure names the flag to change; every choice made for the user is reported with its reason.
 """

@@ -1,4 +1,4 @@
-"""From a configuration to a ready CPU engine: find the model, size the KV pool, load.
+"""Loading of the CPU engine from a configuration: find the model, size the KV pool, load.
 
 Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
 other failure names the flag to change.
@@ -45,7 +45,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
     (True, True): "cross_encoder",
     (True, False): "judge",
 }
-"""By whether it gives scores, and whether tokens attend to those behind them, too."""
+"""The kind of a model by two facts: it gives scores; its tokens attend to those behind them, too."""
 LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
 SLOW_LOAD_S = 5.0
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
@@ -179,11 +179,13 @@ def _tell_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_l
 
 
 def operations(found: Path) -> str:
-    """Return what a forward of the model in a folder or a GGUF file does, an operation a line. Of its matrices only the
-    sizes are read. Raises `ConfigError`."""
+    """Return what a forward of the model in a folder or a GGUF file does, an operation a line. Of most matrices only
+    the sizes are read. Raises `ConfigError`, also for a checkpoint whose weights are packed."""
     config = EngineConfig(model=str(found))
     folder = found if found.is_dir() else _folder_of(found, own_tokenizer=False)
     model = load_config(folder)
+    if found.is_dir() and model.packing is not None and model.packing.form != "mxfp4":
+        raise ConfigError(f"{found}: weights packed as {model.packing} are not read for this; try the unpacked model")
     settings = _settings(config, model, found, model.context_len(None))
     return _refused(partial(_rust.CpuEngine.operations, _json(settings)))
 
@@ -200,8 +202,8 @@ def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
 
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
-    """What the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and the `ValueError`s of
-    `_rust.CpuEngine`."""
+    """Return the path that the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and
+    the `ValueError`s of `_rust.CpuEngine`."""
     if model.packing is not None and source.is_dir():
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
@@ -220,7 +222,7 @@ def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:
-    """For people: how it computes."""
+    """Return in words how the engine computes."""
     parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
     if config.quantization is not None:
         parts.append(f"weights quantised to {config.quantization}")
@@ -235,7 +237,7 @@ def _folder_of(file: Path, own_tokenizer: bool) -> Path:
 
 
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
-    """As rust/minisgl-cpu/src/load.rs reads it."""
+    """Return the settings that rust/minisgl-cpu/src/load.rs reads."""
     dummy = config.load_format == "dummy"
     dummy_kind = "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
     return {
@@ -284,7 +286,7 @@ def _json(settings: dict[str, Any]) -> str:
 
 
 def _refused(call: Callable[[], T]) -> T:
-    """What Rust refuses, as the errors of this package."""
+    """Call, and raise what Rust refuses as an error of this package."""
     try:
         return call()
     except ValueError as error:
@@ -297,7 +299,7 @@ def _files_of(source: Path) -> list[Path]:
 
 
 def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """What the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
+    """Return the bytes that the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
     size = sum(file.stat().st_size for file in _files_of(source))

@@ -1,4 +1,4 @@
-"""What the torch engine has on its device: streams and events that order its work, the inputs of a step packed into one
+"""The torch engine's things on its device: streams and events that order its work, the inputs of a step packed into one
 buffer, so that one copy a step takes them there, the masks of grammars, and the sampler.
 
 The streams' calls are those of `torch.cuda`. The engine orders all its work through these few, so that a test can put a

@@ -34,7 +34,7 @@ def graph_sizes(max_bs: int | None, max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """What a forward leaves: logits [rows, vocab], and which rows are finite, [rows] bool."""
+    """The result of a forward: logits [rows, vocab], and which rows are finite, [rows] bool."""
 
     logits: Tensor
     finite: Tensor

@@ -145,7 +145,7 @@ class TorchEngine:
         return step
 
     def begin(self, step: LaunchedStep) -> None:
-        """In the order of steps: what grammars allow after the step before is known now."""
+        """Begin a step. Steps begin in their order: what grammars allow after the step before is known now."""
         self._grammars.free(step.freed)
         for assignment in step.assignments:
             self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
@@ -173,7 +173,7 @@ class TorchEngine:
             self.thread.submit(job)
 
     def spoil(self, slots: Int32Array) -> None:
-        """In the forward stream, where all launched steps have their pages in the table."""
+        """Spoil the rows of slots in the forward stream, where all launched steps have their pages in the table."""
         self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
 
     def wipe(self) -> None:
@@ -269,7 +269,8 @@ class TorchEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """None: eager. A graph leaves no hidden states, which log probabilities and embeddings of prompts need."""
+        """Return the graph that runs a step, or None if it runs eagerly. A graph leaves no hidden states, which log
+        probabilities and embeddings of prompts need."""
         if plan.num_tokens != plan.num_rows:
             return None
         if self._prompt_slots and not self._prompt_slots.isdisjoint(entry.req_slots[: plan.num_rows].tolist()):

@@ -99,7 +99,7 @@ class EngineSocket:
             self._loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
-        """What was written and not sent has half a second. Idempotent."""
+        """Close the socket. What was written and not sent has half a second. Idempotent."""
         if self._retry is not None:
             self._retry.cancel()
         if self._loop is None or self._socket is None:

@@ -61,8 +61,8 @@ def schema(value: dict[str, Any] | bool, whitespace: str | None = None) -> str:
 
 
 def grammar(rules: str | Piece, others: Sequence[Piece] = ()) -> str:
-    """As `SamplingParams.grammar` has it. `rules`: Lark with a rule `start`, in whose rules the `others` stand; or a
-    piece that is all of it."""
+    """Return a grammar as `SamplingParams.grammar` takes it. `rules`: Lark with a rule `start`, in whose rules the
+    `others` stand; or a piece that is all of it."""
     if isinstance(rules, Piece):
         return grammar(f"start: {rules.body}", [rules])
     named = [one for other in others for one in other.grammars]

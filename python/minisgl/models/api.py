@@ -1,4 +1,4 @@
-"""What a model is to the torch engine, and what loading gives it, whoever wrote the layers.
+"""The protocol of a model for the torch engine, and what loading gives it, whoever wrote the layers.
 
 Invariants: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
 the weights, the ids and their positions, so that the tokens of a step may be of many sequences.

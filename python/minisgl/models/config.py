@@ -67,7 +67,7 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     windows: tuple[int | None, ...]
-    """By layer: a token attends to as many tokens, itself included; None: to all before it."""
+    """The number of tokens, itself included, that a token of each layer attends to; None: all before it."""
     attention_scale: float  # of the products of q and k
     packing: Packing | None  # how the checkpoint's weights are packed
     dtype: str

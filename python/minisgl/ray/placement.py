@@ -1,4 +1,4 @@
-"""Where a request goes in a Ray cluster: the engine pool's router over members that come and go and have names, not
+"""Routing of a request in a Ray cluster: the engine pool's router over members that come and go and have names, not
 numbers, and what of a request's body it looks at: the model that is asked for, and the beginning of the text.
 
 The router of the engine pool takes token ids; here there is no tokenizer, and the bytes of a prompt serve as well: what

@@ -32,7 +32,7 @@ class Use:
 
 @dataclass(slots=True)
 class Seen:
-    """What loading a model and measuring its server has shown."""
+    """The figures that loading a model and measuring its server have shown."""
 
     doing: str = ""  # the last line that its server wrote
     load_s: float = 0.0

@@ -37,7 +37,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What is to be done for a model that wants room. `load`: it fits now. `unload`: idle models that go at once.
+    """The next move for a model that wants room. `load`: it fits now. `unload`: idle models that go at once.
     `leave`: busy models that take no more requests. `again_s`: the seconds until time alone changes the decision."""
 
     load: bool = False

@@ -16,7 +16,7 @@ from minisgl.message.codec import FrameReader
 
 
 class FrontEndRules(msgspec.Struct, frozen=True):
-    """What front ends are held to, and told; also by the pool (`rust/minisgl-router`), which gets all of it.
+    """The rules of front ends, which they are also told. The pool (`rust/minisgl-router`) gets all of it, too.
 
     `send_buffer_bytes`: what the kernel holds for a front end. It says that there is room when at most a quarter is
     used: a few steps of hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and
@@ -99,7 +99,7 @@ class Connection:
         self._num_queued += len(data)
 
     def _write(self, data: bytes | memoryview) -> int:
-        """How much was sent. One that is gone takes everything: who reads finds out."""
+        """Send, and return how many bytes went. A peer that is gone takes everything; whoever reads finds out."""
         try:
             return self._socket.send(data)
         except BlockingIOError:

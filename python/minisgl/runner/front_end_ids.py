@@ -57,7 +57,7 @@ def _of_prompts(message: StepTokens) -> list[int]:
 
 
 def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> StepTokens:
-    """With the front end's own ids; `ids` and `admitted` are those of `message`."""
+    """Return the message with the front end's own ids; `ids` and `admitted` are those of `message`."""
     return msgspec.structs.replace(
         message,
         req_ids=(ids & _OWN).tobytes(),

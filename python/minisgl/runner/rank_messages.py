@@ -84,7 +84,7 @@ _LIMITS = tuple(field.name for field in fields(StepLimits))
 
 
 def _values(of: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """By name: a scheduler's plan only looks like a `StepPlan`."""
+    """Return the fields by their names: a scheduler's plan only looks like a `StepPlan`."""
     return tuple(getattr(of, name) for name in names)
 
 

@@ -30,7 +30,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many of the thoughts of a session with tools a template shows in its next turn."""
+    """The number of thoughts of a session with tools that a template shows in its next turn."""
 
     shown: int
     most: int

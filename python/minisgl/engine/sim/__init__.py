@@ -111,10 +111,6 @@ class SimEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def another(self, clock: Clock) -> SimEngine:
-        """One like it, with a device and a clock of its own."""
-        return SimEngine(self._info, self._alphabet, len(self._seeds) - 1, self._profile, clock)
-
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry = buffers.ring[plan.ring_index]
         for assignment in assignments:  # spread, so that neighbouring seeds give unlike texts

@@ -44,7 +44,7 @@ def _check_may(context: ServerContext, request: HttpRequest) -> str:
 
 
 def _below(root: str, path: str) -> str:
-    """Where the adapter lies. What lies elsewhere, and what is not there, is refused in one and the same way."""
+    """Return the folder of the adapter. What lies elsewhere, and what is not there, is refused alike."""
     top = os.path.realpath(root)
     found = os.path.normpath(os.path.join(top, path))
     if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at

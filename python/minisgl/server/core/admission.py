@@ -52,8 +52,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the engine gets of a call. `sampling` and `by_prompt` have the adapter and the seed; `before`: by choice,
-    what another server generated; `is_large`: the log probabilities are many."""
+    """The part of a call that the engine gets. `sampling` and `by_prompt` have the adapter and the seed; `before`: by
+    choice, what another server generated; `is_large`: the log probabilities are many."""
 
     sampling: SamplingParams
     by_prompt: list[SamplingParams] | None

@@ -1,4 +1,4 @@
-"""What came of one call of the model so far, as formatters read it: token ids, log probabilities, usage, receipts.
+"""The result of one call of the model so far, as formatters read it: token ids, log probabilities, usage, receipts.
 
 Invariants: nothing here ends, counts or waits for anything: `running.py` does.
 """
@@ -47,16 +47,13 @@ class Generation:
         return int(self.choices[index].reason)
 
     def cached(self) -> list[int]:
-        """How much of the prompt of each choice was in the cache."""
+        """Return how many tokens of each choice's prompt were in the cache."""
         return [state.cached_len or 0 for state in self.choices]
 
     def matched_stop(self, index: int) -> str | int | None:
-        """What of the request's own stops ended a choice: a stop string, or the id of a token."""
-        state = self.choices[index]
-        last = state.token_ids[-1] if state.token_ids else None
-        if state.reason is FinishReason.STOP and state.matched_stop is None:
-            return last if last in state.sampling.stop_token_ids else None
-        return state.matched_stop
+        """Return the stop of the request that ended a choice: a stop string, or the id of a token."""
+        found = self.ended_by(index)
+        return found if isinstance(found, str) or found in self.choices[index].sampling.stop_token_ids else None
 
     def ended_by(self, index: int) -> str | int | None:
         """The stop that ended a choice: a stop string, or the id of a token, which may be the model's own end of
@@ -75,7 +72,7 @@ class Generation:
         return self.choices[index].embedding
 
     def new_token_ids(self, index: int) -> list[int]:
-        """Those that came since this was asked before."""
+        """Return the token ids that came since the call before."""
         return self.choices[index].new_token_ids()
 
     def _of_prompts(self) -> list[RequestState]:
@@ -93,7 +90,7 @@ class Generation:
         return found
 
     def times_s(self, index: int) -> tuple[float, float]:
-        """From the request's arrival to its first token, and from there to the last one of a choice."""
+        """Return the seconds from the request's arrival to its first token, and from there to a choice's last one."""
         first, arrival = self._request.ttft_s or 0.0, self._request.arrival_time
         last = self.choices[index].last_time
         return first, 0.0 if last is None else max(0.0, last - arrival - first)

@@ -128,17 +128,20 @@ impl Forward<'_> {
                 unsafe { column(*to).copy_from_nonoverlapping(column(heads.at), heads.count * heads.size) };
             }
             TokenStep::Norm(norm, heads, step) => {
+                let first = column(heads.at);
                 for head in 0..heads.count {
-                    let numbers = column(heads.at + head * heads.size);
-                    // SAFETY: the caller's.
-                    unsafe { norm.apply(kernels, numbers, (head * step, heads.size), numbers) };
+                    // SAFETY: the caller's: columns of the row.
+                    unsafe {
+                        let numbers = first.add(head * heads.size);
+                        norm.apply(kernels, numbers, (head * step, heads.size), numbers);
+                    }
                 }
             }
             TokenStep::Rotate(heads, by) => {
-                let (cos, sin) = self.angles(*by, token);
+                let ((cos, sin), first) = (self.angles(*by, token), column(heads.at));
                 for head in 0..heads.count {
-                    // SAFETY: the caller's; angles were written before a barrier.
-                    unsafe { kernels.rotate(column(heads.at + head * heads.size), cos, sin, by.half) };
+                    // SAFETY: the caller's: columns of the row; angles were written before a barrier.
+                    unsafe { kernels.rotate(first.add(head * heads.size), cos, sin, by.half) };
                 }
             }
             TokenStep::Scale(heads, by) => multiply(*heads, *by),

@@ -34,13 +34,14 @@ impl Forward<'_> {
             barrier,
             thread,
             next: 0,
+            end: 0,
             own,
             scratch,
             clock,
             times: times.unwrap_or(&mut unused),
         };
         for (number, operation) in self.weights.operations().enumerate() {
-            worker.next = number * COUNTERS;
+            (worker.next, worker.end) = (number * COUNTERS, (number + 1) * COUNTERS);
             worker.run(operation);
             worker.lap(operation.part());
         }

@@ -72,13 +72,12 @@ impl Worker<'_, '_> {
         };
         let acts = self.prepare(from, norm, first.k(), mode);
         let blocks = shared.blocks();
-        let groups = project.matrices().map(|matrix| Groups::of(matrix, shared.threads));
-        let groups: Vec<Groups> = groups.collect();
-        let all: usize = groups.iter().map(|group| group.count).sum();
+        let groups = |matrix: &Matrix| Groups::of(matrix, shared.threads);
+        let all: usize = project.matrices().map(|matrix| groups(matrix).count).sum();
         let counter = self.counter();
         while let Some(piece) = counter.take(blocks * all) {
             let (block, mut group) = (piece / all, piece % all);
-            let mut parts = project.matrices.iter().zip(&groups);
+            let mut parts = project.matrices.iter().map(|part| (part, groups(&part.1)));
             let part = parts.find(|(_, groups)| {
                 let is_in = group < groups.count;
                 group -= if is_in { 0 } else { groups.count };

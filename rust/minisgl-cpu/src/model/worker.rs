@@ -10,7 +10,7 @@ use minisgl_kernels::{Isa, Kernels, Mode};
 
 use crate::error::{Error, Result};
 use crate::model::adapter::Run;
-use crate::model::buffers::{Buffers, Own, TOKENS};
+use crate::model::buffers::{Buffers, COUNTERS, Own, TOKENS};
 use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::operation::Rotation;
@@ -143,6 +143,8 @@ pub(super) struct Worker<'a, 'f> {
     pub thread: usize,
     /// The next counter of the operation that runs.
     pub next: usize,
+    /// The first counter that is not its own.
+    pub end: usize,
     pub own: &'a mut Own,
     pub scratch: &'a mut Scratch,
     pub clock: Option<Instant>,
@@ -226,6 +228,10 @@ impl<'a> Worker<'a, '_> {
     /// A counter of its own for each time that an operation deals out work: all threads ask in the same order.
     pub(super) fn counter(&mut self) -> &'a Counter {
         self.next += 1;
+        assert!(
+            self.next <= self.end,
+            "an operation deals out work more than {COUNTERS} times"
+        );
         &self.shared.buffers.counters[self.next - 1]
     }
 

@@ -130,7 +130,7 @@ class CompletionFormatter(Formatter):
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """How far a choice has come: `source` is its index in the generation, `index` that in the answer."""
+    """The progress of a choice: `source` is its index in the generation, `index` that in the answer."""
 
     source: int
     index: int

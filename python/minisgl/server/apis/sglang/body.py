@@ -131,7 +131,7 @@ class SglangAnswer(GenerateAnswer):
 
 
 class GenerateAnswers(RootModel[SglangAnswer | GenerateAnswer | list[SglangAnswer]]):
-    """By what the prompt is called, and how many there are."""
+    """The answers to `/generate`: their form follows the field of the prompt, and whether there are several."""
 
 
 class ModelInfo(Answer):

@@ -44,6 +44,13 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         let why = "not with gates of what attention gives";
         return Err(unsupported("attention_bias", 1, why));
     }
+    if config.latent.is_some() && config.qkv_bias {
+        return Err(unsupported(
+            "attention_bias",
+            1,
+            "not with keys and values made of latents",
+        ));
+    }
     config
         .latent
         .as_ref()

@@ -43,10 +43,15 @@ pub fn check(config: &ModelConfig) -> Result<()> {
         ("no_rope_layers", config.rotary.len(), "one table or none a layer"),
     ];
     if let Some((name, count, why)) = by_layer.into_iter().find(|(_, count, _)| *count != layers) {
-        return Err(unsupported(name, count, why));
+        let value = if name == "num_hidden_layers" { layers } else { count };
+        return Err(unsupported(name, value, why));
     }
     if config.rotary.iter().flatten().any(|table| *table >= tables) {
-        return Err(unsupported("no_rope_layers", tables, "one table or none a layer"));
+        return Err(unsupported(
+            "no_rope_layers",
+            config.rotary.len(),
+            "one table or none a layer",
+        ));
     }
     if config.rope_scales.len() != tables {
         return Err(unsupported("rope_scaling", config.rope_scales.len(), "one a table"));
@@ -66,6 +71,12 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     if config.norms == Norms::Over && !plain {
         return Err(Error::unsupported(
             "config.json: norms over sums, with what no encoder has",
+        ));
+    }
+    let has_first = |layer: usize| config.attends[layer] || config.state.is_some() && config.state_layers[layer];
+    if config.is_parallel() && (config.moe.is_some() || !(0..layers).all(has_first)) {
+        return Err(Error::unsupported(
+            "config.json: an MLP beside attention, with experts or in a layer without attention",
         ));
     }
     attention::check(config)?;
