@@ -3,11 +3,16 @@ layer is computed shows here. `operations/` holds the lists."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minisgl.cli import main
+from minisgl.config import ConfigError
+from minisgl.engine import cpu_loading
+from minisgl.models.config import load_config
 from tests.helpers.models import save, tiny_model
 
 HELD = Path(__file__).parent / "operations"
@@ -18,3 +23,20 @@ def test_the_operations_of_a_model(held: Path, tmp_path: Path, capsys: pytest.Ca
     folder = save(tiny_model(held.stem), tmp_path)
     assert main(["model", str(folder), "--operations"]) == 0
     assert capsys.readouterr().out == held.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "named"),
+    [
+        ("deepseek3-yarn", {"qkv_bias": True}, "attention_bias: 1: not with keys and values made of latents"),
+        ("qwen3-moe", {"norms": "parallel"}, "an MLP beside attention, with experts"),
+    ],
+)
+def test_what_no_list_can_be_is_refused(
+    variant: str, change: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tiny_model(variant), tmp_path)
+    model = replace(load_config(folder), **change)
+    monkeypatch.setattr(cpu_loading, "load_config", lambda _: model)
+    with pytest.raises(ConfigError, match=named):
+        cpu_loading.operations(folder)
