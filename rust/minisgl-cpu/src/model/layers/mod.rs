@@ -28,6 +28,39 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     within("num_hidden_layers", config.num_layers, MAX_LAYERS)?;
     within("num_attention_heads", config.num_heads, MAX_LAYERS)?;
     within("vocab_size", config.vocab_size, MAX_SIZE)?;
+    check_lengths(config)?;
+    if config.pair_types && config.token_types < 2 {
+        return Err(unsupported("type_vocab_size", config.token_types, "must be at least 2"));
+    }
+    if config.learned_positions > 0 && config.first_position >= config.learned_positions {
+        let why = "none is left";
+        return Err(unsupported("max_position_embeddings", config.learned_positions, why));
+    }
+    let alone = config
+        .moe
+        .as_ref()
+        .is_none_or(|moe| moe.shared_size == 0 && !moe.beside);
+    let plain = alone && config.per_layer.is_none() && !config.layer_scales && config.residual_scale == 1.0;
+    if config.norms == Norms::Over && !plain {
+        return Err(Error::unsupported(
+            "config.json: norms over sums, with what no encoder has",
+        ));
+    }
+    let has_first = |layer: usize| config.attends[layer] || config.state.is_some() && config.state_layers[layer];
+    if config.is_parallel() && (config.moe.is_some() || !(0..config.num_layers).all(has_first)) {
+        return Err(Error::unsupported(
+            "config.json: an MLP beside attention, with experts or in a layer without attention",
+        ));
+    }
+    attention::check(config)?;
+    mixers::check(config)?;
+    mlp::check(config)?;
+    experts::check(config)?;
+    streams::check(config)
+}
+
+/// Raises lists by layer and tables of angles that do not fit each other.
+fn check_lengths(config: &ModelConfig) -> Result<()> {
     let layers = config.num_layers;
     let tables = config.inverse_frequencies.len();
     let by_layer = [
@@ -56,34 +89,7 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     if config.rope_scales.len() != tables {
         return Err(unsupported("rope_scaling", config.rope_scales.len(), "one a table"));
     }
-    if config.pair_types && config.token_types < 2 {
-        return Err(unsupported("type_vocab_size", config.token_types, "must be at least 2"));
-    }
-    if config.learned_positions > 0 && config.first_position >= config.learned_positions {
-        let why = "none is left";
-        return Err(unsupported("max_position_embeddings", config.learned_positions, why));
-    }
-    let alone = config
-        .moe
-        .as_ref()
-        .is_none_or(|moe| moe.shared_size == 0 && !moe.beside);
-    let plain = alone && config.per_layer.is_none() && !config.layer_scales && config.residual_scale == 1.0;
-    if config.norms == Norms::Over && !plain {
-        return Err(Error::unsupported(
-            "config.json: norms over sums, with what no encoder has",
-        ));
-    }
-    let has_first = |layer: usize| config.attends[layer] || config.state.is_some() && config.state_layers[layer];
-    if config.is_parallel() && (config.moe.is_some() || !(0..layers).all(has_first)) {
-        return Err(Error::unsupported(
-            "config.json: an MLP beside attention, with experts or in a layer without attention",
-        ));
-    }
-    attention::check(config)?;
-    mixers::check(config)?;
-    mlp::check(config)?;
-    experts::check(config)?;
-    streams::check(config)
+    Ok(())
 }
 
 impl Loader<'_> {
