@@ -99,6 +99,8 @@ ROWS = {
     "gemma2": Row("gemma2-caps", SENTENCEPIECE, {**PLAIN, "query_pre_attn_scalar": 32}, norms_less=1),
     "mixtral": Row("mixtral-window", SENTENCEPIECE, {**PLAIN, "sliding_window": None, "num_hidden_layers": 2},
         decoded=True),
+    "minimax-m2": Row("minimax-m2", "minimax-m2", {**PLAIN, "num_hidden_layers": 2}, decoded=True,
+        said={"scoring_func": "sigmoid"}),
     "qwen2-moe": Row("qwen2-moe", "qwen2", {**PLAIN, "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 256, "mlp_only_layers": [], "num_hidden_layers": 2}, decoded=True),
     "stablelm": Row("stablelm", "stablelm2", {**PLAIN, "rope_parameters": {**PLAIN["rope_parameters"],

@@ -643,6 +643,13 @@ def _mixtral(raw: Raw) -> dict[str, Any]:
     return {**_NO_BIAS, "windows": windows, "moe": _moe(raw, size="intermediate_size", norm_topk_prob=True)}
 
 
+def _minimax_m2(raw: Raw) -> dict[str, Any]:
+    """MiniMax M2: Mixtral's experts, chosen by sigmoids with a bias, and norms of q and k over all heads at once."""
+    share = float(raw.get("rotary_dim") or raw["head_dim"]) / float(raw["head_dim"])
+    moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, score="sigmoid", choice_bias=True)
+    return {**_NO_BIAS, **_partial(raw, share), "qk_norm": "whole", "moe": moe}
+
+
 def _qwen2_moe(raw: Raw) -> dict[str, Any]:
     shared = int(raw.get("shared_expert_intermediate_size", 5632))
     return {
@@ -1437,6 +1444,10 @@ _MIXTRAL_NAMES: Names = {
     "expert_up": f"{_BLOCK}.experts.{{expert}}.w3",
     "expert_down": f"{_BLOCK}.experts.{{expert}}.w2",
 }
+_MINIMAX_M2_NAMES: Names = {
+    **_MIXTRAL_NAMES,
+    "choice_bias": (f"{_BLOCK}.e_score_correction_bias", "mlp.e_score_correction_bias"),
+}
 _GRANITE_MOE_NAMES: Names = {
     "router": (f"{_BLOCK}.router.layer", f"{_BLOCK}.router"),
     "experts_gate_up": (f"{_BLOCK}.input_linear.weight", f"{_BLOCK}.experts.gate_up_proj"),
@@ -1804,6 +1815,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GemmaForCausalLM": Architecture(_gemma),
     "Gemma2ForCausalLM": Architecture(_gemma2, _GEMMA_NAMES),
     "MixtralForCausalLM": Architecture(_mixtral, _MIXTRAL_NAMES, gguf_interleaved=True),
+    "MiniMaxM2ForCausalLM": Architecture(_minimax_m2, _MINIMAX_M2_NAMES),
     "OlmoeForCausalLM": Architecture(_olmoe),
     "Qwen2MoeForCausalLM": Architecture(_qwen2_moe),
     "GraniteMoeForCausalLM": Architecture(_granite_moe, _GRANITE_MOE_NAMES, gguf_interleaved=True),

@@ -702,6 +702,11 @@ def _dots1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     return {**_grouped(fields, shapes, config), "sliding_window": None}
 
 
+def _minimax_m2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
+    _only_sigmoid(fields)
+    return {**_experts(fields), "intermediate_size": fields.positive(fields.own("expert_feed_forward_length"))}
+
+
 def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """DeepSeek V2 chooses experts by shares, V3 and GLM-4.7-Flash by sigmoids with a bias."""
     own, rotated = fields.own, fields.positive(fields.own("rope.dimension_count"))
@@ -1068,6 +1073,7 @@ READERS: dict[str, Reader] = {
     "starcoder": Reader("GPTBigCodeForCausalLM", _gpt2, "gpt_bigcode", layer_norm=True),
     "gptneox": Reader("GPTNeoXForCausalLM", _gptneox, "gpt_neox", layer_norm=True, partial=True),
     "glm4moe": Reader("Glm4MoeForCausalLM", _glm4_moe, "glm4_moe", partial=True),
+    "minimax-m2": Reader("MiniMaxM2ForCausalLM", _minimax_m2, "minimax_m2", partial=True),
     "dots1": Reader("Dots1ForCausalLM", _dots1),
     "deepseek2": Reader("DeepseekV3ForCausalLM", _deepseek2, "deepseek_v3", latent=True),  # V2 and GLM-4.7-Flash, too
     "ernie4_5-moe": Reader("Ernie4_5_MoeForCausalLM", _ernie_moe, "ernie4_5_moe"),
