@@ -1,8 +1,9 @@
-"""Draws docstrings for a blind reading: each with its signature, without its file and the code around it.
+"""Draws docstrings, error texts and paragraphs of the pages for a blind reading, without their files and neighbours.
 
 `python tools/sample_docstrings.py SEED` prints 40 of the package's Python and 40 of the crates' Rust, numbered. A
 reader grades each: A (it says what the item is and what it promises), B (it says what the item is), C (it is hard to
-understand without the code), D (it does not say what the item is). `--where` adds file and line.
+understand without the code), D (it does not say what the item is). `--errors` draws 40 texts of errors that Python
+raises, `--pages` 40 paragraphs of README.md and docs/. `--where` adds file and line.
 tests/test_docstrings.py reads `docstrings`, too.
 """
 
@@ -24,16 +25,12 @@ NUM_EACH = 40
 
 @dataclass(frozen=True)
 class Docstring:
-    """The documentation of one item. `file` is relative to the repository's root, `line` counts from 1."""
+    """The text of one item. `file` is relative to the repository's root, `line` counts from 1 (a page: always 1)."""
 
     file: Path
     line: int
     signature: str
     text: str
-
-    @property
-    def language(self) -> str:
-        return "Python" if self.file.suffix == ".py" else "Rust"
 
 
 def docstrings(root: Path = ROOT) -> Iterator[Docstring]:
@@ -88,22 +85,47 @@ def _rust_signature(lines: list[str], index: int) -> str:
     return " ".join(found)
 
 
-def sample(seed: int, count: int = NUM_EACH) -> list[Docstring]:
-    """Draw `count` docstrings of each language; the same seed and the same tree give the same ones."""
-    known, drawn = list(docstrings()), list[Docstring]()
-    for language in ("Python", "Rust"):
-        drawn += random.Random(seed).sample([one for one in known if one.language == language], count)
-    return drawn
+def errors(root: Path = ROOT) -> Iterator[Docstring]:
+    """Yield the text of each exception that the package raises with one; what is filled in stands in braces."""
+    for file in sorted((root / "python" / "minisgl").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                text, raised = node.exc.args[-1], ast.unparse(node.exc.func)
+                if isinstance(text, ast.JoinedStr) or (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+                    yield Docstring(file.relative_to(root), node.lineno, f"raise {raised}", ast.unparse(text))
+
+
+def paragraphs(root: Path = ROOT) -> Iterator[Docstring]:
+    """Yield the paragraphs and lists of README.md and of the pages in docs/; tables and code are left out."""
+    for file in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        heading = ""
+        for block in re.split(r"\n\n+", re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)):
+            if block.startswith("#"):
+                heading = block.splitlines()[0]
+            elif len(block) > 80 and not block.lstrip().startswith(("|", "<", "!", "[!")):
+                yield Docstring(file.relative_to(root), 1, f"{file.name}, {heading}", block.strip())
+
+
+def sample(seed: int, kinds: list[list[Docstring]], count: int = NUM_EACH) -> list[Docstring]:
+    """Draw `count` items of each kind; the same seed and the same tree give the same ones."""
+    return [item for kind in kinds for item in random.Random(seed).sample(kind, count)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--where", action="store_true", help="print the file and line of each docstring, too")
+    parser.add_argument("--errors", action="store_true", help="draw texts of errors")
+    parser.add_argument("--pages", action="store_true", help="draw paragraphs of the pages")
+    parser.add_argument("--where", action="store_true", help="print the file of each item, and its line")
     given = parser.parse_args()
-    for number, item in enumerate(sample(given.seed), 1):
+    if given.errors or given.pages:
+        kinds = [list(errors())] * given.errors + [list(paragraphs())] * given.pages
+    else:
+        known = list(docstrings())
+        kinds = [[item for item in known if item.file.suffix == suffix] for suffix in (".py", ".rs")]
+    for number, item in enumerate(sample(given.seed, kinds), 1):
         where = f"  [{item.file}:{item.line}]" if given.where else ""
-        print(f"## {number} ({item.language}){where}\n    {item.signature}\n{item.text}\n")
+        print(f"## {number}{where}\n    {item.signature}\n{item.text}\n")
 
 
 if __name__ == "__main__":
