@@ -1,4 +1,4 @@
-"""The HTTP application: what is built over an engine client and a tokenizer."""
+"""Assembles the HTTP application from an engine client and a tokenizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What an HTTP server runs, and what its supervisor must reach."""
+    """The HTTP application and its parts that the supervisor must start and stop."""
 
     context: ServerContext
     middleware: Middleware  # an ASGI application
@@ -59,8 +59,9 @@ def build_app(
     gateway: Gateway | None = None,
     pool: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Application:
-    """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out. `gateway`: what
-    answers at the port before this. `pool`: what stands before several engines says so of itself."""
+    """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields for requests that leave
+    them out. `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several
+    engines."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     keys = KeyUse(
         config.api_keys,
@@ -92,7 +93,7 @@ def _metrics(
     gateway: Gateway | None,
     pool: Callable[[], Mapping[str, Any]] | None,
 ) -> Metrics:
-    """Make the figures of a server; its engine client tells them what they take from there."""
+    """Create the server's metrics, and connect the engine client to those that it measures."""
     found = Metrics(
         lambda: client.stats,
         lambda: client.info,
@@ -131,7 +132,7 @@ def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -
 
 
 async def _for_the_page() -> None:
-    """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `Posts` answers its own."""
+    """Placeholder for a POST endpoint on the OpenAPI page; other methods get 405. `Posts` handles the POST itself."""
 
 
 def _answers(context: ServerContext, told: Told) -> Callable[[], Awaitable[Response]]:
@@ -168,7 +169,7 @@ def _add_docs(app: FastAPI) -> None:
 
 
 def _answer_head(app: FastAPI) -> None:
-    """On every GET route; the HTTP server leaves the body out."""
+    """Allow HEAD on every GET route; the HTTP server drops the body."""
     for route in app.routes:
         if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
             route.methods.add("HEAD")

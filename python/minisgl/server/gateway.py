@@ -1,7 +1,8 @@
-"""Who owns the server's port: the gateway, with the Python server on a Unix socket behind it, or the Python server.
+"""Decides which front end owns the server's port: the gateway, with the Python server on a Unix socket behind it, or
+the Python server.
 
-Invariants: the port is answered before anything heavy is imported; a gateway that cannot start costs one line of the
-log: the Python server then owns the port; the gateway's threads and sockets end with the `with` block.
+Invariants: the port answers before any slow import; a gateway that cannot start costs one log line: the Python server
+then owns the port; the gateway's threads and sockets end with the `with` block.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ BACKLOG = 2048
 
 
 class NoGateway(RuntimeError):
-    """Why there is none."""
+    """The gateway cannot be used; the message says why."""
 
 
 def gateway_class() -> Callable[[int, str, str], Gateway]:
-    """The class in the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the
-    Python server's. Raises `NoGateway`."""
+    """Return the gateway's class of the compiled extension. Its arguments: the port's file descriptor, which it
+    duplicates, the path of the engine's socket, and that of the Python server's. Raises `NoGateway`."""
     if why_missing():
         raise NoGateway(f"it {NEEDS}")  # the first line of the log says why
     found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
@@ -39,7 +40,8 @@ def gateway_class() -> Callable[[int, str, str], Gateway]:
 
 
 class FrontEnd:
-    """Use `open`, and `with`. `listener` is what the Python server serves."""
+    """The front end that owns the port; a context manager, created with `open`. `listener` is the socket that the
+    Python server serves."""
 
     def __init__(self, port: socket.socket, listener: socket.socket, gateway: Gateway | None) -> None:
         self.address: tuple[str, int] = port.getsockname()[:2]
@@ -53,8 +55,8 @@ class FrontEnd:
 
     @classmethod
     def open(cls, asked: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
-        """`port` listens; it becomes the front end's. `engine`: path of the engine process's socket. Says why there is
-        no gateway although `asked` (rust, or auto) is not python."""
+        """Start the front end `asked` ("rust", "auto" or "python") on the listening `port`, which it then owns.
+        `engine`: path of the engine's socket. Falls back to Python, with a log line, if the gateway cannot start."""
         if asked == "python":
             return cls(port, port, None)
         path = str(folder / SOCKET)
@@ -74,7 +76,7 @@ class FrontEnd:
         return found
 
     async def stop(self, grace_s: float) -> None:
-        """Stop the gateway, if there is one. Idempotent."""
+        """Stop the gateway, if there is one, within `grace_s`. Idempotent."""
         import asyncio
 
         if self.gateway is not None:
@@ -90,7 +92,7 @@ class FrontEnd:
 
 
 def _listen(path: str) -> socket.socket:
-    """Connections wait until the Python server takes them."""
+    """Return a non-blocking Unix socket that listens at `path`; connections wait in its backlog."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)

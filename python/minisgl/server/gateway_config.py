@@ -1,4 +1,5 @@
-"""What the gateway is told once, as JSON, when the engine is ready (`rust/minisgl-gateway/src/config.rs` reads it).
+"""Configuration of the gateway: sent once, as JSON, when the engine is ready (`rust/minisgl-gateway/src/config.rs`
+parses it).
 
 Invariants: values are those that the Python server itself uses, resolved; the gateway has no limit of its own.
 """
@@ -24,7 +25,7 @@ VERSION = 8
 
 
 def encoded(config: ServerConfig) -> bytes:
-    """JSON; its fields are described where they are read."""
+    """Return the configuration as JSON; its fields are documented where the gateway parses them."""
     callers = Callers.of(config)
     found = {
         "version": VERSION,
@@ -47,7 +48,7 @@ def encoded(config: ServerConfig) -> bytes:
 
 
 def _errors(limits: Limits) -> dict[str, Any]:
-    """What is said where a request fails that was accepted. A message is empty where the engine has the words."""
+    """Return the error responses for accepted requests that fail. A message is empty where the engine supplies it."""
     return {
         "grammar_refused": GRAMMAR_REFUSED,
         "engine": _told(engine_error("")),

@@ -1,8 +1,8 @@
-"""The OpenAPI page: every route with the body it takes and the answers it gives. /docs is the same as HTML that needs
-nothing else, no script and no other host.
+"""The OpenAPI page: every route with its request body and its responses. /docs is the same as self-contained HTML,
+without scripts or other hosts.
 
-Invariants: bodies and answers are those of routes.py; a route of the app that is not described there is an error at the
-first look; text of a schema stands in the HTML as text.
+Invariants: bodies and responses are those of routes.py; an app route that is missing there is an error at start; text
+of a schema is escaped in the HTML.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ _REASONS = {
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make the page of `app` the one described here. Raises `RuntimeError` for a route without a description."""
+    """Replace the app's OpenAPI document by the one made here. Raises `RuntimeError` for a route without a description.
+    """
     served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
     if missing := served ^ {route.path for route in ROUTES}:
         raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")
@@ -75,7 +76,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _name(path: str) -> str:
-    """The page knows no path converters."""
+    """Return a path without path converters, which OpenAPI does not have."""
     return path.replace(":path}", "}")
 
 
@@ -146,7 +147,7 @@ def _as(media_type: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def docs_page(page: dict[str, Any]) -> str:
-    """`page`: an OpenAPI document."""
+    """Return an OpenAPI document as an HTML page."""
     title = f"{page['info']['title']} {page['info']['version']}"
     routes = [
         _html_route(method, path, operation)
@@ -202,7 +203,7 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """A type in words: `whole number`, `list of text`, the name of another body."""
+    """Describe a schema's type in words: `whole number`, `list of text`, the name of another body."""
     if "$ref" in schema:
         return _ref_name(schema)
     if choices := schema.get("anyOf") or schema.get("oneOf"):

@@ -1,8 +1,9 @@
-"""Answers what the gateway asks about a request for text: all that happens once a request, by the functions that the
-Python front end has for it.
+"""Prepares text requests for the gateway: everything that is done once per request, with the functions of the Python
+front end.
 
-Invariants: every question has one answer; it is asked and answered on the event loop, and several at once are taken
-together; a request of which only the Python server shows the answer goes on to it before its prompt is encoded.
+Invariants: every question of the gateway gets one answer; questions are answered on the event loop, and those that
+arrive together are read together; a request that only the Python server can answer is forwarded to it before its prompt
+is encoded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _log = logging.getLogger("minisgl.server")
 
 
 class Preparing:
-    """Answers the questions of one gateway, from `start` to `stop`, which are called on the event loop."""
+    """Answers the questions of one gateway between `start` and `stop`, which are called on the event loop."""
 
     def __init__(self, gateway: Gateway, middleware: Middleware, posts: Posts) -> None:
         self._gateway = gateway
@@ -76,7 +77,8 @@ class Preparing:
             self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
 
     async def _prepared(self, admitted: Admitted, is_head: bool) -> Prepared:
-        """Return what becomes of a request; `is_head`: its body is not there yet."""
+        """Decide how the gateway handles a request: generate, send a complete response, or pass it on to Python.
+        `is_head`: the body has not arrived yet."""
         request, early = admitted.request, admitted.early
         if is_head:
             return Read() if early is None else PassOn()
@@ -139,7 +141,8 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 
 def _is_shown_by_gateway(body: Any) -> bool:
-    """Whether no field of a body asks for what only the Python server shows: what follows is then not done twice."""
+    """Return false if a field of the body needs the Python server to format the response; it is then not prepared
+    twice."""
     asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
     return not asks and body.limit() != 0
 

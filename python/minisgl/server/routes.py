@@ -1,7 +1,7 @@
-"""All routes: what each takes, what answers it, and what is said of it on the OpenAPI page.
+"""Table of all routes: request body, handler, response model, and description for the OpenAPI page.
 
-Invariants: a POST's body is what its endpoint says that it takes. Routes without an endpoint here are those of
-`admin/`, `batches/` and `apis/responses/`, whose answers hang on more than a body.
+Invariants: a POST's body type is that of its endpoint's parameter. Routes without a handler here are those of `admin/`,
+`batches/` and `apis/responses/`, whose responses depend on more than a body.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Told = Callable[[ServerContext], Any]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`endpoint` answers a POST; `told` says what the answer is, or makes it, without a body. `also`: more methods."""
+    """Route and its handler. `endpoint` handles a POST; `told` returns the response, or its JSON, where there is no
+    body. `also`: further methods."""
 
     path: str
     method: str

@@ -1,7 +1,7 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM.
 
-Invariants: a name is served from when every engine has its adapter until it is unloaded; requests under way keep
-theirs. Adapters lie below the folder of the configuration; of every other path the same is said.
+Invariants: a name is served from when every engine has its adapter until it is unloaded; running requests keep theirs.
+Adapters must lie below the configured folder; every other path gets the same error, whether or not it exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
 
 
 def _check_may(context: ServerContext, request: HttpRequest) -> str:
-    """The folder of adapters. Raises `ApiError` 403."""
+    """Check that the request may change adapters and return the folder of adapters. Raises `ApiError` 403."""
     if context.config.lora_folder is None:
         reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
         raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
@@ -44,7 +44,8 @@ def _check_may(context: ServerContext, request: HttpRequest) -> str:
 
 
 def _below(root: str, path: str) -> str:
-    """Return the folder of the adapter. What lies elsewhere, and what is not there, is refused alike."""
+    """Return the adapter's folder. Raises the same `ApiError` 400 for a path outside `root` and one that does not
+    exist."""
     top = os.path.realpath(root)
     found = os.path.normpath(os.path.join(top, path))
     if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at

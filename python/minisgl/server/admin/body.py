@@ -1,4 +1,4 @@
-"""Bodies of the routes for operators, and the shapes of their answers."""
+"""Request and response bodies of the routes for operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisgl.server.core.fields import Items, TokenId, described
 
 
 class PrefixRequest(OfModel, Conversation):
-    """One of `text`, `messages` and `token_ids`."""
+    """Body with exactly one of `text`, `messages` and `token_ids`."""
 
     text: StrictStr | None = described("The beginning of a completion's prompt.")
     messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
@@ -49,7 +49,8 @@ class EnginePrefix(Answer):
 
 
 class PrefixAnswer(Answer):
-    """`pages` are kept of `tokens`; `hits`: requests that found them in the cache; `reason` if it is refused."""
+    """Prefix in the cache. `pages`: KV pages of its `tokens`; `hits`: requests that found them in the cache; `reason`:
+    why it was refused."""
 
     id: str
     object: Literal["cache.prefix"]
@@ -93,7 +94,7 @@ class Status(Answer):
 
 
 class Stats(Answer):
-    """What both processes measured of themselves; times in seconds since the start. `engine` comes with its first
+    """Statistics of the server and the engine; times in seconds since the start. `engine` is null before its first
     step."""
 
     model: str

@@ -1,7 +1,8 @@
-"""What operators ask: is it alive, is it ready, how does it do. And what the server answers before there is a model.
+"""Routes for health and statistics, and the responses before the model is loaded.
 
-Invariants: /livez and /readyz cost nothing and answer under full load; a long forward is no hang, a stopped process or
-a stuck step loop is one within 5 s; while the model loads, everything but /livez gets 503, with what is being done.
+Invariants: /livez and /readyz cost nothing and answer under full load; a long forward pass is no hang, a stopped
+process or a stuck step loop is reported within 5 s; while the model loads, everything but /livez gets 503, with the
+progress.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ DEGRADED = "degraded"  # one of several engines does not serve: the others do
 
 
 def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
-    """What is wrong with the engine; None if nothing is. A forward may take `step_timeout_s`."""
+    """Return the failure of the engine, or `None` if it is well or loading. A forward pass may take `step_timeout_s`.
+    """
     if client.failure is not None:
         return client.failure
     if client.info is None:
@@ -37,14 +39,14 @@ def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
 
 
 class Starting:
-    """Before there is a model; nothing waits for it."""
+    """ASGI app that answers while the model is loading; never blocks."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._doing = "starting the engine"
 
     def report(self, text: str, done: int = 0, total: int = 0) -> None:
-        """A `progress.Report`."""
+        """Set the progress to report to clients (a `progress.Report`)."""
         self._doing = f"{text}: {done} of {total}" if total else text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,15 +62,15 @@ class Starting:
 
 
 def livez(context: ServerContext) -> dict[str, str]:
-    """Whether the process and its step loop are alive."""
+    """Report that the process and its step loop are alive. Raises `ApiError` 503 if not."""
     if (found := trouble(context.client, context.limits.step_timeout)) is not None:
         raise ApiError(503, found, kind=SERVER, code="not_alive")
     return OK
 
 
 def readyz(context: ServerContext) -> dict[str, str]:
-    """Whether new requests are served: loaded, warm, alive, not draining. SGLang's `/health_generate` generates a token
-    for that; here the step loop says that it lives."""
+    """Report that new requests are served: loaded, warm, alive and not draining. Raises `ApiError` 503 if not. SGLang's
+    `/health_generate` generates a token for that; here the step loop's heartbeat suffices."""
     livez(context)
     _ = context.info
     if context.draining:
@@ -98,8 +100,8 @@ def metrics(context: ServerContext) -> Response:
 
 
 def load(context: ServerContext) -> dict[str, float]:
-    """For whoever places requests, or more servers: requests that wait and that run, tokens of the prompts that wait,
-    the part of the KV pools that running requests hold, and how many tokens the pools have room for."""
+    """Return the load, for routers: waiting and running requests, waiting prompt tokens, the fraction of KV pools that
+    running requests hold, and the pools' capacity in tokens."""
     info, last = context.info, [view.stats for view in context.client.engines if view.stats is not None]
     num_pages = sum(stats.num_pages for stats in last)
     held = sum(stats.num_protected_pages + stats.num_held_pages for stats in last)

@@ -1,7 +1,7 @@
-"""GET /stats/stream: what the server does, as it does it, to those who look.
+"""GET /stats/stream: live statistics, scheduler steps and radix trees for watching clients.
 
-Invariants: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
-reader that does not keep up misses events and holds nobody up; a stream ends with its client, the engine or the server.
+Invariants: without a watcher nothing is measured, requested or sent; all watchers share the engines' messages; a slow
+watcher misses events and delays no other; a stream ends with its client, the engine or the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AGAIN_MS = 500.0  # an engine process takes longer to begin again
 
 
 class Watcher:
-    """What one reader has not been sent yet. Bounded, however slow it is."""
+    """Unsent events of one client, bounded however slow it is."""
 
     def __init__(self, *, steps: bool, tree: bool) -> None:
         self.steps = steps
@@ -56,7 +56,7 @@ class Watcher:
         self._stats = found
 
     def begin(self, engine: int, recent: Sequence[StepView]) -> None:
-        """Take the steps that were before this reader came."""
+        """Add the steps before this client connected."""
         if recent and self.steps:
             self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
             self._begun[engine] = recent[-1]
@@ -78,7 +78,7 @@ class Watcher:
         kept.extend(steps)
 
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
-        """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
+        """Yield the unsent events and clear them. `text`: decodes token ids, where texts may be shown."""
         if (found := self._stats) is not None:
             yield sse({**found, "left_out": self._stats_left_out}, "stats")
             self._stats, self._stats_left_out = None, 0
@@ -94,7 +94,7 @@ class Watcher:
 
 
 class Live:
-    """All who look at one server."""
+    """All watchers of one server, and the task that collects events for them."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -106,8 +106,8 @@ class Live:
 
     @contextlib.contextmanager
     def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
-        """While `watcher`, of the key with this number, gets what there is. Raises `ApiError` if too many look already
-        (`has_room`)."""
+        """Register `watcher`, of the API key with index `key`, inside the block. Raises `ApiError` 429 if there are too
+        many (`has_room`)."""
         count, own = len(self._watchers), list(self._watchers.values()).count(key)
         if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
             raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")
@@ -133,12 +133,12 @@ class Live:
                 client.on_watched = None
 
     def check(self) -> None:
-        """Raises what ended the looking: a reader must not wait for what nobody tells."""
+        """Raise the exception that ended the collecting task, if it has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def _look_on(self) -> None:
-        """Once a second: new figures, and the engines are asked to go on telling. They stop by themselves."""
+        """Each second compute statistics and renew the engines' subscription, which otherwise expires."""
         client = self._context.client
         while client.failure is None:
             steps, tree = (any(getattr(one, name) for one in self._watchers) for name in OPTIONS)
@@ -157,7 +157,7 @@ class Live:
 
 
 class _Stream(Response):
-    """The answer, as long as its client reads it."""
+    """Response of GET /stats/stream; runs until its client disconnects."""
 
     def __init__(self, context: ServerContext, live: Live, watcher: Watcher) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class _Stream(Response):
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _write_on(self, connection: Connection) -> bytes:
-        """Until the client or the engine is gone; returns what is still to be said."""
+        """Write events until the client disconnects or the engine fails; return the stream's last bytes."""
         client, watcher = self._context.client, self._watcher
         text = self._text if self._context.config.log_prompts else None
         with connection.stream(lambda: self._pause(True), lambda: self._pause(False)):
@@ -214,7 +214,7 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
 
 
 def about(context: ServerContext) -> dict[str, Any]:
-    """What /stats says beside the metrics."""
+    """Return the fields of /stats that are no metrics."""
     info = context.client.info
     return {
         "model": context.served.name,
@@ -237,7 +237,7 @@ def _watcher(request: Request) -> Watcher:
 
 
 def _is_new(one: StepView, last: StepView | None) -> bool:
-    """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
+    """Return true if a step is newer than `last`: it has a higher index, or its engine has restarted."""
     return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
 
 

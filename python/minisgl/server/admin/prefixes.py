@@ -1,7 +1,7 @@
-"""/v1/cache: prefixes that stay in the prefix cache of every engine, and emptying it.
+"""/v1/cache: pinned prefixes in the prefix cache of every engine, and clearing the cache.
 
-Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
-done, after `--request-timeout` at the latest; no text of a prefix is shown.
+Invariants: a prefix that one engine refuses is removed from all; a waiting client is answered when the last engine is
+done, after `--request-timeout` at the latest; the text of a prefix is never shown.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _found(context: ServerContext, name: str) -> Prefix:
 
 
 def add_cache(app: FastAPI, context: ServerContext) -> None:
-    """A POST never comes here: it reads its body elsewhere."""
+    """Add the GET and DELETE routes of the cache. POST is declared for the OpenAPI page; `Posts` handles it."""
     book = context.client.prefixes
 
     def check(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Bodies and answers of /v1/files and /v1/batches, as OpenAI's clients have them."""
+"""Request and response bodies of /v1/files and /v1/batches, as in OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""/v1/files and /v1/batches: files of requests come, run in the background (`runner.py`), and their answers are files.
+"""/v1/files and /v1/batches: uploaded files of requests run in the background (`runner.py`), and their results become
+files.
 
-Invariants: another key's files and batches are not found (404); without --state-dir every route says so (501); what the
-folder cannot do is an error that says what.
+Invariants: files and batches of another key are not found (404); without --state-dir every route returns 501; a failing
+folder is an error that names the cause.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ T = TypeVar("T")
 
 
 def num_in_flight(config: ServerConfig, device: str) -> int:
-    """Requests in flight up to which lines are asked. A sixteenth of the rows of all engines stays free: who finds a
-    row taken by a line waits for it for a step or two. Of what may be in flight it is half. `dp` is a number."""
+    """Return the maximum requests in flight up to which batch lines are submitted. A sixteenth of all engines' rows
+    stays free, since a request that finds its row taken by a line waits a step or two; of the configured limits lines
+    use half. `config.dp` must be resolved."""
     assert config.dp != "auto"
     rows = config.engine.rows_on(device) * config.dp
     limits = [most_of(rows)]
@@ -72,7 +74,7 @@ def num_in_flight(config: ServerConfig, device: str) -> int:
 
 
 def room_of(context: ServerContext) -> Callable[[], int]:
-    """How many lines may be asked now."""
+    """Return a function that tells how many more batch lines may be submitted now."""
     most = num_in_flight(context.config, context.info.device)
     return lambda: most - context.queue.num_in_flight()
 
@@ -82,7 +84,8 @@ Ask = Callable[[Asked, int], Awaitable[Said]]
 
 
 def asks(app: ASGIApp, config: ServerConfig) -> Ask:
-    """A line as a request of its endpoint, which `app` answers, below the keys and the access log."""
+    """Return a function that sends a batch line to `app` as a request to its endpoint, bypassing authorization, and
+    logs it."""
     shown = names(config.api_keys)
 
     async def ask(asked: Asked, key: int) -> Said:
@@ -110,7 +113,7 @@ def asks(app: ASGIApp, config: ServerConfig) -> Ask:
 
 
 class Batches:
-    """`room`: how many lines may be asked now; `ask` asks them."""
+    """Files and batches of one server. `room()`: lines that may be submitted now; `ask` submits one."""
 
     def __init__(self, config: ServerConfig, store: Store, room: Callable[[], int], ask: Ask) -> None:
         self.state = State(store)
@@ -135,24 +138,26 @@ class Batches:
         self.runner.start()
 
     async def stop(self, *, engine_died: bool = False) -> None:
-        """What runs is cut off, and goes on with the next server. `engine_died`: which is why."""
+        """Stop all batches; the next server resumes them. `engine_died`: the cause is a dead engine, and running lines
+        are recorded as suspects."""
         self._is_stopped = True
         await self.runner.stop(engine_died=engine_died)
         self.state.close()
 
     def here(self, request: Request) -> Batches:
-        """Raises `ApiError` 503: they are stopped."""
+        """Return these batches, to handle `request`. Raises `ApiError` 503 after `stop`."""
         if self._is_stopped:
             raise draining()
         return self
 
     def owner(self, request: Request) -> str:
-        """Whose the caller's files are: his key's name, so that it outlasts changes of the key file."""
+        """Return the owner of the caller's files: the name of its API key, so that it outlasts changes of the key file.
+        """
         found: HttpRequest = request.scope[REQUEST]
         return self._names[found.key]
 
     async def _ask(self, asked: Asked) -> Said:
-        """Raises `LookupError`."""
+        """Submit a line for its owner. Raises `LookupError` if the owner's key is no longer in the key file."""
         if asked.owner not in self._names:
             raise LookupError(f"the API key {asked.owner} is not in the key file any more")
         return await self._ask_as(asked, self._names.index(asked.owner))
@@ -161,16 +166,17 @@ class Batches:
 
     @property
     def num_uploads(self) -> int:
-        """The files that have a place among `MAX_UPLOADS`."""
+        """Uploads of more than `SMALL_BYTES` in progress, at most `MAX_UPLOADS`."""
         return self._uploads.total()
 
     @property
     def num_arriving(self) -> int:
-        """The bytes of files that have come and are not checked and listed yet."""
+        """Bytes received of files that are not yet checked and stored."""
         return self._arriving.total()
 
     async def upload(self, request: Request) -> FileInfo:
-        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        """Receive, check and store an uploaded file. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`; then no
+        file remains."""
         owner, name = self.owner(request), new_id(FILE_PREFIX)
         announced = request.scope[REQUEST].content_length or 0
         if announced > 2 * MAX_FILE_BYTES:
@@ -217,25 +223,26 @@ class Batches:
         return info
 
     def _check_place(self, owner: str) -> None:
-        """Raises `ApiError` 429: as many files come already (`has_room`)."""
+        """Check that an owner may start another large upload (`has_room`). Raises `ApiError` 429."""
         count = self._uploads.total()
         if not has_room(MAX_UPLOADS, max(1, len(self._names) - 1), self._uploads[owner], count, 1):
             raise queue_full(f"{count} files are being uploaded already, {self._uploads[owner]} of this API key")
 
     def _count(self, owner: str, used: int, count: int) -> None:
-        """Raises `ApiError` 413: beyond the quota."""
+        """Count received bytes. Raises `ApiError` 413 beyond the quota."""
         self._arriving[owner] += count
         self._check_quota(used + self._arriving[owner])
 
     def _check_quota(self, total: int) -> None:
-        """Raises `ApiError` 413."""
+        """Check a key's total bytes against the quota. Raises `ApiError` 413."""
         if total > self.runner.quota:
             limit = f"the limit is {self.runner.quota} (--state-quota): delete some"
             reason = f"the files of this API key would have {total} bytes or more: {limit}"
             raise wrong("file", reason, "quota_exceeded", 413)
 
     async def _checked(self, name: str) -> Checked:
-        """One file at a time: it takes seconds of a core. Raises `ApiError` 400."""
+        """Check the lines of an uploaded file; one file at a time, as it takes seconds of CPU. Raises `ApiError` 400.
+        """
 
         def check() -> Checked:
             with self.state.store.path(name).open("rb") as file:
@@ -252,7 +259,8 @@ class Batches:
     # ----------------------------------------------------------------------------------------------------- batches
 
     async def create(self, request: Request) -> BatchInfo:
-        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        """Create a batch from a request's body and start it. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`.
+        """
         said: HttpRequest = request.scope[REQUEST]
         try:
             await said.receive(request.receive, self._turns, self._limits)
@@ -293,7 +301,8 @@ class Batches:
         return info
 
     async def cancel(self, batch_id: str, owner: str) -> BatchInfo | None:
-        """None: there is none. Raises `Refused`, `sqlite3.Error`."""
+        """Cancel a batch and return it; `None` if it does not exist. Raises `Refused` if it has ended, `sqlite3.Error`.
+        """
         now = int(time.time())
         found = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
         if found is not None:
@@ -301,7 +310,7 @@ class Batches:
         return found
 
     def shown(self, info: BatchInfo) -> dict[str, Any]:
-        """OpenAI's object."""
+        """Return OpenAI's batch object."""
         reason = self.runner.broken.get(info.id, info.reason)
         status = "failed" if info.id in self.runner.broken else info.status
         errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
@@ -320,7 +329,7 @@ class Batches:
 
 
 def _as(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
-    """OpenAI's object: what is kept, by the names of its fields, and `own`."""
+    """Return the fields of the model `shape`, from `own` or else from `info`."""
     return {name: own[name] if name in own else getattr(info, name) for name in shape.model_fields}
 
 
@@ -337,7 +346,8 @@ def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
 
 
 def _expires_at(fields: dict[str, str]) -> int | None:
-    """From an upload's fields. Raises `ApiError` 400."""
+    """Check the upload's `purpose` and return the expiry in Unix seconds, or `None` if the file does not expire. Raises
+    `ApiError` 400."""
     if "purpose" not in fields:
         raise missing("purpose")
     if fields["purpose"] != PURPOSE:
@@ -352,7 +362,7 @@ def _expires_at(fields: dict[str, str]) -> int | None:
 
 
 def _window_s(text: str) -> int:
-    """Raises `ApiError` 400."""
+    """Parse a completion window such as "24h" or "14d"; return seconds. Raises `ApiError` 400."""
     found = _WINDOW.fullmatch(text)
     seconds = 0 if found is None else int(found[1]) * _UNITS_S[found[2]]
     if not 0 < seconds <= MAX_WINDOW_S:
@@ -361,7 +371,7 @@ def _window_s(text: str) -> int:
 
 
 def _shown_file(info: FileInfo) -> dict[str, Any]:
-    """OpenAI's object."""
+    """Return OpenAI's file object."""
     return _as(FileAnswer, info, object="file", status="processed", status_details=None)
 
 
@@ -369,7 +379,8 @@ def _shown_file(info: FileInfo) -> dict[str, Any]:
 
 
 async def _found(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
-    """What the caller, whose name `work` gets, has there."""
+    """Run `work(store, owner)` in the store's thread, for the caller's owner name. Raises `ApiError` where the store
+    fails."""
     owner = batches.owner(request)
     with _told():
         return await batches.state.run(lambda store: work(store, owner))
@@ -377,7 +388,7 @@ async def _found(batches: Batches, work: Callable[[Store, str], T], request: Req
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What the folder says no to is an answer."""
+    """Convert errors of the store into `ApiError`: 409 if it refuses, 500 if the disk or database fails."""
     try:
         yield
     except Refused as error:
@@ -391,7 +402,7 @@ def _none(what: str, name: str) -> ApiError:
 
 
 def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """`found` raises `ApiError` where there are none."""
+    """Add the routes of /v1/files. `found` returns the server's batches, or raises `ApiError` if there are none."""
 
     @app.post(FILES)
     async def upload(request: Request) -> Response:
@@ -431,7 +442,7 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
 
 def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """`found` raises `ApiError` where there are none."""
+    """Add the routes of /v1/batches. `found` returns the server's batches, or raises `ApiError` if there are none."""
 
     @app.post(BATCHES)
     async def create(request: Request) -> Response:
@@ -464,11 +475,11 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
 
 def not_kept(path: str) -> ApiError:
-    """There is no folder."""
+    """Return the error 501 for a server without a state folder."""
     text = f"{path}: files and batches are kept in a folder: start the server with --state-dir DIR"
     return ApiError(501, text, code="not_supported")
 
 
 def no_batches(request: Request) -> Batches:
-    """Raises `ApiError` 501."""
+    """Refuse a request on a server without a state folder. Raises `ApiError` 501."""
     raise not_kept(request.url.path)

@@ -1,8 +1,8 @@
-"""The lines of a batch's input: JSONL, each `{"custom_id", "method", "url", "body"}`; checked when the file comes, and
-read again when the batch runs, a window at a time, in an order in which common prefixes meet.
+"""Lines of a batch's input: JSONL, each `{"custom_id", "method", "url", "body"}`; checked when the file is uploaded,
+and read again when the batch runs, a window at a time, sorted so that common prefixes meet.
 
-Invariants: what is held of a file at once is bounded, whatever is in it; what is wrong is said with line, field, value
-and reason; a line that passed the check is read the same way later.
+Invariants: memory is bounded, whatever the file has; an error names line, field, value and reason; a line that passed
+the check is read the same way later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREFIX_BYTES = 1 << 14
 
 
 class BadLine(Exception):
-    """`line` counts from 1; `field` is empty where the line as a whole is wrong."""
+    """Error in a line of the input. `line` counts from 1; `field` is empty if it concerns the whole line."""
 
     def __init__(self, line: int, field: str, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -39,7 +39,7 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`number` counts from 1, empty lines too; `body` is JSON, an object."""
+    """Request line of a batch. `number`: line in the file, from 1, empty lines included; `body`: a JSON object."""
 
     number: int
     custom_id: str
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a file is: the one endpoint of its lines, and how many there are."""
+    """Result of checking a file: the endpoint of all its lines, and their number."""
 
     url: str
     num_lines: int
@@ -67,7 +67,7 @@ class _Body(msgspec.Struct):
 
 
 class _Prompt(msgspec.Struct):
-    """The fields of which a template makes a prompt."""
+    """Raw fields from which a prompt is built."""
 
     model: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
@@ -78,7 +78,7 @@ class _Prompt(msgspec.Struct):
 
 
 def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
-    """Raises `BadLine` for the first bad line."""
+    """Check all lines of a file. Raises `BadLine` for the first bad one."""
     seen: set[str] = set()
     url = ""
     for line in read_lines(file, max_line_bytes):
@@ -95,7 +95,7 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
-    """In the order of the file; empty lines are none. Raises `BadLine`."""
+    """Yield the lines of a file in order, without empty ones. Raises `BadLine`."""
     number = 0
     while raw := file.readline(max_line_bytes + 2):
         number += 1
@@ -108,7 +108,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
 
 
 def _read(raw: bytes, number: int) -> Line:
-    """Raises `BadLine`."""
+    """Parse and check one line. Raises `BadLine`."""
     try:
         raw.decode()
         fields = decoded(raw, _Line)
@@ -138,7 +138,7 @@ def _read(raw: bytes, number: int) -> Line:
 
 
 def _value(number: int, fields: _Line, name: str) -> str:
-    """Return a text of a line. Raises `BadLine`."""
+    """Return a required string field of a line. Raises `BadLine`."""
     if (raw := getattr(fields, name)) == NOTHING:
         raise BadLine(number, name, f"{name}: required")
     if (text := text_of(raw)) is None:
@@ -154,8 +154,8 @@ def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
 
 
 def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[Line]]:
-    """All lines but those with a number in `leave_out`, a window at a time; those of a window in an order in which
-    common prefixes meet."""
+    """Yield windows of all lines except those numbered in `leave_out`; each window is sorted so that common prefixes
+    meet."""
     window: list[Line] = []
     num_bytes = 0
     for line in read_lines(file, max_line_bytes):
@@ -171,8 +171,8 @@ def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> I
 
 
 def prefix(line: Line) -> bytes:
-    """Return what a line's prompt begins with, comparable to that of others: the bytes of the fields of which a
-    template makes the prompt, as they were written."""
+    """Return a sort key that groups lines by prompt prefix: the first `PREFIX_BYTES` of the raw fields from which the
+    prompt is built."""
     try:
         fields = decoded(line.body, _Prompt)
     except WRONG:

@@ -1,7 +1,7 @@
-"""A body of `multipart/form-data` (RFC 7578), a piece at a time: fields and files as they come.
+"""Incremental parser of `multipart/form-data` bodies (RFC 7578).
 
-Invariants: the parts do not depend on how the body was cut into pieces; what is held of it is bounded, whatever is
-sent; what is wrong is a `ValueError` that says so.
+Invariants: parts do not depend on how the body was chunked; memory is bounded, whatever is sent; an invalid body is a
+`ValueError` with the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part begins. `filename`: None for a plain field."""
+    """Beginning of a part. `filename` is `None` for a plain field."""
 
     name: str
     filename: str | None
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """None: it is no such body. Raises `ValueError`."""
+    """Return the boundary of a Content-Type header; `None` if it is not multipart/form-data. Raises `ValueError` for a
+    bad boundary."""
     head = Message()
     head["content-type"] = content_type
     if head.get_content_type() != "multipart/form-data":
@@ -37,7 +38,7 @@ def boundary_of(content_type: str) -> bytes | None:
 
 
 class Parts:
-    """Takes a body's pieces, and gives what they hold: a `Part` where one begins, and bytes of its content."""
+    """Parser of a body that arrives in pieces. It yields a `Part` where one begins, then its content as bytes."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -47,7 +48,7 @@ class Parts:
         self.is_done = False
 
     def push(self, piece: bytes) -> Iterator[Part | bytes]:
-        """Raises `ValueError`."""
+        """Parse the next piece of the body. Raises `ValueError` for invalid input."""
         self._held += piece
         while not self.is_done:
             found = self._read()
@@ -58,7 +59,7 @@ class Parts:
         self._held = b""  # what comes after the last part is nobody's
 
     def _preamble(self) -> Part | bytes | None:
-        """What comes before the first part: nothing, in practice."""
+        """Skip text before the first part (empty in practice)."""
         if (at := self._held.find(self._delimiter)) < 0:
             if len(self._held) > MAX_HEADERS:
                 raise ValueError("it does not begin with its boundary")
@@ -67,7 +68,7 @@ class Parts:
         return b""
 
     def _head(self) -> Part | bytes | None:
-        """Behind a delimiter: the headers of a part, or the end."""
+        """Parse what follows a delimiter: a part's headers, or the end of the body."""
         if self._held[:2] == b"--":
             self.is_done = True
             return b""
@@ -88,7 +89,8 @@ class Parts:
         return part
 
     def _begun(self) -> Part | bytes | None:
-        """The first bytes of a part's content, which the end of its headers stands before."""
+        """Check whether a part is empty, once enough bytes have arrived. Its delimiter may begin with the line end of
+        the headers."""
         if len(self._held) < len(self._delimiter):
             return None
         self._read = self._content
@@ -109,7 +111,7 @@ class Parts:
 
 
 def _part(head: bytes) -> Part:
-    """From its headers. Raises `ValueError`."""
+    """Parse the headers of one part. Raises `ValueError` if Content-Disposition has no field name."""
     for line in head.decode(errors="replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":

@@ -1,9 +1,9 @@
-"""Runs batches: their lines go the way of any other request of their endpoint, a few at a time and in the background,
-and come back as answers that are kept.
+"""Runs batches: lines are sent to their endpoint like any request, a few at a time and with low priority, and their
+results are stored.
 
-Invariants: a line is asked again until its answer is on the disk, and has one answer there, whenever the process ends,
-unless engines keep dying while they have it; what says that there is no room now (429, 503) is no answer; keys take
-turns, line by line; a batch that has ended has each of its lines once, in its output or its errors.
+Invariants: a line is retried until its result is on disk, and has exactly one result there, whenever the process ends,
+unless engines keep dying on it; a response that reports a lack of capacity (429, 503) is no result; keys take turns,
+line by line; a finished batch has each of its lines once, in its output or its errors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Pending: TypeAlias = tuple[Answer, asyncio.Future[None]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line on its way. `submitted` is set when the engine has it."""
+    """Batch line that is being submitted. `submitted` is set once the engine has it."""
 
     line: Line
     owner: str
@@ -61,8 +61,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The answer to a line; `retry_after_s` where there was no room; `engine_died`: with the line, under a server that
-    goes on."""
+    """Response to a batch line. `retry_after_s`: for a response without capacity; `engine_died`: an engine died on the
+    line, and the server continues."""
 
     status: int
     body: bytes
@@ -71,18 +71,18 @@ class Said:
 
     @classmethod
     def of(cls, status: int, body: bytes, retry_after: bytes | None) -> Said:
-        """`retry_after`: as a header has it."""
+        """Create from an HTTP response. `retry_after`: the raw Retry-After header."""
         return cls(status, body, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
 
 
 class Endpoint(Protocol):
     async def __call__(self, asked: Asked) -> Said:
-        """Raises `LookupError`: the key of its owner is not there any more."""
+        """Send a line to its endpoint. Raises `LookupError` if the owner's key no longer exists."""
 
 
 class Slots:
-    """Lines that may be asked at once: `room()`, which may change, and one in any case. First come, first served. Use
-    `async with`."""
+    """Semaphore for batch lines with a variable limit: `room()`, but at least one. First come, first served; an async
+    context manager."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         self._room = room
@@ -116,7 +116,7 @@ class Slots:
 
 
 class State:
-    """A store, used by one thread of its own: no event loop waits for a disk."""
+    """A store that is used in a thread of its own, so that no event loop waits for the disk."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -124,26 +124,27 @@ class State:
         self._is_closed = False
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Raises `ApiError` 503: it is closed."""
+        """Run `work` in the store's thread and return its result. Raises `ApiError` 503 after `close`."""
         if self._is_closed:
             raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self.store)
 
     def later(self, work: Callable[[Store], object]) -> None:
-        """After all that was begun. Nobody waits for it; of one that is closed it is left to the next server."""
+        """Queue `work` for the store's thread without waiting. After `close` it is skipped; the next server cleans up.
+        """
         if not self._is_closed:
             self._thread.submit(work, self.store)
 
     def close(self) -> None:
-        """When what was begun is done."""
+        """Finish queued work and close the store. Blocks."""
         self._is_closed = True
         self._thread.shutdown()
         self.store.close()
 
 
 class Runner:
-    """`room`: how many lines may be asked at once now, of all batches. `quota`: bytes that a key may have. `clock`: in
-    Unix seconds."""
+    """Runner of one server's batches. `room()`: lines of all batches that may run at once now; `quota`: bytes per key;
+    `clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -174,8 +175,8 @@ class Runner:
         self._main = asyncio.create_task(self._look_forever())
 
     async def stop(self, *, engine_died: bool = False) -> None:
-        """Lines under way are cut off: they are asked again by who comes next. `engine_died`: which is why, and one of
-        them may be to blame. Idempotent."""
+        """Cancel running lines; the next server retries them. `engine_died`: the cause is a dead engine, for which each
+        of these lines is a suspect and is recorded. Idempotent."""
         main, self._main = self._main, None
         if main is None:
             return
@@ -188,17 +189,17 @@ class Runner:
                 _log.warning("batches: that the engine died is not written: %s", said_of(error))
 
     def wake(self) -> None:
-        """There is a new batch."""
+        """Look for new batches now."""
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
-        """Its status says so already."""
+        """End a running batch as cancelled; the store has its new status already."""
         for one in self._running.values():
             if one.info.id == batch_id:
                 one.end("cancelled")
 
     def lines(self) -> dict[str, int]:
-        """How many there are now, and since it began."""
+        """Return the counts of lines: waiting and running now, answered and failed since the start."""
         now = self._open | {one.info.id: one.info for one in self._running.values()}
         left = sum(one.total - one.completed - one.failed for one in now.values() if one.id not in self.broken)
         running = self.slots.num_taken
@@ -224,7 +225,7 @@ class Runner:
                     await self._wake.wait()
 
     async def _begin(self) -> None:
-        """One batch of each key that runs none."""
+        """Start one batch for each key that runs none."""
         now = self.clock()
         self._open = {one.id: one for one in await self.state.run(Store.open_batches)}
         for info in self._open.values():
@@ -251,7 +252,7 @@ class Runner:
 
 
 class _Batch:
-    """One batch from where it is to its end."""
+    """Execution of one batch, from its stored state to its end."""
 
     def __init__(self, runner: Runner, info: BatchInfo) -> None:
         self.info = info
@@ -263,7 +264,7 @@ class _Batch:
         self.under_way: set[int] = set()  # numbers of lines that were given to the engine, without answers
 
     def end(self, status: Status, reason: str = "") -> None:
-        """Before its lines are all answered. The first one counts."""
+        """End the batch before all lines have results. Only the first call has an effect."""
         if not self._end.done():
             self._end.set_result((status, reason))
 
@@ -303,7 +304,8 @@ class _Batch:
                     await asked.submitted.wait()
 
     async def _ask(self, asked: Asked, deaths: int = 0) -> None:
-        """`deaths`: of engines that had this line. Others have its turn while it waits for room."""
+        """Send a line until it has a result. `deaths`: engines that died on this line before. Other lines run while it
+        waits for capacity."""
         number = asked.line.number
         try:
             while deaths < MAX_DEATHS:
@@ -323,7 +325,8 @@ class _Batch:
             asked.submitted.set()
 
     async def _once(self, asked: Asked) -> Said | None:
-        """None: its answer is kept; else there was no room."""
+        """Send a line once. Returns `None` if its result is stored, else the response that reports a lack of capacity.
+        """
         number = asked.line.number
         async with self._runner.slots:
             self.under_way.add(number)
@@ -341,7 +344,7 @@ class _Batch:
             return None
 
     async def _keep(self, answer: Answer) -> None:
-        """Return when it is on the disk."""
+        """Store a result; returns when it is on disk. Raises the store's error."""
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((answer, kept))
         if self._writer is None or self._writer.done():
@@ -349,7 +352,7 @@ class _Batch:
         await kept
 
     async def _write(self) -> None:
-        """All that comes meanwhile is written at once."""
+        """Store pending results; those that arrive meanwhile are written together."""
         while self._pending:
             pending, self._pending = self._pending, []
             before = self.info
@@ -388,7 +391,7 @@ def _waiting(pending: list[_Pending]) -> list[asyncio.Future[None]]:
 
 
 def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
-    """What has become of a batch whose lines were all asked. Raises what is a bug."""
+    """Return the status and failure reason of a batch whose lines have all been sent. Raises unexpected errors."""
     error = lines.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -407,7 +410,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """As each endpoint calls it."""
+    """Usage in a response, under the names of any endpoint."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0
@@ -424,7 +427,7 @@ class _Body(msgspec.Struct):
 
 
 def usage_of(body: bytes) -> Usage:
-    """What an answer says; nothing, if it says nothing."""
+    """Return the usage in a response body; zero if it has none."""
     try:
         found = msgspec.json.decode(body, type=_Body).usage
     except msgspec.MsgspecError:
@@ -438,7 +441,7 @@ def usage_of(body: bytes) -> Usage:
 
 
 def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
-    """A line of an output or an error file."""
+    """Return one line of an output or error file."""
     fields = {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
 
@@ -447,14 +450,14 @@ def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | 
 async def _windows(
     path: Path, max_line_bytes: int, done: set[int]
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[Line]]]]:
-    """A function that reads the next window; an empty one is the end."""
+    """Open a file and give a function that reads its next window of lines in a thread; an empty window is the end."""
     with await asyncio.to_thread(path.open, "rb") as file:
         each = windows(file, max_line_bytes, done)
         yield lambda: asyncio.to_thread(next, each, [])
 
 
 async def _ended(*tasks: asyncio.Task[None]) -> None:
-    """Cancel them, and return when they have ended, however they do."""
+    """Cancel the tasks and wait for them; their results and exceptions are ignored."""
     for task in tasks:
         task.cancel()
     if tasks:

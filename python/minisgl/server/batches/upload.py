@@ -1,7 +1,7 @@
-"""A file that comes as `multipart/form-data`, on its way to the disk.
+"""Writes an upload of `multipart/form-data` to the disk while it arrives.
 
-Invariants: nothing of it is held but a piece; what does not become a file leaves none behind; it counts against its
-limits while it comes.
+Invariants: at most `WRITE_BYTES` and a piece are in memory; a failed upload leaves no file behind; bytes count against
+limits as they arrive.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LEAST_BYTES = 1 << 20
 
 
 class Upload:
-    """`count` hears of each piece of the file, and raises what is too much. `timeout_s`: for the next bytes; and where
-    `is_crowded` says that others find no place, for each `LEAST_BYTES`."""
+    """Receiver of an upload. `count` is called with each piece's size and raises if it is too much. `timeout_s`: for
+    the next bytes, and while `is_crowded()` (others wait for a place) for each `LEAST_BYTES`."""
 
     def __init__(
         self, path: Path, count: Callable[[int], None], timeout_s: float, is_crowded: Callable[[], bool]
@@ -45,7 +45,7 @@ class Upload:
         self._field = bytearray()
 
     async def receive(self, request: Request) -> None:
-        """When it returns the file is there, and on the disk. Raises `ApiError`, `OSError`."""
+        """Receive the upload; on return the file is complete and synced. Raises `ApiError`, `OSError`."""
         try:
             boundary = boundary_of(request.headers.get("content-type", ""))
         except ValueError as error:
@@ -75,7 +75,7 @@ class Upload:
         await asyncio.to_thread(file.write, data)
 
     def _take(self, found: Part | bytes) -> None:
-        """Raises `ApiError`."""
+        """Handle a parsed part or content. Raises `ApiError`."""
         if isinstance(found, Part):
             self._end_part()
             if found.name == FILE and self.filename is not None:
@@ -101,7 +101,8 @@ class Upload:
 
 
 async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Raises `ApiError` 408: nothing came for too long, or too little while others find no place."""
+    """Yield the body as it arrives. Raises `ApiError` 408 if nothing arrives for `timeout_s`, or too little while
+    others wait for a place."""
     stream = request.stream()
     clock = asyncio.get_running_loop().time
     num_bytes, since, before = 0, clock(), 0  # from when on, with how many bytes, its speed is looked at

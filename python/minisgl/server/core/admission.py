@@ -1,6 +1,7 @@
-"""Decides what the engine gets of a call of the model: the adapter, the seed, how long an answer may become.
+"""Decides the adapter, the seed and the maximum lengths with which a request is submitted to the engine.
 
-Invariants: both front ends ask here, so that a request is the same in the engine whichever of them writes its answer.
+Invariants: both front ends (Python and the gateway) use this code, so that a request reaches the engine with the same
+parameters whichever of them writes its response.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """One call of the model, whichever API asks for it. `names_length`: `sampling.max_tokens` is the client's, no
-    default. `only_prompt`: the token that comes is dropped. `shown`: special tokens that are part of the text.
-    `ignored`: fields that have no effect on this model. `rid`: whoever knows it may end this."""
+    """Input of one generation request, whichever API it came by. `names_length`: `sampling.max_tokens` was set by the
+    client and is no default. `only_prompt`: drop the one token that is generated. `shown`: ids of special tokens that
+    are part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request."""
 
     prompts: Sequence[Int32Array]
     sampling: SamplingParams
@@ -46,14 +47,16 @@ class Wanted:
     by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
 
     def formats(self) -> Formats | None:
-        """Return how the answer is taken apart; None: it is its text."""
+        """Return the formats by which the output is split into reasoning, tool calls and text. `None`: all of it is
+        text."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The part of a call that the engine gets. `sampling` and `by_prompt` have the adapter and the seed; `before`: by
-    choice, what another server generated; `is_large`: the log probabilities are many."""
+    """Parameters of an admitted request that go to the engine. `sampling` and `by_prompt` have the adapter and the
+    seed; `before`: tokens that another server generated, by choice; `is_large`: there are more than `MANY_LOGPROBS` log
+    probabilities."""
 
     sampling: SamplingParams
     by_prompt: list[SamplingParams] | None
@@ -63,8 +66,8 @@ class Admission:
 
     @classmethod
     def of(cls, context: ServerContext, request: HttpRequest, wanted: Wanted) -> Admission:
-        """Admit a call: the server has room for it when this returns. Raises `ApiError`: 400, 404 for an adapter that
-        has gone, 429 if too much waits already."""
+        """Check limits and admit a request. Raises `ApiError`: 400 for a value that is not allowed, 404 if the adapter
+        was unloaded, 429 if the queue is full."""
         prompts, sampling = wanted.prompts, wanted.sampling
         context.keys.check_priority(request.key, wanted.priority)
         context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)
@@ -86,13 +89,14 @@ class Admission:
 
 
 def _as_all(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling of one prompt with the adapter and, where it names none, the seed of the whole call."""
+    """Return the sampling parameters of one prompt with the adapter and, where it has no seed, the seed of the whole
+    request."""
     seed = sampling.seed if one.seed is None else one.seed
     return msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
 
 
 def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampling: SamplingParams) -> Lengths:
-    """Return the limits of the answers' lengths, by prompt."""
+    """Return the maximum number of tokens to generate for each prompt."""
     room = [context.info.max_seq_len - len(prompt) for prompt in wanted.prompts]
     longest = partial(
         lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.names_length
@@ -110,8 +114,9 @@ def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampl
 def _with_room_for_logprobs(
     found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
 ) -> tuple[Lengths, bool]:
-    """Limits of lengths with which log probabilities stay within `BOUNDS.max_logprob_entries`, and whether they are
-    many. A length that the client `named` is not cut. Raises `ApiError` 400."""
+    """Shorten default lengths so that log probabilities stay within `BOUNDS.max_logprob_entries`. Return the lengths
+    and whether there are more than `MANY_LOGPROBS` log probabilities. A length that the client `named` is not
+    shortened. Raises `ApiError` 400 if there would be too many."""
     of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
     each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
     by_prompt, n = found.by_prompt, sampling.n

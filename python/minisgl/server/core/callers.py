@@ -1,8 +1,8 @@
-"""Who may ask, by the head of a request alone.
+"""Checks of a request's headers against web pages of other origins (CORS, DNS rebinding).
 
-Invariants: what a web page in somebody's browser must not do with a server that listens on his machine: a page of
-another origin gets an answer only if it is named, and includes nothing of the server (403); a body that a page could
-send without a preflight is refused (415); a server on loopback answers to no name that a foreign name server may point
+Invariants: a web page in a browser must not misuse a server that listens on the same machine: a page of another origin
+gets a response only if its origin is allowed, and may embed nothing of the server (403); a body type that a page could
+send without a preflight is refused (415); a server on loopback refuses host names that a foreign DNS server may point
 at it (403).
 """
 
@@ -35,7 +35,8 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class Callers:
-    """`host`: where the server listens; `allowed_hosts`: further names for it. Origins are `scheme://host[:port]`."""
+    """Host and origin policy of a server. `host`: the address that it listens on; `allowed_hosts`: further names of the
+    server. Origins are `scheme://host[:port]`."""
 
     def __init__(self, host: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()) -> None:
         allowed = {_name(one) or one.lower() for one in allowed_hosts}
@@ -49,11 +50,11 @@ class Callers:
 
     @property
     def hosts(self) -> list[str] | None:
-        """Names for the server, beside those of loopback; None: any."""
+        """Names allowed in the Host header in addition to loopback names, sorted; `None`: any name is allowed."""
         return sorted(self._hosts) if self._checks_host else None
 
     def refusal(self, method: str, version: str, headers: Headers, path: str = "") -> ApiError | None:
-        """What is wrong with a request, by its head alone; None: nothing."""
+        """Return the error for a request whose headers are not allowed, or `None` if they are."""
         host = headers.get(b"host")
         if host is None and version == "1.1":
             return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
@@ -82,7 +83,8 @@ class Callers:
         return _bad_type(headers, path) if method == "POST" else None
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a browser that asks whether a page of an origin that may ask may send such a request."""
+        """Return the response to a CORS preflight request, or `None` if the request is none. The origin was checked
+        before (`refusal`)."""
         asked = headers.get(b"access-control-request-method")
         if method != "OPTIONS" or asked is None or b"origin" not in headers:
             return None
@@ -99,7 +101,8 @@ class Callers:
         return Response(status_code=204, headers=found)
 
     def cors_headers(self, headers: Headers) -> Pairs:
-        """What every answer has, so that a page that may ask may read it and its headers."""
+        """Return the CORS headers of every response to this request, with which an allowed page may read it and its
+        headers."""
         if not self._origins:
             return []
         origin = headers.get(b"origin")
@@ -125,14 +128,15 @@ class Callers:
 
 
 def _is_part_of_a_foreign_page(headers: Headers) -> bool:
-    """A picture, a script, a frame: what a browser fetches without `Origin` and without its user's going there."""
+    """Return true for a cross-site subresource (image, script, frame) that a browser fetches without an `Origin`
+    header, and not for a link that the user follows."""
     goes_there = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return headers.get(b"sec-fetch-site") == b"cross-site" and not goes_there
 
 
 def no_upgrade(headers: Headers) -> ApiError | None:
-    """Return what is said to a client that asks for WebSocket: Codex then falls back at once. None: it does not; who
-    only offers HTTP/2 is answered as any other."""
+    """Return the error 426 for a request that wants to upgrade to WebSocket, on which Codex falls back to HTTP at once;
+    `None` for any other request (an offer of HTTP/2 is ignored)."""
     if b"websocket" not in headers.get(b"upgrade", b"").lower():
         return None
     error = ApiError(426, "Upgrade: websocket: not served here: send the request with POST", code="upgrade_refused")
@@ -160,7 +164,7 @@ def _bad_type(headers: Headers, path: str) -> ApiError | None:
 
 
 def _name(host: str) -> str:
-    """The name in a `Host` header, without the port; empty if it is none."""
+    """Return the host name of a `Host` header, lower case and without the port; empty if the header is not valid."""
     found = _HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).rstrip(".").lower()
 
@@ -175,7 +179,8 @@ def _is_loopback(name: str) -> bool:
 
 
 def binds_loopback(host: str) -> bool:
-    """Also for a name that the machine's own table points at loopback."""
+    """Return true if all addresses of `host` are loopback addresses, also those of a name in the machine's hosts file.
+    """
     if _is_loopback(host.lower()):
         return True
     try:
@@ -186,6 +191,6 @@ def binds_loopback(host: str) -> bool:
 
 
 def _without_usual_port(origin: str) -> str:
-    """As browsers write it."""
+    """Return an origin without the default port of its scheme, as browsers write it."""
     scheme, _, _ = origin.partition("://")
     return origin.removesuffix(_USUAL_PORTS.get(scheme, ":"))

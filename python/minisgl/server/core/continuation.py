@@ -1,4 +1,4 @@
-"""One call of the model with texts, whichever API asks for it: what is generated."""
+"""Turns a completion request (text prompts, no conversation) of any API into the input of the engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from minisgl.server.core.lengths import asked_limit
 async def continuation(
     context: ServerContext, completion: CompletionRequest, *, has_gap: bool | None = None
 ) -> Continuation:
-    """Check and encode. `has_gap`: whether an answer fills one before the suffix; by default, where there is a suffix.
-    Raises `ApiError`."""
+    """Check a completion request and encode its prompts. `has_gap`: whether the output fills a gap before the suffix
+    (fill-in-the-middle); by default, if there is a suffix. Raises `ApiError`."""
     with param_errors():
         limit, only_prompt = asked_limit("max_tokens", completion.max_tokens, BOUNDS.completion_tokens)
         sampling = _sampling(completion, limit, context.served.defaults)
@@ -39,7 +39,7 @@ async def continuation(
 async def _filled_in(
     context: ServerContext, completion: CompletionRequest, suffix: str, sampling: SamplingParams
 ) -> tuple[list[str | list[int]], SamplingParams]:
-    """The prompts around the gap, as ids, and `sampling` that ends where the model says that it is filled."""
+    """Return fill-in-the-middle prompts as token ids, and `sampling` with the stop tokens that end the filled gap."""
     for name in ("echo", "truncate_prompt_tokens"):
         if value := getattr(completion, name):
             raise bad_value(name, value, "cannot stand beside suffix")
@@ -53,8 +53,8 @@ async def _filled_in(
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Continuation(Wanted):
-    """A call with texts. `given`: prompts as the client wrote them. `sampling.n`: as many are generated of each prompt
-    as `best_of` says."""
+    """Generation request with text prompts. `given`: prompts as the client wrote them. `sampling.n` is `best_of`, the
+    choices generated per prompt."""
 
     given: list[str | list[int]]
 

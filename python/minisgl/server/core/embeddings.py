@@ -1,6 +1,7 @@
-"""One call of the model for vectors of texts, whichever API asks for it.
+"""Embeddings of texts, whichever API requests them.
 
-Invariants: an input goes the way of any request and ends with its prompt; a vector has length 1 whatever `dimensions`.
+Invariants: an input is scheduled like any request and ends with its prefill; a vector has unit L2 norm for any
+`dimensions`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ async def embeddings_endpoint(
 
 
 def embedding_sampling(context: ServerContext, asked: Pooled | None) -> SamplingParams:
-    """What a request for a vector samples, with the model's own pooling unless one is asked for. Raises `ApiError`
-    400."""
+    """Return sampling parameters for an embedding with the pooling `asked`, else the model's own. Raises `ApiError` 400
+    if the engine gives no embeddings, or the model's pooling is not supported and none was requested."""
     info = context.info
     if not gives_embeddings(info):
         where = f"the {info.engine} engine on {info.device}"
@@ -60,7 +61,7 @@ def embedding_sampling(context: ServerContext, asked: Pooled | None) -> Sampling
 
 
 def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
-    """The inputs, texts with the prompt that the request names before them."""
+    """Return the inputs, each text with the requested prompt of the model (`prompt_name`) before it."""
     own = context.own_prompts
     try:
         begin = own.of(asked.prompt_name)

@@ -1,7 +1,7 @@
 """Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, Anthropic's under /v1/messages, and
 Ollama's under /api.
 
-Invariants: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
+Invariants: every error response has the shape of its API; 422 is never used; the message names field, value and reason.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thre
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether clients of Anthropic's API ask for it."""
+    """Return true if `path` is a route of Anthropic's API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def is_ollama(path: str) -> bool:
-    """Whether clients of Ollama's API ask for it."""
+    """Return true if `path` is a route of Ollama's API."""
     return path.startswith(OLLAMA)
 
 
@@ -59,7 +59,7 @@ FORM = "minisgl.form"
 
 
 class ApiError(Exception):
-    """An answer with an HTTP status. `param` is the field, `code` the machine-readable reason."""
+    """Error response with an HTTP status. `param` is the field, `code` the machine-readable reason."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
@@ -75,7 +75,7 @@ class ApiError(Exception):
         return code
 
     def rename(self, written: str) -> None:
-        """Name the field as the client wrote it."""
+        """Replace the field's name in the error with `written`, the name that the client used."""
         detail = self.body["error"]
         given, detail["param"] = detail["param"], written
         if detail["message"].startswith(given):
@@ -92,13 +92,13 @@ class ApiError(Exception):
         return {"error": self.body["error"]["message"]}
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """As who asks for `path` expects it."""
+        """Return the error body in the shape of the API that `path` belongs to."""
         if is_anthropic(path):
             return self.anthropic_body()
         return self.ollama_body() if is_ollama(path) else self.body
 
     def response(self, path: str = "", request_id: str = "") -> Response:
-        """`path`: of the request."""
+        """Return the response to a request for `path`. Anthropic's bodies also have the request id."""
         body = self.body_for(path)
         if request_id and is_anthropic(path):
             body["request_id"] = request_id
@@ -110,8 +110,8 @@ class ApiError(Exception):
 
 
 class TooLong(ApiError):
-    """A prompt that leaves no room for an answer, in the words by which clients of each API know it: LiteLLM those of
-    OpenAI, Claude Code those of Anthropic. `at_least`: there may be more tokens than `count`."""
+    """Error for a prompt that leaves no room for output, worded as clients of each API recognize it: LiteLLM by
+    OpenAI's words, Claude Code by Anthropic's. `at_least`: there may be more tokens than `count`."""
 
     def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False) -> None:
         super().__init__(400, "", param=field, code="context_length_exceeded")
@@ -134,8 +134,8 @@ class TooLong(ApiError):
 
 
 def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
-    """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
-    server's answer."""
+    """Return the last bytes of a stream that fails midway, for its path and content type. `body`: of an `ApiError` or
+    of an error response."""
     if is_anthropic(path):
         return sse(body, "error")
     if path == RESPONSES:
@@ -152,7 +152,7 @@ Names = Sequence[tuple[str, str]]
 
 
 def renamed_field(names: Names, given: str) -> str:
-    """Return the field `given` of the chat API as the client wrote it."""
+    """Return the name by which the client knows the field `given` of the chat API."""
     for pattern, name in names:
         written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
         if num_found:
@@ -162,7 +162,7 @@ def renamed_field(names: Names, given: str) -> str:
 
 @contextlib.contextmanager
 def renamed(names: Names) -> Iterator[None]:
-    """An error names the field as the client wrote it."""
+    """Rename the field of any `ApiError` raised inside to the name that the client used."""
     try:
         yield
     except ApiError as error:
@@ -173,7 +173,7 @@ def renamed(names: Names) -> Iterator[None]:
 
 
 def wrong(field: str, reason: str, code: str = "invalid_value", status: int = 400) -> ApiError:
-    """A field that cannot be, whatever its value is, or whose value the reason has."""
+    """Return an error for a field whose message does not repeat the value."""
     return ApiError(status, f"{field}: {reason}", param=field, code=code)
 
 
@@ -191,7 +191,7 @@ def from_param_error(error: ParamError) -> ApiError:
 
 @contextlib.contextmanager
 def param_errors() -> Iterator[None]:
-    """A `ParamError` is an answer."""
+    """Convert a `ParamError` raised inside into an `ApiError`."""
     try:
         yield
     except ParamError as error:
@@ -199,12 +199,12 @@ def param_errors() -> Iterator[None]:
 
 
 def engine_error(message: str) -> ApiError:
-    """The request was accepted and its forward failed: the client may try again."""
+    """Return the error 500 for an accepted request whose forward pass failed; the client may retry."""
     return ApiError(500, message, kind=SERVER, code="engine_error")
 
 
 def grammar_refused(message: str) -> ApiError:
-    """What the engine process says of a grammar that passed the checks before it."""
+    """Return the error 400 for a grammar that passed the server's checks and was refused by the engine process."""
     return ApiError(400, message, param="response_format", code="invalid_value")
 
 
@@ -231,12 +231,12 @@ def queue_full(reason: str) -> ApiError:
 
 
 def key_limit(reason: str, retry_after_s: int) -> ApiError:
-    """A limit of the caller's own; the server has room."""
+    """Return the error 429 for a caller that has reached a limit of its API key."""
     return _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit", retry_after_s)
 
 
 def model_not_loaded(reason: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """One of several is not."""
+    """Return the error 503 for one of several models that is not loaded."""
     return _try_again(503, f"model: {reason}", "model_not_loaded", retry_after_s)
 
 
@@ -246,7 +246,7 @@ def too_late(timeout_s: float) -> ApiError:
 
 
 def internal_error(kind: str) -> ApiError:
-    """`kind`: of a bug, such as an exception's class."""
+    """Return the error 500 for a bug. `kind`: for example an exception's class name."""
     return ApiError(500, f"internal error: {kind}", kind=SERVER, code="internal_error")
 
 
@@ -259,7 +259,7 @@ def too_many_dimensions(asked: int, has: int) -> ApiError:
 
 
 def _meant(path: str, known: Sequence[str]) -> str | None:
-    """Return the route that a base URL with too much or too little of a path was to lead to."""
+    """Return the route that a wrong path most likely means (a base URL with a doubled or missing `/v1`), or `None`."""
     if path.startswith("/v1/v1/"):
         return path.removeprefix("/v1")
     found = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
@@ -267,7 +267,7 @@ def _meant(path: str, known: Sequence[str]) -> str | None:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Give every error of the app its shape."""
+    """Install exception handlers that give every error of the app its API's shape."""
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

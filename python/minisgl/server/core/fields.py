@@ -1,10 +1,10 @@
-"""What all request bodies are made of: strict types, bounded lists, described fields; and the one table of what each
-API does with a field that it does not serve.
+"""Building blocks of request bodies (strict types, bounded lists, described fields), and the table of what each API
+does with fields that it does not serve.
 
-Invariants: a field whose value would change the meaning of the answer is refused by name (`NOT_YET`, `OTHERS`); a field
-that asks for nothing, or only for less, is accepted, and the header `X-Minisgl-Ignored` names it (`IGNORED`), as it
-does every name that no API knows. A name that one of our APIs gives a meaning is never dropped without a word by
-another: it is served (`ALIASES`), refused or named.
+Invariants: a field whose value would change the meaning of the output is refused by name (`NOT_YET`, `OTHERS`); a field
+without effect on it is accepted, and the header `X-Minisgl-Ignored` names it (`IGNORED`), as it does every name that no
+API knows. A name that one of our APIs serves is never dropped silently by another: it is served (`ALIASES`), refused or
+named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TextOrParts = TextOr[Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the entries whose value is not `None`."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -42,7 +42,8 @@ def described(description: str, **bounds: Any) -> Any:
 
 
 def ranged(name: str, description: str) -> Any:
-    """A number that `SamplingParams.check` looks at."""
+    """Declare an optional numeric field whose documented range is `RANGES[name]`; `SamplingParams.check` checks the
+    value."""
     found = RANGES[name]
     least = {"exclusiveMinimum" if found.is_open else "minimum": found.least if found.off is None else found.off}
     return described(description, **least, **({} if found.most is None else {"maximum": found.most}))
@@ -52,7 +53,7 @@ ENOUGH_CHARS = 1 << 16  # more are not counted
 
 
 def chars_of(value: object) -> int:
-    """About as many as its JSON has."""
+    """Estimate the characters of a value's JSON. Stops counting beyond `ENOUGH_CHARS`."""
     found, todo = 0, [value]
     while todo and found <= ENOUGH_CHARS:
         one = todo.pop()
@@ -66,7 +67,7 @@ def chars_of(value: object) -> int:
 
 
 class LeftOut(BaseModel):
-    """A part, block, item or tool of a kind that the model cannot be shown, whatever it has."""
+    """A part, block, item or tool of a type that the model cannot be shown. All its fields are accepted."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -74,7 +75,7 @@ class LeftOut(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return the note in its place in the conversation: the same each time, for the prefix cache."""
+        """Return the note that replaces it in the conversation: constant for a type, for the prefix cache."""
         return f"[{self.type} left out: this model reads text only]"
 
 
@@ -86,7 +87,7 @@ SERVER_TOOLS = (
 
 
 def type_of(value: object) -> object:
-    """Return the `type` of an object in a body, before or after it is checked."""
+    """Return the `type` of an object of a request body, parsed (a model) or not (a dict); `None` if it has none."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 

@@ -1,8 +1,8 @@
-"""What clients get: the base of the endpoints' formatters, server-sent events, and log probabilities in OpenAI's two
-shapes: chat's list of tokens, completions' parallel lists; and lists, a page at a time.
+"""Base class of the endpoints' formatters, JSON lines and lists, paged lists, and log probabilities in OpenAI's two
+shapes (chat: a list of tokens; completions: parallel lists).
 
-Invariants: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
-offset of a token is the place, in the text that is returned, of the character in which it begins.
+Invariants: every token has its bytes; a token that is no valid UTF-8 is shown in a way that no other token shares; a
+token's offset is the position, in the returned text, of the character in which it begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ json_bytes = msgspec.json.Encoder().encode
 
 
 def json_line(data: object) -> bytes:
-    """Return a line of JSON without the characters at which some clients end a line, too."""
+    """Return a line of JSON, with U+2028 and U+2029 escaped: some clients end a line there, too."""
     return json_bytes(data).replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029") + b"\n"
 
 
@@ -45,13 +45,13 @@ def json_response(data: object) -> Response:
 
 
 def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
-    """Fields of a choice that has ended: SGLang's if a stop did it, and its receipt if the request asks for one."""
+    """Return the final fields of a choice: SGLang's `matched_stop` if a stop ended it, and `receipt` if requested."""
     matched = generation.ended_by(index)
     return {**({} if matched is None else {"matched_stop": matched}), **receipt_of(generation, index)}
 
 
 def receipt_of(generation: Generation, index: int) -> dict[str, Any]:
-    """The field `receipt` of a choice that has ended, if the request asks for one."""
+    """Return the field `receipt` of a finished choice, or no field if the request wants none."""
     found = generation.receipt(index)
     return {} if found is None else {FIELD: found}
 
@@ -61,8 +61,8 @@ NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": N
 
 
 class JsonList:
-    """A JSON list that grows and is shown as far as it has come. Its items are made and encoded a slice at a time, so
-    that a long one takes little more memory than its text, and a thread that makes it lets others run."""
+    """JSON list that is encoded while it grows. Items are created and encoded `SLICE` at a time, so that a long list
+    takes little more memory than its text, and other threads may run in between."""
 
     SLICE = 64
 
@@ -85,7 +85,7 @@ IGNORED = b"x-minisgl-ignored"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How the gateway shows an answer: the fields of `PreparedGeneration` of these names."""
+    """Settings by which the gateway formats a response: the fields of the same names of `PreparedGeneration`."""
 
     shape: Literal["chat", "completion", "generate"]
     id: str = ""
@@ -97,7 +97,7 @@ class Shown:
 
 
 class Formatter(ABC):
-    """What an endpoint makes of a body: what is to be generated, and how that is shown, whole or as a stream."""
+    """Result of an endpoint for one body: what is to be generated, and how to format it, whole or as a stream."""
 
     media_type = b"text/event-stream; charset=utf-8"  # of a stream
 
@@ -113,29 +113,29 @@ class Formatter(ABC):
         return [(IGNORED, names)] if names else []
 
     def for_gateway(self) -> Shown | None:
-        """Return how the gateway shows the answer; None: only this formatter does. It is asked where no field of the
-        body needs this formatter (`prepare.py`)."""
+        """Return how the gateway formats the response; `None`: only this formatter can. Called if no field of the body
+        needs this formatter (`prepare.py`)."""
         return None
 
     @abstractmethod
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
-        """The answer, with every choice in one delta."""
+        """Return the complete response. `choices`: one delta per choice with all its output."""
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        """The next part of a stream."""
+        """Return the next bytes of the stream."""
         raise NotImplementedError("this answer comes whole")
 
     def ping(self) -> bytes:
-        """Return what says that the stream lives, and nothing else: it may come at any time between other parts. JSON
-        lines have no comments: there it is a part with an empty text."""
+        """Return the bytes that show that an idle stream is alive; they may be sent between any two chunks. JSON lines
+        have no comments: there it is an object with an empty text."""
         return SSE_PING
 
     def end(self, generation: Generation) -> bytes:
-        """What comes after every choice has ended."""
+        """Return the last bytes of the stream, after every choice has ended."""
         raise NotImplementedError("this answer comes whole")
 
     def error(self, error: ApiError) -> bytes:
-        """The last part instead, if a choice fails."""
+        """Return the last bytes of the stream if a choice fails."""
         return sse(error.body) + SSE_DONE
 
 
@@ -143,7 +143,7 @@ class Formatter(ABC):
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: bool = False) -> dict[str, Any]:
-    """`choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
+    """Return `choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
 
     return {"content": JsonList(chat_entries(tokenizer, tokens, as_ids=as_ids)).shown(), "refusal": None}
 
@@ -159,7 +159,7 @@ def chat_entries(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: boo
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as it is shown before its answer, and where in it each token begins."""
+    """Prompt text to show before its completion, and the offset of each token in it, in characters."""
 
     text: str
     offsets: tuple[int, ...]
@@ -168,8 +168,8 @@ class EchoedPrompt:
 def echoed_prompt(
     tokenizer: Tokenizer, given: str | None, ids: Sequence[int], *, with_offsets: bool = True
 ) -> EchoedPrompt:
-    """Special tokens are part of the text. But a text is shown as it was `given`: what its encoding added around it
-    (a BOS, sentencepiece's first space) takes no room."""
+    """Return the prompt of `ids` as text, special tokens included. If the client wrote it as the text `given`, that is
+    shown: tokens that encoding added (a BOS, sentencepiece's first space) have no width."""
     decoder = tokenizer.new_decoder(skip_special_tokens=False)
     text, offsets = _placed(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
     text += decoder.flush()
@@ -179,7 +179,8 @@ def echoed_prompt(
 
 
 def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
-    """The new text, which begins at `start`, and the offset of each id."""
+    """Decode `ids` one by one. Return the text and, for a text that begins at `start`, the offset of each id in
+    characters. Offsets never fall."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:
         before, text = decoder.place(token_id)
@@ -191,8 +192,8 @@ def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: 
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions, chunk by chunk: text offsets go on from one to the next. What belongs
-    to a stop string has the offsets that it would have if the text went on."""
+    """`choices[].logprobs` of completions, chunk by chunk, with text offsets that continue from chunk to chunk. Tokens
+    of a stop string get the offsets that they would have if the text continued."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._shown = id_text if as_ids else partial(token_text, tokenizer)
@@ -202,8 +203,8 @@ class CompletionLogprobs:
     def chunk(
         self, tokens: Sequence[Logprob], prompt: EchoedPrompt | None = None, of_prompt: Sequence[Logprob] = ()
     ) -> dict[str, Any]:
-        """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far. The
-        first chunk may begin with the prompt."""
+        """Return {tokens, token_logprobs, top_logprobs, text_offset} for these tokens; offsets count characters of the
+        whole text. The first chunk may include the prompt."""
         before: tuple[int, ...] = ()
         if prompt is not None:
             before, self._offset = prompt.offsets, len(prompt.text)
@@ -218,7 +219,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, token: Logprob) -> dict[str, float] | None:
-        """The most likely ones and, as OpenAI has it, the token itself."""
+        """Return the most likely tokens and, as OpenAI does, the token itself, with their log probabilities."""
         if token.logprob is None:
             return None
         found = {self._shown(token_id): logprob for token_id, logprob in token.top}
@@ -227,8 +228,8 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.Raw:
-    """vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; the first has
-    none."""
+    """Return vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; `None` for
+    the first."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {"logprob": logprob, "decoded_token": token_text(tokenizer, token_id)}
@@ -242,12 +243,12 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.
 
 
 def id_text(token_id: int) -> str:
-    """A token as vLLM shows it with `return_tokens_as_token_ids`."""
+    """Return a token as vLLM shows it with `return_tokens_as_token_ids`."""
     return f"token_id:{token_id}"
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token's text, or its bytes spelled out where they are no whole text, as OpenAI shows them."""
+    """Return the token's text, or its bytes in hex if they are no valid UTF-8, as OpenAI shows them."""
     data = tokenizer.token_bytes(token_id)
     try:
         return data.decode()
@@ -257,14 +258,14 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """An answer that takes its time, when the body is done with."""
+    """Response to be computed by `answer()` after the request's body has been released."""
 
     answer: Callable[[], Awaitable[Response]]
 
 
 def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
-    """A list as OpenAI shows it: the last ones first, unless `order` is `asc`; `limit` of them, from behind the item
-    `after`. Raises `ApiError` 400."""
+    """Return one page of a list as OpenAI's API does: newest first unless `order` is `asc`, at most `limit` items,
+    starting after the item `after`. `most`: the highest allowed limit; `usual`: the default. Raises `ApiError` 400."""
     asked = request.query_params
     limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):

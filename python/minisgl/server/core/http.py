@@ -1,11 +1,11 @@
-"""uvicorn around the app, on a socket that is already bound: the port, or a Unix socket behind the gateway; and
-one request's way to its client, below ASGI: chunks of a stream go straight into the transport's buffer.
+"""HTTP server: uvicorn on a bound socket (the port, or a Unix socket behind the gateway), with connection handling
+below ASGI: chunks of a stream are written straight to the transport's buffer.
 
-Invariants: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
-them; a server that ends by itself begins again; no connection stays open for a client that neither sends nor reads; a
-client that has sent its request and then only reads is answered; one that goes away cancels the task that answers it,
-at the transport's event. A client that does not read is known at once, so that nobody formats what cannot be sent: what
-a stream has not sent is bounded (its next chunk, and the tokens of its requests, which end), and dropped after a time.
+Invariants: the caller owns signals and binds the listener; `stop` gives running responses a grace period, then aborts
+them; a server that ends unexpectedly is restarted; no connection stays open for a client that neither sends nor reads;
+a client that half-closes after its request is still answered; a disconnect cancels the task that answers, at the
+transport's event. A client that does not read is detected at once, so that no output is formatted for it: the unsent
+part of a stream is bounded (its next chunk, and the tokens of its requests, which end), and dropped after a timeout.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ class Connection:
     _on_resume: Callable[[], None] = _nothing
 
     def cancels(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancel `task` when the client goes away."""
+        """Cancel `task` when the client disconnects, at once if it already has. `None` unregisters."""
         self._task = task
         if self.is_lost and task is not None:
             task.cancel()
 
     @contextlib.contextmanager
     def stream(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
-        """While a stream is written; these are called when the client lags behind, and when it has caught up."""
+        """Mark the connection as streaming inside the block. `on_pause` is called when the client lags behind,
+        `on_resume` when it has caught up."""
         self.streams = True
         self._on_pause, self._on_resume = on_pause, on_resume
         try:
@@ -84,16 +85,16 @@ class Connection:
             self._on_pause = self._on_resume = _nothing
 
     def write(self, chunk: bytes) -> None:
-        """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
-        be written while paused but what is ready already."""
+        """Write a chunk of a response that has begun (chunked as in RFC 9112, 7.1; raw bytes for HTTP/1.0). Never
+        blocks. While paused, only output that is ready already may be written."""
         self.was_silent = False
         if not self.is_lost and chunk:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
     @contextlib.contextmanager
     def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
-        """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
-        pass without a byte."""
+        """Write `ping()` inside the block whenever a stream is idle, so that at most `longest_s` pass without a byte.
+        """
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
@@ -112,7 +113,7 @@ class Connection:
             timer.cancel()
 
     def drop(self) -> None:
-        """End the connection of an answer that cannot be ended as it began."""
+        """Abort the connection of a response that cannot be completed."""
         self._transport.abort()
 
     # ----------------------------------------------------------------------------------------- called by the server
@@ -132,8 +133,8 @@ class Connection:
 
 
 class Crowd:
-    """How many connections there may be: in all, and of one address three quarters of that, so that no client alone
-    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/accept.rs`)."""
+    """Limit of open connections: in total, and three quarters of that for one address, so that no single client locks
+    out all others. The gateway applies the same limits (`rust/minisgl-gateway/src/http/accept.rs`)."""
 
     MOST = 16_384
     OTHER_DESCRIPTORS = 100
@@ -146,7 +147,8 @@ class Crowd:
         self._open: dict[str, int] = {}  # by address
 
     def enter(self, address: str) -> bool:
-        """Whether there is room for one more. One that came in must `leave`."""
+        """Count a new connection from `address`. Returns false, and counts nothing, if a limit is reached. Pair with
+        `leave`."""
         own = self._open.get(address, 0)
         if self._num_open >= self._most or own >= -(-3 * self._most // 4):
             return False
@@ -162,19 +164,17 @@ class Crowd:
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the other side has closed both ways. One that has closed its half only hangs up on nobody (poll(2))."""
+    """Return true if the peer has closed both directions; a half-closed socket reports no hang-up (poll(2))."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), 0)
     return bool(poll.poll(0))
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with nine changes: what is no HTTP gets an error of our shape too, a request line with headers
-    that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
-    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
-    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, no upgrade
-    is worth a line of the log, and the host of
-    an absolute target counts instead of `Host`, as RFC 9112 says."""
+    """uvicorn's protocol with changes: errors for invalid HTTP have our shape; endless request lines and headers are
+    bounded; headers that do not arrive in time close the connection; all pipelined requests are notified of a
+    disconnect; HTTP/1.0 gets no chunks; a half-closed client is answered; trailers after a chunked body are not taken
+    for headers; offers to upgrade are not logged; the host of an absolute target replaces `Host`, as RFC 9112 says."""
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
@@ -197,10 +197,10 @@ class _Protocol(HttpToolsProtocol):
                 self._refuse(503, "there are as many connections as may be: close some", "too_many_connections")
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. After the beginning of its answer that means that it is gone. Before, it may
-        as well be waiting (`printf ... | nc -N`): TCP says the same of both. So the answer goes on, and interim
-        answers, which those who wait skip, come back as a reset from those who are gone. HTTP/1.0 knows no such
-        answers; its clients get them too, since the other choice is to drop all of them."""
+        """Handle a client that sends nothing more. After its response has begun, that counts as a disconnect. Before,
+        it may have half-closed and be waiting (`printf ... | nc -N`): TCP does not tell. So the request continues, and
+        interim responses are sent, which a waiting client skips and a closed one answers with a reset. HTTP/1.0 has no
+        interim responses; its clients get them too, since the alternative is to drop them all."""
         open_ = self._unanswered()
         if not open_ or open_[0].response_started or self.cycle.more_body or self._head_bytes >= 0:
             return False
@@ -209,8 +209,8 @@ class _Protocol(HttpToolsProtocol):
         return True
 
     def _probe(self, wait_s: float) -> None:
-        """Asks until the answer begins. What is written after that, by this side or by a gateway between, may come back
-        as a reset as well, and nobody reads here any more."""
+        """Send interim responses, at growing intervals, until the response begins. After that, what this side or a
+        proxy writes may cause the reset as well, and is not a probe."""
         if (open_ := self._unanswered()) and not self.transport.is_closing():
             if _is_reset(self.transport):
                 self.transport.abort()
@@ -272,7 +272,7 @@ class _Protocol(HttpToolsProtocol):
             _connection_of(open_[0]).resumed()
 
     def answering(self) -> tuple[str, Connection | None]:
-        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
+        """Return the id and the connection of the request that is being answered, or "a connection" and `None`."""
         if not (open_ := self._unanswered()):
             return "a connection", None
         request: HttpRequest | None = open_[0].scope.get(REQUEST)  # type: ignore[assignment]
@@ -300,8 +300,8 @@ class _Protocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Read on behind a head that wants another protocol, which the parser takes for the end of HTTP: Java's client
-        offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
+        """Continue parsing after headers that offer an upgrade, which the parser takes for the end of HTTP: Java's
+        client offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
         upgrade = sys.exception()
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
         behind = _BehindHead(self)
@@ -328,7 +328,8 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _BehindHead:
-    """What a parser tells that is given the framing of a head once more, which `protocol` knows already."""
+    """Parser callbacks that ignore a repeated request header, whose events `protocol` has had already, and forward what
+    follows."""
 
     def __init__(self, protocol: _Protocol) -> None:
         self.is_there = False
@@ -358,7 +359,7 @@ def _connection_of(cycle: RequestResponseCycle) -> Connection:
 
 
 def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send:
-    """`send` for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+    """Return a `send` for HTTP/1.0, which has no chunks: a response without a length ends with the connection."""
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -376,8 +377,8 @@ def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send
 
 
 class SlowClients:
-    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
-    stay until the client goes; and those that read too little of a stream to ever catch up."""
+    """Drops clients that read nothing of what was written for them (also of a finished response, whose connection would
+    stay open), and clients that read a stream too slowly to ever catch up."""
 
     def __init__(self, clients: Collection[_Protocol], timeout_s: float) -> None:
         self._clients = clients
@@ -385,7 +386,8 @@ class SlowClients:
         self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
 
     async def sweep_forever(self) -> None:
-        """One task for all: a timer for every write would cost more than the write."""
+        """Check all clients four times per timeout. One task for all of them: a timer per write would cost more than
+        the write."""
         while True:
             await asyncio.sleep(self._timeout_s / 4)
             self._sweep(asyncio.get_running_loop().time())
@@ -415,8 +417,8 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """`app` may be replaced at any time, for open connections too. `slow_client_timeout` is also the time for a
-    request's head to come, and for what was written to be read."""
+    """HTTP server for an ASGI app. `app` may be replaced at any time, for open connections too. `slow_client_timeout`
+    is also the timeout for a request's headers and for written output to be read."""
 
     def __init__(
         self, app: ASGIApp, listener: socket.socket, limits: Limits, *, probe_after_s: float = PROBE_AFTER_S
@@ -456,7 +458,7 @@ class HttpServer:
         await self.app(scope, receive, send)
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
+        """Start serving; returns when connections are accepted. Raises the server's error if it cannot start."""
         self._task = asyncio.create_task(self._serve_on())
         while not self.server.started:
             if self._task.done():
@@ -466,7 +468,8 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
     async def _serve_on(self) -> None:
-        """Until `stop`; connections that come while nothing serves wait in the listener's queue."""
+        """Serve until `stop`, restarting a server that ended. Connections that arrive in between wait in the listener's
+        backlog."""
         wait_s, has_served = RESTART_S, False
         while True:
             # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
@@ -494,7 +497,8 @@ class HttpServer:
             self.server.server_state = state
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
+        """Accept no more connections and wait for running responses for `GRACE_S`, or abort them `at_once`. Idempotent.
+        """
         self._stopping.set()
         self._listener.close()
         self.server.should_exit = True

@@ -1,11 +1,11 @@
-"""The way of every request: its id, who may ask, the API key, the access log, who is being answered; and the way of a
-POST: its body is read, its endpoint says what is to be generated, and that is answered whole or as a stream.
+"""Middleware of every request (id, headers, API key, access log) and dispatch of POST requests: the body is read, the
+endpoint decides what is to be generated, and the output is sent whole or as a stream.
 
-Invariants: every request gets its id back and one access line, also when its client goes (probes and files of the page:
-only if asked for);
-nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
-files of the page answers. A handler frees the engine when its client goes; a stream's status waits a
-moment for its first tokens: an early failure is a proper status; then it says that it lives (`config.Silence`).
+Invariants: every response has the request's id, and every request one access line, also after a disconnect (probes and
+files of the page: only if configured); for an unauthorized caller nothing is done, and no body is read; without a key
+only /livez, /readyz and the files of the page are served. A disconnect frees the engine; the status of a stream is
+delayed until its first tokens or for a moment: an early failure gets a proper status; then the stream sends signs of
+life (`config.Silence`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Res
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request, by its head. `path` is that of its route, `form` one in whose API's form its errors are; every answer
-    has the headers `more`, unless it has them already. `early`: the answer, if the head is all that it needs, as where
-    its caller may not ask."""
+    """Result of checking a request's headers. `path`: normalized, of its route; `form`: path whose API decides the
+    shape of errors; `more`: headers for every response that lacks them; `early`: the response, if the headers suffice
+    for one (such as a refusal)."""
 
     request: HttpRequest
     path: str
@@ -87,7 +87,7 @@ class Middleware:
         return self._num_open
 
     def admit(self, method: str, version: str, target: str, pairs: Pairs) -> Admitted:
-        """Judge a request by its head alone. `target`: its path; `version`: that of HTTP."""
+        """Check a request by its headers alone. `target`: the path; `version`: of HTTP, such as "1.1"."""
         headers = dict(pairs)
         if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
             headers[b"host"] = SEVERAL
@@ -134,7 +134,7 @@ class Middleware:
                 request.log()
 
     def _is_unlogged(self, path: str, request: HttpRequest) -> bool:
-        """Return whether a request has no access line: a probe, or one of the many files of the page."""
+        """Return true if a request has no access line: a probe, or a successful one for a file of the page."""
         return path in self._unlogged or (bool(self._unlogged) and path.startswith(PREFIX) and request.status < 400)
 
     def _enter(self) -> None:
@@ -149,7 +149,8 @@ class Middleware:
     def _early_answer(
         self, method: str, version: str, path: str, form: str, headers: Headers, request: HttpRequest
     ) -> Response | None:
-        """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
+        """Return the response that needs the headers alone: a refusal, a CORS preflight or a file of the page. `None`:
+        the app answers."""
         error = self._callers.refusal(method, version, headers, path)
         if error is None and (answer := self._callers.preflight(method, headers)) is not None:
             return answer  # a browser asks this without the key
@@ -171,7 +172,8 @@ class Middleware:
         return error.response(form, request.request_id)
 
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
-        """In `Authorization`, or as Anthropic's clients send it."""
+        """Check the API key in `Authorization: Bearer` or `x-api-key` and store its index in `request`. Return true if
+        it is valid or none is needed."""
         if not self._keys.are_asked or path in OPEN_PATHS:
             return True
         if (given := headers.get(b"authorization")) is not None:
@@ -186,7 +188,7 @@ class Middleware:
 
 
 async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer; stop when the client goes away, wherever that is."""
+    """Run the app; cancel it when the client disconnects, at whatever point."""
     connection: Connection = scope[CONNECTION]
     task = asyncio.current_task()
     connection.cancels(task)
@@ -201,7 +203,8 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
 
 
 class Posts:
-    """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
+    """Dispatcher of POST requests to endpoints, without the framework's layers, which cost more than ours. Other
+    requests are passed to `app`."""
 
     def __init__(
         self,
@@ -255,8 +258,9 @@ class Posts:
         path: str,
         is_wanted: Callable[[Any], bool] = lambda body: True,
     ) -> Formatter | Response | Later | None:
-        """Everything before the engine. `Running` takes the time of what comes then. `receive`: see
-        `HttpRequest.read`. None for a checked body that is not `is_wanted`. Raises `ApiError` and `ClientGone`."""
+        """Do everything before generation: check admission, read the body, run the endpoint. `receive`: as for
+        `HttpRequest.read`. Returns `None` for a valid body that is not `is_wanted`. Raises `ApiError` and `ClientGone`.
+        """
         context = self._context
         model, endpoint = self._endpoints[path]
         limits = context.limits
@@ -287,7 +291,8 @@ class Posts:
 
 
 def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[[], bytes]]:
-    """Chunks and pings with marks behind them, by which another server could go on."""
+    """Return functions for chunks and pings that append resume marks, with which another server could continue the
+    stream."""
 
     def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
         with ids.of(resumable.source):
@@ -305,8 +310,8 @@ async def _stream(
     send: Send,
     silence: Silence,
 ) -> bytes:
-    """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
-    first one."""
+    """Write a stream's chunks to the connection as tokens arrive; return the stream's last bytes. Raises `ApiError`
+    only before the first chunk."""
     resumable, first, opening = request.resumable, list[Delta](), b""
     show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:

@@ -1,6 +1,6 @@
-"""From what a request asks to token ids that fit the model, off the event loop; and whatever else takes long there.
+"""Encodes prompts to token ids that fit the model, off the event loop; other long work of requests runs there, too.
 
-Invariants: what is being encoded counts as waiting; what comes out is within the vocabulary and the context.
+Invariants: requests that are being encoded count as waiting; the result is within the vocabulary and the context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Prompts:
-    """`meter` takes the time of encoding; `queue` counts what is being encoded."""
+    """Encoder of prompts. `meter` measures encoding time; `queue` counts requests that are being encoded."""
 
     def __init__(
         self, client: ProcessClient, tokenizer: Tokenizer, parsing: Parsing, queue: Queue, meter: Meter
@@ -54,25 +54,26 @@ class Prompts:
 
     @property
     def info(self) -> EngineReady:
-        """Raises `ApiError` 503 while no engine is there."""
+        """Properties of the loaded model and engine. Raises `ApiError` 503 while no engine is ready."""
         if self._client.failure is not None or self._client.info is None:
             raise engine_gone(self._client.failure or "the engine is loading")
         return self._client.info
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What may take long, off the event loop."""
+        """Run `work` in the thread pool; the request counts as waiting meanwhile."""
         with self._counted():
             return await self._pool.run(work)
 
     async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
-        """Runs what is made of a whole body."""
+        """Run `work` on a body: in the thread pool if it `is_large`, else on the event loop."""
         return await self.run(work) if is_large else work()
 
     async def with_grammar(
         self, sampling: SamplingParams, source: GrammarSource | Callable[[], Made] | None
     ) -> tuple[SamplingParams, tuple[str, ...]]:
-        """Return `sampling` with the grammar of `source`, or what it makes, if any, and the fields that are left out of
-        it. Raises `ParamError` for what cannot stand beside one, `ApiError` for a bad one."""
+        """Return `sampling` with the grammar compiled from `source` (`None`: without one), and the names of schema
+        parts that are not enforced. Raises `ParamError` for fields that cannot be combined with a grammar, `ApiError`
+        for an invalid one."""
         if source is None:
             return sampling, ()
         work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
@@ -81,8 +82,8 @@ class Prompts:
         return msgspec.structs.replace(sampling, grammar=made.text), made.named()
 
     async def grammar(self, work: Callable[[], T]) -> T:
-        """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
-        text. A `ParamError` of it is an answer."""
+        """Run `work`, which compiles a grammar, in a thread of its own: one at a time, so that slow grammars delay no
+        encoding. Its `ParamError` becomes an `ApiError`."""
         with self._counted(), param_errors():
             return await asyncio.get_running_loop().run_in_executor(self._grammars, work)
 
@@ -96,12 +97,12 @@ class Prompts:
 
     @property
     def judges(self) -> bool:
-        """Whether the model reads two texts with an instruction what to look for."""
+        """True if the model is a judge: it reads an instruction and two texts and gives a score."""
         return self.info.kind == "judge"
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """What is being encoded counts as waiting."""
+        """Count the request as waiting inside the block."""
         key = CALLER.get()
         self._queue.encodes(1, key)
         try:
@@ -113,7 +114,8 @@ class Prompts:
         return _Fits(self._too_long, field)
 
     def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
-        """How many of a prompt's last tokens are kept; None: all, if they fit."""
+        """Return how many tokens of a prompt to keep at most, or `None` if it must not be truncated. Raises `ApiError`
+        400."""
         longest = self.info.max_seq_len - 1
         if asked is None:
             return None
@@ -124,7 +126,7 @@ class Prompts:
         return asked
 
     def _most(self, keep: int | None) -> int:
-        """How many tokens a prompt may have before it is cut."""
+        """Return how many tokens a prompt may have before truncation."""
         contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
 
@@ -139,10 +141,10 @@ class Prompts:
         side: Side = None,
         only_counts: bool = False,
     ) -> tuple[list[Int32Array], SamplingParams]:
-        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
-        the `side` "right", which is an encoder's, the first); and `sampling` as the engine knows it. `names`: how the
-        client wrote a field, where that differs. `only_counts`: a conversation may have any number of tokens. Raises
-        `ApiError` for what does not fit the model."""
+        """Encode prompts; each result has at least one token, fits the context, and keeps the last `truncate` tokens
+        (the first ones with the `side` "right", an encoder's default). Also return `sampling` with bad words as ids.
+        `names`: the client's names of fields, where they differ. `only_counts`: a conversation may have any length.
+        Raises `ApiError` if a prompt does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
@@ -163,7 +165,7 @@ class Prompts:
         return found, sampling
 
     async def render(self, asked: Conversation) -> str:
-        """The text that the chat template makes of a conversation."""
+        """Return the text that the chat template renders for a conversation."""
         shaped, variables = conversation(self.parsing, asked)
         try:
             return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
@@ -173,8 +175,8 @@ class Prompts:
     async def encode_conversation(
         self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
     ) -> Int32Array:
-        """The prompt of a conversation, also of no tokens or of as many as the context has; if it `only_counts`, of any
-        number."""
+        """Encode a conversation. The result may be empty or as long as the context; with `only_counts` of any length.
+        """
         messages = asked.messages or ()
         shaped, variables = conversation(self.parsing, asked)
         try:
@@ -190,7 +192,7 @@ class Prompts:
         return _kept(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        """The tokens of a text of any length."""
+        """Encode a text of any length."""
         with self._counted(), self._fits("prompt"):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
 
@@ -214,9 +216,9 @@ class Prompts:
         most: int | None = None,
         instruction: str | None = None,
     ) -> list[Int32Array]:
-        """Prompts of two texts each, for a model that gives scores of them. `cut`: the second one loses its end where
-        both are too long together; `most`: of it no more tokens are read; `instruction`: for one that judges. Raises
-        `ApiError` for what does not fit the model."""
+        """Encode pairs of texts for a model that gives scores. `cut`: the second text is truncated if both do not fit;
+        `most`: maximum tokens of the second text; `instruction`: for a judge. Raises `ApiError` if a pair does not fit
+        the model."""
         self._check_vocabulary(SCORING, {})
         if self.judges:
             form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
@@ -240,23 +242,25 @@ class Prompts:
         return found
 
     async def _plain(self, text: str, field: str) -> Int32Array:
-        """Without special tokens."""
+        """Encode a text without special tokens."""
         most = self._most(-1)
         with self._counted(), self._fits(field):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=False, most=most)
 
     @functools.cached_property
     def _gap(self) -> FillIn | None:
-        """Made once: a thousand special tokens take a twentieth of a second."""
+        """The model's fill-in-the-middle tokens, or `None`. Computed once: it takes 50 ms with a thousand special
+        tokens."""
         return FillIn.of(self.tokenizer)
 
     @property
     def fills_in(self) -> bool:
-        """Whether the model has tokens of fill-in-the-middle."""
+        """True if the model has fill-in-the-middle tokens."""
         return self._gap is not None and self._gap.last_marker < self.info.vocab_size
 
     async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
-        """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
+        """Return the ids of fill-in-the-middle prompts, with the gap between each text and `suffix`, and the token ids
+        that end its filling."""
         with self._fits("prompt"):
             return await self.run(lambda: self._fill_in(texts, suffix))
 
@@ -271,7 +275,8 @@ class Prompts:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
     async def _encode_all(self, texts: list[str], most: int, beginning: int | None) -> list[Int32Array]:
-        """Return the ids of each text, or at least the first `beginning` ones, however long it is."""
+        """Encode texts. With `beginning`, a text of any length is accepted, of which at least the first `beginning` ids
+        are returned; without, more than `most` tokens raise `TooManyTokens`."""
         with self._counted():
             try:
                 if len(texts) == 1:
@@ -285,7 +290,7 @@ class Prompts:
             return await self._pool.run(lambda: [self._first_ids(text, most, beginning) for text in texts])
 
     def _first_ids(self, text: str, most: int, num: int) -> Int32Array:
-        """The ids of as much of a text as has at most `most` and, if it is long enough, at least `num` of them."""
+        """Encode a prefix of a text that has at most `most` tokens and, if the text is long enough, at least `num`."""
         too_little, too_much, end = 0, len(text), len(text)
         while True:
             try:
@@ -301,7 +306,7 @@ class Prompts:
     async def _encode_prompts(
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
     ) -> list[Int32Array]:
-        """Texts through the tokenizer, ids checked against the vocabulary; of each `keep`."""
+        """Encode texts, check token ids against the vocabulary, and truncate each prompt to `keep` tokens."""
         most = self._most(keep)
         if not prompts:
             raise bad_value(field, [], "must not be empty")
@@ -335,7 +340,8 @@ class Prompts:
         return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
-        """What only the model knows."""
+        """Check sampling parameters against the model: its kind, stop strings, log probabilities and token ids. Raises
+        `ApiError` 400."""
         if self._encodes and sampling.embedding is None:
             what = "is an encoder, which gives embeddings (POST /v1/embeddings)"
             if self.info.gives_scores:
@@ -355,7 +361,7 @@ class Prompts:
 
 
 def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
-    """What makes the messages that the chat template gets, and its variables."""
+    """Return a function that builds the chat template's messages, and the template's variables."""
     messages, variables = asked.messages or (), asked.template_variables()
     tools = asked.tools_for_template()
     continues = bool(asked.continue_final_message)
@@ -383,7 +389,7 @@ def _no_prompt(error: ChatTemplateError) -> ApiError:
 
 
 def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-    """How many bytes a template shows of them; not counted to the end when it is clear that they are long."""
+    """Estimate the characters that a chat template renders; stops counting when they are clearly many."""
     found = chars_of(tools) if tools else 0
     for message in messages:
         if found > ENOUGH_CHARS:
@@ -399,7 +405,8 @@ def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
 
 
 def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
-    """As `_kept`, by default the beginning, between the special tokens that stand around a text of an encoder."""
+    """Truncate an encoder's prompt to `keep` tokens (the first ones by default), keeping the special tokens around it.
+    """
     if keep is None or len(ids) <= keep:
         return ids
     before, after = int(ids[0]) in special, int(ids[-1]) in special
@@ -416,8 +423,9 @@ def _check_stop(stop: tuple[str, ...], name: str) -> None:
 
 
 class _Fits:
-    """What is wrong with the text of `field` is an answer. `contextmanager` would keep the error that is replaced, and
-    with it the text, until a full garbage collection: with Python 3.12 its frame leads to both."""
+    """Context manager that converts encoding errors of `field` into `ApiError`. A class, because `contextmanager` would
+    keep the replaced error, and with it the text, until a full garbage collection: with Python 3.12 its frame leads to
+    both."""
 
     __slots__ = ("_field", "_too_long")
 

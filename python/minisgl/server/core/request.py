@@ -1,15 +1,15 @@
-"""One HTTP request: its body, from the first byte until it is checked, and what the access log gets of it. Large bodies
-are taken in turns, so that all that is in hand of them at once is bounded, whatever is sent.
+"""HTTP request: reading and checking its body, and the fields of its access line. Large bodies wait for turns, so that
+the bytes in memory are bounded, whatever is sent.
 
-Parsing holds the interpreter from its beginning to its end, and makes an object of up to a hundred bytes of each value:
-a body of millions of them would stop every stream for a second and take hundreds of megabytes. Text costs neither. So
-`check_shape` counts the values outside of texts before a large body is parsed, a stretch at a time, between which other
-threads run.
+JSON parsing holds the GIL from beginning to end, and makes an object of up to a hundred bytes of each value: a body of
+millions of values would stop every stream for a second and take hundreds of megabytes. Strings cost neither. So
+`check_shape` counts the values outside of strings before a large body is parsed, a stretch at a time, between which
+other threads run.
 
-Invariants: a body of at most `SMALL_BYTES` waits for nobody; who sends slowly keeps others waiting for
-`--slow-client-timeout` at most; a body over the limit is refused without being held; every failure is an answer that
-names the field; a known field that this version cannot honour is refused unless its value asks for nothing; no prompt
-and no output is logged unless that was asked for.
+Invariants: a body of at most `SMALL_BYTES` waits for no other; a slow sender delays others for `--slow-client-timeout`
+at most; a body over the limit is refused without being buffered; every error names the field; a known field that this
+version does not support is refused unless its value asks for nothing; no prompt and no output is logged unless
+configured.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ _log = logging.getLogger("minisgl.access")
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection; no response can be sent."""
 
 
 @dataclass(slots=True)
 class HttpRequest:
-    """Filled in on the way. `arrival_time` is `time.monotonic`; tokens count all prompts and choices."""
+    """State of one HTTP request, filled in as it is processed. `arrival_time` is `time.monotonic`; token counts include
+    all prompts and choices."""
 
     method: str
     path: str
@@ -96,22 +97,22 @@ class HttpRequest:
 
     @classmethod
     def of(cls, method: str, path: str, headers: Mapping[bytes, bytes]) -> HttpRequest:
-        """With the client's own id if it can stand in a log and a header, else a new one."""
+        """Create a request; its id is the client's X-Request-Id if it is safe for logs and headers, else a new one."""
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         length = headers.get(b"content-length", b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         return cls(method, path, request_id, int(length) if length.isdigit() else None)
 
     def add_output(self, text: str) -> None:
-        """No more than is logged is kept: `+=` copies it all."""
+        """Append output for the log. Stops at `MAX_LOGGED_CHARS`, since `+=` copies the whole text."""
         if self.output is not None and len(self.output) < MAX_LOGGED_CHARS:
             self.output += text
 
     # -------------------------------------------------------------------------------------------------------- body
 
     async def read(self, receive: Receive | None, model: type[B], context: ServerContext) -> B:
-        """The checked body, once. `receive` None: all of `body` is there. Raises `ClientGone` and `ApiError`: 413 over
-        the limit, 408 if it comes too slowly, 400 for what it says."""
+        """Read and validate the body; call it once. `receive` is None if `body` is complete already. Raises
+        `ClientGone` and `ApiError`: 413 over the limit, 408 if it arrives too slowly, 400 if it is invalid."""
         if receive is not None:
             await self.receive(receive, context.turns, context.limits)
         elif len(self.body) > SMALL_BYTES:
@@ -140,7 +141,7 @@ class HttpRequest:
             return checked(data, model)
 
     async def receive(self, receive: Receive, turns: Turns, limits: Limits) -> None:
-        """All of `body`. Raises `ClientGone` and `ApiError` 413 or 408."""
+        """Read the whole body into `body`. Raises `ClientGone` and `ApiError` 413 or 408."""
         max_bytes, timeout_s, announced = limits.max_body_bytes, limits.slow_client_timeout, self.content_length
         if self.resumable is not None:
             max_bytes += self.resumable.num_said_bytes
@@ -166,7 +167,8 @@ class HttpRequest:
                 raise too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
 
     async def _next(self, receive: Receive, turns: Turns, timeout_s: float) -> Message:
-        """The body's next piece. Raises `ApiError` 408: nothing came for too long, which is less where others wait."""
+        """Return the next ASGI message of the body. Raises `ApiError` 408 if nothing arrives for `timeout_s`, or for
+        less (`STALLED_S`) while other bodies wait."""
         silent_s, step_s = 0.0, min(STALLED_S, timeout_s)
         while True:
             try:
@@ -186,7 +188,7 @@ class HttpRequest:
         self._turns = turns
 
     def body_done(self) -> None:
-        """Whatever is kept of it from here on is small: the turn ends. Idempotent."""
+        """Drop the body and end its turn; what the request keeps from here on is small. Idempotent."""
         self.body = bytearray()
         turns, self._turns = self._turns, None
         if turns is not None:
@@ -195,7 +197,7 @@ class HttpRequest:
     # --------------------------------------------------------------------------------------------------------- log
 
     def line(self) -> dict[str, Any]:
-        """The fields of the access line; those that mean nothing for this request are left out."""
+        """Return the fields of the access line, without those that do not apply to this request."""
         found: dict[str, Any] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -240,15 +242,15 @@ def too_slow(reason: str) -> ApiError:
 
 
 def parse(body: bytes | bytearray, model: type[B]) -> B:
-    """Raises `ApiError` 400."""
+    """Parse and validate a body as `model`. Raises `ApiError` 400."""
     data = object_of(body)
     unserved(data, model)
     return checked(data, model)
 
 
 def object_of(body: bytes | bytearray) -> dict[str, Any]:
-    """Return the object that a body is, with U+FFFD for halves of surrogate pairs: clients that cut texts send them,
-    and would send them again with each turn. Raises `ApiError` 400."""
+    """Parse a body as a JSON object. Lone surrogates become U+FFFD: clients that split texts send them, and would send
+    them again in each turn. Raises `ApiError` 400."""
     try:
         data = _from_json(body)
     except ValueError as error:
@@ -266,7 +268,7 @@ def _from_json(body: bytes | bytearray) -> Any:
 
 
 def checked(data: dict[str, Any], model: type[B]) -> B:
-    """Raises `ApiError` 400."""
+    """Resolve aliases in `data` and validate it as `model`. Raises `ApiError` 400."""
     inner = data.get("sampling_params")
     for one in (data, *(one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict))):
         for alias, name in model.ALIASES.items():
@@ -279,7 +281,8 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
 
 
 def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) -> ApiError:
-    """Pydantic's first finding, under the name that clients know, with all that may stand there."""
+    """Convert pydantic's first error into an `ApiError` that names the field as clients know it and all types that it
+    allows."""
     found = error.errors(include_url=False)[0]
     path = path_of(data, found["loc"], is_missing=found["type"] == "missing")
     field = ".".join(map(str, path)) or "body"
@@ -294,8 +297,8 @@ def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) ->
 
 
 def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
-    """Raises `ApiError` 400 for a body that would take too long to parse. One that is nested too deeply does not: it is
-    the parser's to refuse, which ends where it gets too deep."""
+    """Check that a body has not too many values to parse. Raises `ApiError` 400. A body that is nested too deeply
+    passes: the parser refuses it at the depth where it gets too deep."""
     most = max(BOUNDS.max_values, max_seq_len + BOUNDS.more_values)
     num_values = num_containers = depth = 0
     for begin, end in _stretches(body):
@@ -314,7 +317,8 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
 
 
 def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """From where to where, one after the other, as far as texts end; no text is split, so a long one is a stretch."""
+    """Yield consecutive (start, end) offsets of a JSON body. No string is split, so a long string is a stretch by
+    itself."""
     at = 0
     while at < len(body):
         whole = _WHOLE_STRINGS.match(body, at, min(at + STRETCH, len(body)))
@@ -331,12 +335,13 @@ def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _splits_escape(stretch: bytes | bytearray) -> bool:
-    """Whether its last character is a backslash that belongs to the next one."""
+    """Return true if the stretch ends within an escape: its last byte is a backslash that escapes the next byte."""
     return (len(stretch) - len(stretch.rstrip(b"\\"))) % 2 == 1
 
 
 def _too_many(body: bytes | bytearray, end: int, what: str) -> ApiError:
-    """Names the field that is open where `end` is: no object is made of a value to find it."""
+    """Return the error for too many values. It names the top-level field at offset `end`, which is found without
+    parsing."""
     field, depth = "body", 0
     for begin, to in _stretches(body):
         if begin >= end:
@@ -387,8 +392,8 @@ OF_ERRORS = {
 
 
 def path_of(given: Any, loc: Sequence[Part], *, is_missing: bool) -> list[Part]:
-    """Where in `given` an error is: between the names in `loc` stand tags of what was tried. The last one `is_missing`
-    there."""
+    """Return the path of a validation error in `given`: `loc` without the union tags that pydantic inserts.
+    `is_missing`: the last part of `loc` is not in `given`."""
     found: list[Part] = []
     for i, part in enumerate(loc):
         is_there = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
@@ -400,7 +405,8 @@ def path_of(given: Any, loc: Sequence[Part], *, is_missing: bool) -> list[Part]:
 
 
 def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> str:
-    """`path` leads to the value in `given`; `error` is a key of `OF_ERRORS`."""
+    """Describe the types and values that `model` allows at `path`, which leads to the value in `given`. `error`: a key
+    of `OF_ERRORS`."""
     root = _schema_of(model)
     found: list[Schema] = [root]
     for part in path:
@@ -420,7 +426,7 @@ def _schema_of(model: type[Body]) -> Schema:
 
 
 def _flat(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
-    """Alternatives one by one, but for null."""
+    """Resolve references and unions, and yield each alternative but null."""
     for one in schemas:
         if "$ref" in one:
             yield from _flat([root["$defs"][one["$ref"].rsplit("/", 1)[-1]]], root)
@@ -431,7 +437,8 @@ def _flat(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
 
 
 def _that_fit(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -> list[Schema]:
-    """Those of the `type` that an object names or, if it names none, that need none; all, if none fits."""
+    """Return the alternatives whose `type` is that of the object `given` or, if it has none, that require none; all
+    alternatives, if none fits."""
     found = list(_flat(schemas, root))
     if not isinstance(given, dict) or part == "type":
         return found
@@ -458,7 +465,7 @@ def _within(schema: Schema, part: Part) -> list[Schema]:
 
 
 def _kinds(schema: Schema, root: Schema, number: int = 0) -> list[str]:
-    """In words; `number`: 1 for many of it."""
+    """Describe a schema's type in words. `number`: 0 for singular, 1 for plural."""
     if names := _names([schema]):
         return names
     kind = schema.get("type", "")

@@ -1,8 +1,8 @@
-"""One HTTP request in the engine, from its submission to the end of its last choice: who gets its deltas and when,
-pauses, a timeout; and what it counts for.
+"""Lifetime of a request in the engine, from submission to the end of its last choice: delivery of deltas, pauses,
+timeout and accounting.
 
-Invariants: leaving the `with` block aborts whatever still runs; deltas of all choices come by one call, in the turn of
-the event loop in which their tokens came, without waking a task; while it is paused, tokens stay where they are.
+Invariants: leaving the `with` block aborts unfinished choices; deltas of all choices are delivered by one call, in the
+turn of the event loop in which their tokens arrived, without waking a task; while paused, tokens stay undelivered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
 
 
 class Account:
-    """Counts what one HTTP request uses: in the metrics, for its API key and in its access line."""
+    """Counts the usage of one HTTP request: in the metrics, for its API key and in its access line."""
 
     def __init__(self, context: ServerContext, request: HttpRequest) -> None:
         self._metrics, self._keys, self._request = context.metrics, context.keys, request
@@ -38,17 +38,17 @@ class Account:
         self._since = request.arrival_time if request.submitted is None else None
 
     def accepted(self, num_choices: int, num_prompt_tokens: int, n: int) -> None:
-        """Count a call whose prompts have that many tokens together, each `n` times."""
+        """Count a submitted request. `num_prompt_tokens`: of all its prompts together, each with `n` choices."""
         self._metrics.accepted(num_choices)
         self._keys.accepted(self._request.key, num_choices, num_prompt_tokens)
         self._request.prompt_tokens = num_prompt_tokens * n
 
     def decoded(self, began_ns: int, num_tokens: int) -> None:
-        """Count the time that it took to make text of tokens."""
+        """Count detokenization time, from `began_ns` until now."""
         self._metrics.detokenize.add(time.perf_counter_ns() - began_ns, num_tokens)
 
     def generated(self, state: RequestState, num_new: int, now: float) -> None:
-        """Count new tokens of a choice."""
+        """Count new tokens of a choice, and its latencies (TTFT, ITL)."""
         request = self._request
         request.generated_tokens += num_new
         self._keys.generated(request.key, num_new)
@@ -58,17 +58,18 @@ class Account:
         state.last_time = now
 
     def ended(self, state: RequestState, reason: str) -> None:
-        """Count the end of a choice."""
+        """Count the end of a choice, with its finish reason."""
         self._metrics.finished(reason, self._since, len(state.prompt), len(state.token_ids))
         self._request.finish_reasons.append(reason)
         self._request.cached_tokens += state.cached_len or 0
 
 
 class Running:
-    """`generation`: what has come of it."""
+    """Context manager of one submitted request. `generation` has its results so far."""
 
     def __init__(self, context: ServerContext, request: HttpRequest, wanted: Wanted) -> None:
-        """Submit to the engine. Raises `ApiError`: see `Admission`, and 503 if the engine is gone."""
+        """Admit the request and submit it to the engine. Raises `ApiError` as `Admission.of`, and 503 if the engine has
+        failed."""
         admission = Admission.of(context, request, wanted)
         self.is_large = admission.is_large
         self._run_in_lane = context.prompts.run
@@ -111,13 +112,14 @@ class Running:
         self.generation.choices = []
 
     def _expire(self, timeout_s: float) -> None:
-        """Free the engine now: whoever sends the error may still be waiting for a slow client."""
+        """Abort all choices and fail with a timeout. Frees the engine now: sending the error may wait for a slow
+        client."""
         for state in self.generation.choices:
             self._client.abort(state)
         self._fail(too_late(timeout_s))
 
     def end_early(self) -> None:
-        """End every choice with what it has."""
+        """End every choice with the output that it has."""
         for state in self._open:
             if not state.reason:
                 self._client.abort(state)
@@ -125,7 +127,7 @@ class Running:
         self.notify()
 
     def abort(self) -> None:
-        """End what still runs. Idempotent."""
+        """Abort all unfinished choices. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         for state in self._open:
@@ -137,8 +139,8 @@ class Running:
     # ----------------------------------------------------------------------------------------------- who gets deltas
 
     async def first(self, wait_s: float | None = None) -> list[Delta]:
-        """Return what comes first, or next; nothing if it takes longer than `wait_s`. Raises `ApiError` if a choice
-        fails before."""
+        """Wait for the next deltas and return them, or an empty list after `wait_s`. Raises `ApiError` if a choice
+        fails."""
         if self._ended.done():
             self._ended.result()
         first: asyncio.Future[list[Delta]] = asyncio.get_running_loop().create_future()
@@ -155,7 +157,7 @@ class Running:
     async def stream(
         self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
     ) -> None:
-        """`write` the chunks of `first` and of all that comes after it, as it comes. Raises as `_follow`."""
+        """Write the chunk of `first`, then chunks of all later deltas as they arrive. Raises as `_follow`."""
 
         def sink(deltas: list[Delta]) -> None:
             write(chunk(self.generation, deltas))
@@ -167,15 +169,16 @@ class Running:
     async def stream_from_lane(
         self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
     ) -> None:
-        """`stream`, with its chunks made in the lane of long work: others are served meanwhile."""
+        """Write the same chunks as `stream`, but format them in the thread pool for long work, so that other requests
+        are served meanwhile."""
         deltas = first
         while deltas or self._open:
             write(await self._run_in_lane(partial(chunk, self.generation, deltas or await self.first())))
             deltas = []
 
     def replay(self, turns: Sequence[Sequence[Tokens]], show: Callable[[Generation, list[Delta]], object]) -> None:
-        """Take once more what came on another server, in the same turns, and `show` it to nobody. To be called before
-        anything else comes."""
+        """Process tokens that another server generated, in the same groups, and call `show` with their deltas; its
+        result is dropped. Call before any token arrives."""
         choices = self.generation.choices
         self._is_replaying = True
         for turn in turns:
@@ -193,14 +196,15 @@ class Running:
             raise ApiError(400, "x-minisgl-marks: what was said before: a choice has ended without a reason")
 
     async def _follow(self, sink: Callable[[list[Delta]], None]) -> None:
-        """`sink` gets what came since `first` (or from the beginning), as it comes, until every choice has ended.
-        Raises `ApiError` if one fails, and what `sink` raises."""
+        """Pass all deltas since `first` (or from the beginning) to `sink`, as they arrive, until every choice has
+        ended. Raises `ApiError` if one fails, and what `sink` raises."""
         self._sink = sink
         self.notify()
         await self._ended
 
     async def collect(self) -> list[Delta]:
-        """Every choice whole. Raises `ApiError` if one fails."""
+        """Wait for every choice to end; return one delta per choice with its complete output. Raises `ApiError` if one
+        fails."""
         deltas: list[list[Delta]] = [[] for _ in self.generation.choices]
 
         def sink(found: list[Delta]) -> None:
@@ -211,7 +215,7 @@ class Running:
         return [_joined(parts) for parts in deltas]
 
     def pause(self) -> None:
-        """Nobody can take deltas now."""
+        """Stop delivering deltas until `resume`: the client does not read."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -219,7 +223,7 @@ class Running:
         self.notify()
 
     def notify(self) -> None:
-        """Something came for one or more of the choices."""
+        """Deliver new output, if any. Called when output of a choice has arrived."""
         if self._is_paused or self._ended.done() or (self._sink is None and self._first is None):
             return
         try:
@@ -247,7 +251,7 @@ class Running:
     # --------------------------------------------------------------------------------------------------- what came
 
     def _take(self, now: float) -> list[Delta]:
-        """Return what came since the last time."""
+        """Return the deltas since the last call, one for each choice with new output."""
         found = []
         has_ended = False
         for state in self._open:
@@ -287,7 +291,8 @@ class Running:
 def _submitted(
     context: ServerContext, request: HttpRequest, wanted: Wanted, admission: Admission, subscriber: Subscriber
 ) -> list[RequestState]:
-    """Give a call to the engine and return its choices."""
+    """Submit a request to the engine and return the state of its choices. Raises `ApiError` 503 if the engine has
+    failed."""
     try:
         return context.client.submit(
             wanted.prompts,

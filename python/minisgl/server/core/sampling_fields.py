@@ -1,9 +1,9 @@
-"""Fields of request bodies that become `SamplingParams`: how to sample, how to answer, and the form that an answer must
-have, in the fields of OpenAI, vLLM, SGLang and llama.cpp.
+"""Request fields that become `SamplingParams`: sampling, limits, and structured output in the fields of OpenAI, vLLM,
+SGLang and llama.cpp.
 
-Invariants: numbers have the bounds of `SamplingParams.check` on the page only; whichever field asks for a
-form, the same form is the same source; null asks for nothing; two fields that ask for different forms are an error that
-names both.
+Invariants: numeric bounds here are documentation, `SamplingParams.check` enforces them; equal formats give equal
+grammar sources, whichever field requests them; null asks for nothing; two fields that request different formats are an
+error that names both.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's: one of the first five."""
+    """vLLM's structured output: exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json_: Schema | None = Field(default=None, alias="json", description="A JSON schema, or its text.")
     json_object: StrictBool | None = described("Any JSON object.")
@@ -100,7 +100,7 @@ class StructuredOutputs(Body):
 
 
 class Structured(Body):
-    """At most one of these asks for a form, or all for the same."""
+    """Fields for structured output. If several are given, they must request the same format."""
 
     response_format: ResponseFormat | None = described("OpenAI's: text, any JSON object, or JSON by a schema.")
     structured_outputs: StructuredOutputs | None = described("vLLM's.")
@@ -122,7 +122,8 @@ class Structured(Body):
     grammar: StrictStr | None = described("llama.cpp's: as `structured_outputs.grammar`; an empty text has no effect.")
 
     def grammar_source(self, names: Mapping[str, str] | None = None) -> GrammarSource | None:
-        """`names`: how the client wrote a field, where that differs. Raises `ParamError`."""
+        """Return the source of the requested grammar, or `None`. `names`: the client's names of fields, where they
+        differ. Raises `ParamError`."""
         return the_one(list(self._sources(names or {})))
 
     def _sources(self, names: Mapping[str, str]) -> Iterator[GrammarSource]:
@@ -166,7 +167,7 @@ class StreamOptions(Body):
 
 
 class Sampling(Structured):
-    """What all generating endpoints share."""
+    """Fields that all generating endpoints share."""
 
     NOT_YET: ClassVar[fields.Table] = fields.SHARED
     OTHERS: ClassVar[fields.Table] = fields.OTHERS
@@ -242,8 +243,8 @@ class Sampling(Structured):
     store: StrictBool | None = described("Accepted, without effect: nothing is stored, and the header says so.")
 
     def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
-        """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
-        the endpoints. Raises `ParamError`."""
+        """Build and check `SamplingParams`. `defaults`: the model's, for fields that are missing; `asked`: fields whose
+        names or meanings differ between endpoints. Raises `ParamError`."""
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -259,7 +260,7 @@ class Sampling(Structured):
         return SamplingParams(**fields).check()
 
     def limit(self) -> int | None:
-        """Return the limit of generated tokens that the client names; None: none."""
+        """Return the client's maximum number of generated tokens; `None` if it names none."""
         return self.max_tokens
 
     @property
@@ -281,5 +282,5 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def shared_fields(asked: Sampling, but_for: Collection[str]) -> dict[str, Any]:
-    """Those of `asked` that every generating endpoint has, and that are given."""
+    """Return the fields of `asked` that every generating endpoint has and that are set, except `but_for`."""
     return present({name: getattr(asked, name) for name in Sampling.model_fields if name not in but_for})

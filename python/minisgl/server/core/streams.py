@@ -1,6 +1,5 @@
-"""Which routes may stream, as what, how an event is written, and what says that a stream lives: nothing that a client
-takes for a part of its answer. Ollama's lines, which name the model, are made in `ollama/endpoint.py`.
-"""
+"""Stream formats: which routes may stream and in which format, how an event is written, and the keep-alive bytes, which
+no client takes for output. Ollama's lines, which name the model, are made in `ollama/endpoint.py`."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ LINE_PING = b'{"text_delta":""}\n'
 
 
 def sse(data: object, name: str = "") -> bytes:
-    """Return one server-sent event, with a name or without."""
+    """Return one server-sent event, with `name` as its event type if given."""
     return b"%bdata: %b\n\n" % (b"event: %b\n" % name.encode() if name else b"", msgspec.json.encode(data))
 
 
 def ping_of(path: str, kind: str) -> bytes:
-    """Return what says that a stream lives which a server began under `path` with this content type."""
+    """Return the keep-alive bytes of a stream of this path and content type."""
     if path == "/v1/messages":
         return EVENT_PING
     return SSE_PING if kind.startswith(EVENTS) else LINE_PING

@@ -1,9 +1,9 @@
-"""Tools of a request: the fields that clients write, what of them the model is shown, the parser of its format of
-calls, and the grammar of an answer that must call tools, or may not break a call once it begins.
+"""Tools of a request: the client's fields, what the model is shown of them, the parser of the model's call format, and
+the grammar of output that must call tools, or that must not break a call once it begins.
 
-Invariants: a choice without tools to choose from, or of a tool that is not there, is refused. Where a marker is one of
-the tokenizer's special tokens, the parser's requests have it shown; in a grammar it is that token, else text. Arguments
-are what the tool's schema says; of tools that are not strict only where a call was asked for.
+Invariants: a tool choice without tools, or of an unknown tool, is refused. A marker that is one of the tokenizer's
+special tokens is decoded as text for the parser; in a grammar it is that token, else text. Arguments match the tool's
+schema if it is strict or a call is required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NUM_LAST = 16  # ids of a prompt in which a marker is looked for
 
 
 class Parsing:
-    """`tool_call_parser`, `reasoning_parser`: names, or auto."""
+    """Parsers for the model's tool calls and reasoning, and the grammars that they need. `tool_call_parser`,
+    `reasoning_parser`: a name or "auto"."""
 
     def __init__(self, tokenizer: Tokenizer, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
         self._tokenizer = tokenizer
@@ -57,7 +58,7 @@ class Parsing:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the chat template does."""
+        """True if the chat template renders tools."""
         return "tools" in self._tokenizer.template_variables(tools=True)
 
     def token_id(self, text: str) -> int | None:
@@ -65,12 +66,12 @@ class Parsing:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The arguments for the chat template."""
+        """Names of the variables that the chat template reads."""
         return self._tokenizer.template_variables()
 
     def thinking_after(self, prompt: Int32Array, continued: str | None) -> Thinking | None:
-        """For the answer to `prompt`, which may have opened or closed it. `continued`: the message that the answer
-        goes on with."""
+        """Return the reasoning format for the output after `prompt`, which may have opened or closed the reasoning.
+        `continued`: text of the message that the output continues. `None`: the output has no reasoning."""
         found = self.thinking
         if found is None:
             return None
@@ -86,18 +87,19 @@ class Parsing:
     def grammar(
         self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
     ) -> TurnGrammar:
-        """The grammar of an answer to one turn."""
+        """Return the grammar of a chat turn. `use`: tools that may be called; `source`: requested format; `budget`:
+        tokens of reasoning."""
         tools = None if use is None else self.tool_format
         return TurnGrammar(self._tokenizer.token_id, thinking, tools, use, source, budget)
 
     @property
     def ends_thinking(self) -> bool:
-        """Whether a token does: then a grammar can, after as many tokens as a request asks for."""
+        """True if a single token ends reasoning; then a grammar can end it after a budget of tokens."""
         found = self.thinking
         return found is not None and self._tokenizer.token_id(found.end) is not None
 
     def shown(self, markers: Iterable[str]) -> frozenset[int]:
-        """The special tokens among them."""
+        """Return the ids of those markers that are special tokens."""
         ids = (self._tokenizer.token_id(marker) for marker in markers)
         return frozenset(i for i in ids if i is not None) & self._tokenizer.special_ids
 
@@ -117,7 +119,7 @@ class Tool(Body):
     function: FunctionTool
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: what the model is to know."""
+        """Return the tool as chat templates expect it: name, description and parameters."""
         given = {name: getattr(self.function, name) for name in ("name", "description", "parameters")}
         return {"type": "function", "function": present(given)}
 
@@ -133,7 +135,8 @@ Choice = StrictStr | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`named`: the one that is to be called; `parallel`: there may be several calls."""
+    """Tools that the model may call. `required`: it must call one; `named`: the tool that it must call; `parallel`:
+    several calls are allowed."""
 
     tools: tuple[FunctionTool, ...]
     required: bool = False
@@ -152,7 +155,7 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolUse | None:
-    """None if no tool may be called. Raises `ApiError`."""
+    """Resolve `tools` and `tool_choice`; `None` if no tool may be called. Raises `ApiError`."""
     if not tools:
         if choice not in (None, "none", "auto"):  # nothing to choose from
             raise bad_value("tool_choice", choice, "needs tools")
@@ -179,7 +182,8 @@ def tool_use(
 
 
 def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[frozenset[str], str]:
-    """Which of the tools a choice of `allowed_tools` leaves, and how it chooses among them. Raises `ApiError`."""
+    """Return the names of tools that a choice of type `allowed_tools` leaves, and its mode ("auto" or "required").
+    Raises `ApiError`."""
     allowed = choice.get("allowed_tools")
     allowed = allowed if isinstance(allowed, Mapping) else {}
     mode, listed = allowed.get("mode"), allowed.get("tools")
@@ -210,8 +214,8 @@ def _named(choice: Mapping[str, Any]) -> str:
 def explained(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
-    """A conversation for a template that shows messages with texts, and nothing else: what the tools are stands in its
-    system text, calls and results in texts."""
+    """Convert a conversation for a template that renders only texts: tool definitions are appended to the system
+    message, calls and results become texts."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = f"You may call functions. To call one, {tool_format.explained()}. The functions, a line for each:\n{listed}"
     found = [_as_text(message, tool_format) for message in messages]
@@ -237,7 +241,7 @@ def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, A
 
 
 def _written(call: Any, tool_format: ToolFormat) -> str:
-    """As the model is told to write it."""
+    """Return a call as text, in the format that the model is instructed to write."""
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments") or "{}"
@@ -250,13 +254,14 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 
 def needs_grammar(use: ToolUse | None) -> bool:
-    """Whether the answer needs a grammar; without one, calls are as the model writes them."""
+    """Return true if calls need a grammar; without one, calls are as the model writes them."""
     return use is not None and (use.required or not use.parallel or any(tool.strict for tool in use.tools))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """`thinking`: None for models that do not; `source`: the form of an answer that is no call."""
+    """Input of a chat turn's grammar. `thinking`: `None` for a model without reasoning; `source`: format of output that
+    is no call."""
 
     token_id: Callable[[str], int | None]
     thinking: Thinking | None = None
@@ -266,7 +271,7 @@ class TurnGrammar:
     budget: int | None = None  # tokens of thinking
 
     def made(self) -> Made:
-        """Return the grammar, checked. Takes up to seconds. Raises `ParamError`."""
+        """Compile and check the grammar; may take seconds. Raises `ParamError`."""
         thinking = self.thinking
         if thinking is not None and thinking.is_open is False:
             thinking = None
@@ -295,14 +300,14 @@ class TurnGrammar:
 
 
 def _callable(tool: FunctionTool, source: GrammarSource | None) -> tuple[str, str, str | None]:
-    """Return its name, a rule for its arguments, and their schema if they are bound to it."""
+    """Return a tool's name, the grammar rule for its arguments, and their JSON schema (`None`: any object)."""
     if source is None:
         return tool.name, pieces.schema(ANY_OBJECT), None
     return tool.name, pieces.schema(source.value), json.dumps(source.value)
 
 
 def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
-    """Return the schema that the tool's arguments are generated by, None if they are any object."""
+    """Return the schema that a tool's arguments must match; `None` if any object is allowed."""
     if not (use.required or tool.strict):
         return None
     place = next(i for i, one in enumerate(use.tools) if one is tool)
@@ -314,8 +319,8 @@ def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
 
 
 def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
-    """Return the schemas that arguments are generated by, checked, by tool. The library is asked once, and more often
-    only where it refuses one of them. Raises `ParamError`."""
+    """Return the checked schemas of arguments by tool name. All are validated at once, and one by one only if that
+    fails. Raises `ParamError`."""
     asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
     bound = {name: _of_object(checked(source)) for name, source in asked.items()}
     size = sum(len(pieces.schema(source.value)) for source in bound.values())

@@ -1,7 +1,6 @@
-"""One call of the model with a conversation, whichever API asks for it: what is generated, and how an answer's text is
-taken apart.
+"""Turns a chat request of any API into the input of the engine, and the output into content, reasoning and tool calls.
 
-Invariants: what the chat APIs have in common stands here once.
+Invariants: code that the chat APIs have in common is here, once.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ class ToolCall:
 
     @property
     def arguments(self) -> str:
-        """JSON text, as far as it has come."""
+        """The arguments so far, as JSON text."""
         return str(self.grown)
 
 
 @dataclass(slots=True)
 class TurnChoice:
-    """One answer as it grows."""
+    """Output of one choice of a chat: content, reasoning and tool calls so far."""
 
     parser: MessageParser
     named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
@@ -74,13 +73,13 @@ class TurnChoice:
 
     @property
     def broken(self) -> list[int]:
-        """The numbers of the calls that are broken."""
+        """Indices of broken calls."""
         return self.parser.broken
 
     @property
     def calls_tools(self) -> bool:
-        """Return whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has
-        shown its pieces."""
+        """True if the finished output calls tools. A complete response leaves broken calls out, a stream has already
+        shown them."""
         return bool(self.whole_calls) and not (self.streams and self.broken)
 
     @property
@@ -88,7 +87,7 @@ class TurnChoice:
         return str(self.grown_reasoning)
 
     def take(self, delta: Delta) -> list[Part]:
-        """What is new, with all that was held back if the answer ends."""
+        """Parse a delta and return the new parts; at the end also those that the parser held back."""
         parts = self.parser.push(delta.text)
         if delta.finish_reason is not None:
             parts += self.parser.finish(delta.finish_reason == "length")
@@ -112,7 +111,7 @@ class TurnChoice:
 
 @dataclass(slots=True, eq=False)
 class Turn(Wanted):
-    """A call with one prompt, a conversation. `shown`: what the parser looks for."""
+    """Generation request with one prompt, a conversation. `shown`: special tokens that the parser looks for."""
 
     calls: ToolFormat | None = None  # of the tools that may be called
     thinking: Thinking | None = None  # the model may think, and that is told from the content
@@ -128,20 +127,21 @@ class Turn(Wanted):
 
     @property
     def is_plain(self) -> bool:
-        """An answer is its text."""
+        """True if the output is plain text: no tool calls and no reasoning to parse."""
         return self.calls is None and self.thinking is None
 
     def choice(self, *, streams: bool = False) -> TurnChoice:
         return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call, streams)
 
     def formats(self) -> Formats | None:
-        """Return how an answer is taken apart; None: an answer is its text. The tools are read once."""
+        """Return the formats by which the output is parsed; `None` for plain text. The tools' schemas are compiled
+        once."""
         if self._known is None and self.schemas is not None:
             self._known = answer_tools(self.schemas)
         return None if self.is_plain else (self.calls, self.thinking, self._known)
 
     def parts(self) -> AnswerParts | None:
-        """Return how the gateway takes answers apart; None: an answer is its text."""
+        """Return the parser settings for the gateway; `None` for plain text."""
         if self.is_plain:
             return None
         thinking = self.thinking
@@ -157,7 +157,7 @@ class Turn(Wanted):
         )
 
     def num_thought(self, choice: TurnChoice, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
-        """Tokens of what was thought, with the marker that ends it."""
+        """Return the number of reasoning tokens, the end marker included."""
         if not choice.grown_reasoning:
             return 0
         if self.think_end is None:
@@ -166,7 +166,7 @@ class Turn(Wanted):
 
 
 class SectionFormatter(Formatter):
-    """The base of formatters that show one answer as sections: items, blocks or lines."""
+    """Base class of formatters that show one choice as sections: items, blocks or lines."""
 
     def __init__(self, context: ServerContext, turn: Turn, stream: bool | None, priority: int | None) -> None:
         super().__init__(turn, stream, priority)
@@ -178,7 +178,7 @@ class SectionFormatter(Formatter):
         self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
 
     def changes(self, delta: Delta) -> list[Change]:
-        """Return how the sections change by what came."""
+        """Return the changes of sections by a delta."""
         if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
         parts = self._choice.take(delta)
@@ -188,8 +188,8 @@ class SectionFormatter(Formatter):
 async def chat_turn(
     context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END, only_counts: bool = False
 ) -> Turn:
-    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. `only_counts`: the prompt may be
-    too long for an answer. Raises `ApiError`."""
+    """Check a chat request and encode its prompt. `least_tokens`: lowest allowed `max_tokens`. `only_counts`: the
+    prompt may exceed the context. Raises `ApiError`."""
     places = list(chat.functions())
     if len(places) == len(chat.tools or ()):
         return await _chat_turn(context, chat, least_tokens, only_counts)
@@ -232,7 +232,7 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
 def _parsed(
     context: ServerContext, chat: ChatRequest, use: ToolUse | None, thinking: Thinking | None, turn: Turn
 ) -> Turn:
-    """With what takes the answers apart."""
+    """Set the fields of `turn` by which the output is parsed, and return it."""
     parsing = context.parsing
     calls = None if use is None else parsing.tool_format
     if thinking is None and calls is None:
@@ -251,7 +251,7 @@ def _parsed(
 
 
 def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
-    """Refuse what the parser of calls, and the gateway, cannot read. Raises `ApiError`."""
+    """Check that schemas are not nested too deeply for the parser of calls. Raises `ApiError`."""
     text = json_bytes(schemas)
     if text.count(b"{") + text.count(b"[") < MAX_DEPTH:
         return  # nearly always
@@ -262,7 +262,7 @@ def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
 
 
 def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
-    """`tool_choice` of `allowed_tools`: the model does not hear of the others."""
+    """Resolve a `tool_choice` of type `allowed_tools`: the other tools are removed from the request."""
     if not isinstance(chat.tool_choice, dict) or chat.tool_choice.get("type") != "allowed_tools":
         return chat
     functions = [*chat.functions().values()]
@@ -272,7 +272,7 @@ def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
 
 
 def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
-    """Refuse what the model's template cannot be told, and reasoning where nothing can take it apart."""
+    """Check that the chat template supports `enable_thinking` and that reasoning can be parsed. Raises `ApiError`."""
     asked = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
     if asked and why_missing():
         reason = f"the parser of reasoning {NEEDS}: {HOW_TO_BUILD}"
@@ -282,7 +282,7 @@ def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
 
 
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
-    """The fields that ask for what the model does not know."""
+    """Return the fields that have no effect on this model."""
     found = () if chat.verbosity in (None, "medium") else ("verbosity",)
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
         found = ("thinking_budget", *found)
@@ -293,7 +293,7 @@ def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
 
 
 def _check_prompt(chat: ChatRequest) -> None:
-    """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
+    """Check `messages`, or `prompt`, which mini-sglang's clients send instead. Raises `ApiError`."""
     if chat.prompt is not None:
         if chat.messages:
             raise wrong("prompt", "give either messages or prompt")
@@ -315,7 +315,8 @@ def _check_prompt(chat: ChatRequest) -> None:
 
 
 def _check_last(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a question of nothing that the model can be shown. What stands behind a tool's result belongs to it."""
+    """Check that the last user message has a part that the model can read. A message after a tool's result passes: it
+    belongs to the result. Raises `ApiError`."""
     turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
     if not turns or turns[-1][1].role != "user" or (len(turns) > 1 and turns[0][1].role == "tool"):
         return

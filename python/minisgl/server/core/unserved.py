@@ -1,8 +1,8 @@
-"""What a body has that its endpoint does not serve: looked for before the body is checked, by the tables of
+"""Finds the fields of a body that its endpoint does not serve, before the body is validated, by the tables of
 `fields.py`.
 
-Invariants: every name in a body is served, refused, or in the list of what has no effect; a name whose value is null
-asks for nothing. Of a client's own words only names of usual characters reach a header.
+Invariants: every name in a body is served, refused, or listed as without effect; a null value asks for nothing. Only
+names of ordinary characters reach a header.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LABELS = frozenset({"id", "status", "index", "signature", "annotations", "citat
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return `names` for a header, each once, at most so many."""
+    """Return `names` as a header value: each once, unsafe ones as "?", at most `MAX_NAMED`."""
     safe = dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in names)
     return ", ".join([*safe][:MAX_NAMED])
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What may stand in an object: `served` names with the bodies that may stand in each, the tables, and `plain` names
-    (aliases, too), of which nothing more is asked."""
+    """Fields that an object may have: `served` ones with the body types of their values, tables of others, and `plain`
+    ones (aliases, too), whose values are not inspected."""
 
     plain: set[str] = field(default_factory=set)
     served: dict[str, tuple[type[Body], ...]] = field(default_factory=dict)
@@ -47,15 +47,15 @@ Kinds = dict[str | None, Known | None]
 
 
 def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
-    """Return the names in `data` that have no effect, without places in lists. Raises `ApiError` 400 for one that would
-    change the answer."""
+    """Return the names in `data` that have no effect, as dotted paths without list indices. Raises `ApiError` 400 for
+    one that would change the output."""
     found: dict[str, None] = {}
     _look(data, _by_kind((model,)), (), found)
     return [*found]
 
 
 def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], found: dict[str, None]) -> None:
-    """Add the names in an object at `path` that have no effect."""
+    """Add the names in the object at `path` that have no effect to `found`. Raises `ApiError` 400."""
     kind = data.get("type")
     known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
     if known is None:
@@ -109,7 +109,7 @@ _OTHER = "<other>"  # no type has such signs
 
 @functools.cache
 def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
-    """Return what an object may have where one of `models` stands."""
+    """Return the fields that an object may have, by its `type`, where any of `models` is allowed."""
     kinds: dict[str | None, list[type[Body]]] = {None: []}
     is_open = False
     for model in models:
@@ -133,7 +133,7 @@ def _literals(model: type[Body]) -> list[str]:
 
 
 def _flat(annotation: Any) -> Iterator[Any]:
-    """The bodies in it, and the values of its literals."""
+    """Yield the types in an annotation, and the values of its literals."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
         return

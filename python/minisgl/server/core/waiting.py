@@ -1,7 +1,8 @@
-"""What waits, on both sides of the server: turns for large bodies, and the queue that --max-queued-... bound.
+"""Waiting on both sides of the server: turns for large bodies, and the queue limited by --max-queued-...
 
-Invariants: what waits is bounded; an owner's turns are taken in order, those of several owners by rotation, and given
-back by whoever is cancelled; what waits in the gateway counts here, from the moment in which it is prepared.
+Invariants: everything that waits is bounded; an owner's turns are served in order, those of several owners round-robin,
+and a cancelled owner returns its turn; requests that wait in the gateway count here, from the moment in which they are
+prepared.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _Waiting = deque[tuple[asyncio.Future[None], int]]
 
 
 def has_room(most: int, num_owners: int, held: int, held_by_all: int, more: int) -> bool:
-    """Return whether an owner (API key) that holds `held` of a room of `most` may take `more`, where all owners hold
-    `held_by_all`. Its part, 1 / `num_owners`, is always its own; beyond that it holds at most as much as is left free,
-    so that one owner alone fills half of the room and another always finds some: the dynamic threshold of Choudhury and
-    Hahne (1998), with a factor of 1. What is larger than that may go where nothing else is held. A room may be filled
-    twice at most. One owner alone has all of it."""
+    """Return true if an owner (API key) that holds `held` units may take `more` of a capacity of `most`, when all
+    owners together hold `held_by_all`. An owner may always use its share, 1 / `num_owners`; beyond that it may hold at
+    most as much as is free, so that one owner fills at most half of the capacity and others always find some: the
+    dynamic threshold of Choudhury and Hahne (1998), with factor 1. A larger request is allowed while nothing else is
+    held. The capacity may be exceeded by a factor of two at most. A single owner may use all of it."""
     if not held_by_all:
         return True
     if num_owners < 2:
@@ -38,8 +39,9 @@ def has_room(most: int, num_owners: int, held: int, held_by_all: int, more: int)
 
 
 class Turns:
-    """`most` bytes in hand at once, first come, first served; where several owners (API keys) wait, each in turn. What
-    is larger than that goes alone. When nothing is in hand any more, `when_idle` is called with the bytes that were."""
+    """Limits the bytes of large bodies in memory to `most`: first come, first served, round-robin between owners (API
+    keys). A larger body is processed alone. When no bytes are held any more, `when_idle` is called with the bytes held
+    since."""
 
     def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
         self._most = most
@@ -54,12 +56,12 @@ class Turns:
 
     @property
     def num_bytes(self) -> int:
-        """In hand."""
+        """Bytes that are held."""
         return self._held
 
     async def take(self, size: int, owner: int = 0) -> int:
-        """Returns what is to be given back. Raises `ApiError` 429: `MAX_WAITING` others wait already, or as many are
-        there later, most of them this owner's."""
+        """Wait for a turn of `size` bytes; returns the bytes to `give` back. Raises `ApiError` 429 if `MAX_WAITING`
+        others wait, or when that many wait later, most of them of this owner."""
         size = min(size, self._most)
         if not self._waiting and self._held + size <= self._most:
             self._held += size
@@ -84,7 +86,7 @@ class Turns:
         return size
 
     def _make_room(self, owner: int) -> None:
-        """The last one goes of the owner that has most. Raises its `ApiError` if that is the owner who comes."""
+        """Reject the newest waiting body of the owner with most of them. Raises `ApiError` 429 if that is `owner`."""
         full = queue_full(f"{self.num_waiting} large bodies wait for their turn already")
         waiting = max(self._waiting.values(), key=len)
         if len(waiting) <= len(self._waiting.get(owner, ())) + 1:
@@ -117,8 +119,8 @@ class Turns:
 
 
 class Queue:
-    """What waits, here and in the gateway: requests whose prompts are being encoded, or that have no row in the engine.
-    Bodies that wait for their turn have a bound of their own: small requests need none, and go on."""
+    """Waiting requests here and in the gateway: those whose prompts are being encoded or that have no row in the
+    engine. Bodies that wait for a turn have a limit of their own, since small requests need no turn."""
 
     def __init__(self, processor: OutputProcessor, limits: Limits, keys: KeyUse, gateway: Gateway | None) -> None:
         self._processor = processor
@@ -128,7 +130,7 @@ class Queue:
         self._encoding = Counter[int]()  # prompts, by key
 
     def encodes(self, count: int, key: int) -> None:
-        """Count as many more prompts of the key with this number, which are being encoded."""
+        """Add `count` (or subtract, if negative) prompts of a key that are being encoded."""
         self._encoding[key] += count
 
     @property
@@ -137,15 +139,15 @@ class Queue:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the prompts that wait."""
+        """Prompt tokens of all waiting requests."""
         return self._here()[1] + self._there()[1]
 
     def num_in_flight(self) -> int:
-        """Answers that the engine computes or that wait for it, and somebody for them."""
+        """Return how many choices are running or waiting, batch lines excluded."""
         return self._num_live() + (0 if self.gateway is None else self.gateway.waiting()[2])
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0, key: int = 0) -> None:
-        """Raise `ApiError` 429 unless as many more of the key with this number may wait (`has_room`)."""
+        """Check that `num_requests` more of a key may wait (`has_room`). Raises `ApiError` 429."""
         waiting, tokens = map(sum, zip(self._here(), self._there(), strict=True))
         own, own_tokens = self.keys.waiting(key)
         own += self._encoding[key]
@@ -168,7 +170,7 @@ class Queue:
         return len(self._processor.live) - self._processor.num_background
 
     def _here(self) -> tuple[int, int]:
-        """Requests, and tokens of those prompts that are encoded."""
+        """Return the requests that wait in this process, and the tokens of prompts already encoded."""
         processor = self._processor
         num_requests = self._encoding.total() + processor.num_waiting
         return num_requests, processor.num_waiting_tokens

@@ -1,8 +1,8 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's bodies become requests of the chat API, and its answers
-a message of blocks, or the events that tell how it grows.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's bodies become chat requests; the output becomes a
+message of blocks, or a stream of events.
 
-Invariants: errors name the fields that the client wrote; deltas of a block joined are the block that would have come
-whole.
+Invariants: errors name the fields that the client wrote; the joined deltas of a block equal the block of a complete
+response.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_chat(asked: AnthropicConversation) -> ChatRequest:
-    """Raises `ApiError`."""
+    """Convert an Anthropic body into a chat request. Raises `ApiError`."""
     fields: dict[str, Any] = {}
     if isinstance(asked, MessagesRequest):
         fields = shared_fields(asked, OWN)
@@ -94,7 +94,7 @@ def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
 
 
 def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """Return the messages of the chat API: of a user one for each result of a tool, and one for the rest; of an
+    """Convert one message into messages of the chat API: for a user one per tool result, and one for the rest; for an
     assistant as many as its blocks need to keep their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
@@ -135,8 +135,8 @@ def _result(block: ToolResultBlock) -> dict[str, Any]:
 
 
 def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
-    """Parts of the chat API. What has a text of its own is that text; the rest has its own kind, which chats leave
-    out."""
+    """Convert blocks into parts of the chat API. Documents and search results become their texts; other types keep
+    their type, and the chat leaves them out."""
     found: list[dict[str, Any]] = []
     for block in blocks:
         text = block.text if isinstance(block, TextBlock) else "\n".join(_texts_in(block.model_extra or {}))
@@ -146,7 +146,7 @@ def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
 
 
 def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a document or of a result of a search."""
+    """Yield the texts of a document or a search result."""
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
     inner = source.get("content") or block.get("content")
@@ -160,7 +160,7 @@ def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_results(messages: Sequence[AnthropicMessage]) -> None:
-    """Raises `ApiError` for a tool's result of a call that is not there."""
+    """Check that every tool result belongs to a call before it. Raises `ApiError`."""
     calls = set[str]()
     for i, message in enumerate(messages):
         for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -303,7 +303,7 @@ async def messages_endpoint(context: ServerContext, asked: MessagesRequest, requ
 
 
 async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
-    """As many as POST /v1/messages says of the same conversation, those in the cache included."""
+    """Count the tokens of a conversation, cached ones included, as POST /v1/messages would."""
     turn = await _turn(context, asked, request, only_counts=True)
     return json_response({"input_tokens": len(turn.prompts[0])})
 

@@ -1,4 +1,4 @@
-"""The cards of models in the form of Anthropic's API, for clients that send its header `anthropic-version`."""
+"""Model cards in the shape of Anthropic's API, for clients that send its header `anthropic-version`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USUAL, MOST = 20, 1000
 
 
 def shown_model(card: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a card of /v1/models in the form that the request asks for. `scope`: of ASGI."""
+    """Return a card of /v1/models in the shape of the requesting API. `scope`: of ASGI."""
     if not is_anthropic(scope[FORM][0]):
         return dict(card)
     created = datetime.fromtimestamp(card["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -22,7 +22,7 @@ def shown_model(card: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, 
 
 
 def shown_models(cards: Iterable[Mapping[str, Any]], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the list of /v1/models in the form that the request asks for. Raises `ApiError`."""
+    """Return the list of /v1/models in the shape of the requesting API. Raises `ApiError` 400 for bad paging."""
     found = [shown_model(one, scope) for one in cards]
     if not is_anthropic(scope[FORM][0]):
         return {"object": "list", "data": found}

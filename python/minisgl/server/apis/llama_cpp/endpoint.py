@@ -1,7 +1,7 @@
-"""llama.cpp's own routes: bodies become requests of /v1/completions, which fill a gap for /infill; what the server says
-of itself has llama.cpp's shape.
+"""llama.cpp's own routes: bodies become completion requests, with a gap for /infill; properties of the server have
+llama.cpp's shape.
 
-Invariants: one slot for each request that runs at once; slots are not told apart, and none can be chosen.
+Invariants: there is one slot per request that can run at once; slots have no identity, and none can be chosen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def infill_endpoint(context: ServerContext, asked: InfillRequest, request:
 
 
 def _completion(asked: LlamaCppSampling, **given: Any) -> CompletionRequest:
-    """Raises `ApiError`."""
+    """Convert a llama.cpp body into a completion request. Raises `ApiError`."""
     if asked.stream_options is not None:
         raise bad_value("stream_options", asked.stream_options.model_dump(exclude_none=True), "not used here")
     found = {"max_tokens": TO_THE_END, **shared_fields(asked, ()), **given}
@@ -123,7 +123,7 @@ class LlamaCppFormatter(Formatter):
         )
 
     def _shown(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The part of the answer that the client wants to have."""
+        """Return the requested fields of the response (`response_fields`); all of them by default."""
         if not self._fields:
             return answer
         found = {path: _at(answer, path.split("/")) for path in self._fields}
@@ -131,7 +131,7 @@ class LlamaCppFormatter(Formatter):
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:
-    """None: it is not there."""
+    """Return the value at a path of nested objects, or `None` if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -195,7 +195,7 @@ def props(context: ServerContext) -> dict[str, Any]:
 
 
 def slots(context: ServerContext) -> list[dict[str, Any]]:
-    """As many of them are processing as requests run."""
+    """Return the slots. As many are marked as processing as requests run."""
     running = sum(view.stats.num_running for view in context.client.engines if view.stats is not None)
     n_ctx = context.info.max_seq_len
     return [{"id": i, "n_ctx": n_ctx, "is_processing": i < running} for i in range(_num_slots(context))]

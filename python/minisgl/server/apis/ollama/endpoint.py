@@ -1,8 +1,8 @@
-"""Ollama's API. Bodies become requests of the chat API, of completions (`raw`, `suffix`) and of embeddings; answers are
-JSON objects, or lines of them that tell how an answer grows.
+"""Ollama's API. Bodies become chat requests, completion requests (`raw`, `suffix`) or embedding requests; responses are
+JSON objects, or JSON lines when streamed.
 
-Invariants: errors name the fields that the client wrote; contents, thoughts and calls of the lines joined are those
-that would have come whole; what has no effect is named in `warning` and in the header `X-Minisgl-Ignored`.
+Invariants: errors name the fields that the client wrote; the joined contents, thoughts and calls of a stream equal
+those of a complete response; fields without effect are named in `warning` and in the header `X-Minisgl-Ignored`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = 
 
 
 def ping(model: str, shape: Shape) -> bytes:
-    """Return the line that says that a stream lives. Ollama's clients take each line for JSON and read its text."""
+    """Return the keep-alive line of a stream: an object with an empty text, since Ollama's clients parse every line as
+    JSON."""
     return json_line({"model": model, "created_at": now(), **shape("", "", []), "done": False})
 
 
@@ -90,7 +91,8 @@ def ping(model: str, shape: Shape) -> bytes:
 
 
 def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], list[str]]:
-    """Fields of the sampling, and the names of what has no effect. A context that is large enough has one."""
+    """Return sampling fields for `options`, and the names of options without effect. `num_ctx` up to the model's
+    context is accepted silently."""
     found: dict[str, Any] = {}
     ignored = list[str]()
     for option, value in (asked.options or {}).items():
@@ -108,7 +110,7 @@ def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], li
 
 
 def _named(option: str) -> str:
-    """A client's own words are put into no header."""
+    """Return an option's name for a header, or just "options" if the client's text is not safe there."""
     return f"options.{option}" if re.fullmatch(r"[a-z0-9_]{1,32}", option) else "options"
 
 
@@ -135,7 +137,7 @@ def _think(parsing: Parsing, think: bool | str | None) -> dict[str, Any]:
 
 
 def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
-    """The fields of the chat API that its prompt depends on. Raises `ApiError`."""
+    """Return the chat fields that determine the prompt. Raises `ApiError`."""
     if isinstance(asked, OllamaChatRequest):
         found = {"messages": _messages(asked.messages or ()), "tools": asked.tools or None}
     else:
@@ -145,7 +147,8 @@ def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateR
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Those of the chat API. Results name their tool, or nothing: they belong to the calls before them, in order."""
+    """Convert messages to those of the chat API. A tool result names its tool or nothing: results are matched with the
+    calls before them, in order."""
     found: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # ids and names
     for i, message in enumerate(given):
@@ -196,8 +199,8 @@ async def generate_endpoint(
 def _loaded(
     context: ServerContext, asked: OllamaGenerating, request: HttpRequest, needed: str, empty: dict[str, Any]
 ) -> Response:
-    """Clients ask so for a model to be loaded, or unloaded; this one is always there. A body with more asks for an
-    answer, and the field `needed` is missing. Raises `ApiError` 400."""
+    """Answer a body without a prompt, by which clients load or unload a model; here the model is always loaded. Raises
+    `ApiError` 400 if the body has other fields: then the field `needed` is missing."""
     given = [name for name in asked.model_fields_set if name not in OF_LOADS and getattr(asked, name)]
     if more := [*request.ignored, *sorted(given)]:
         raise wrong(more[0], f"without {needed} nothing is answered: give {needed}")
@@ -211,7 +214,7 @@ def _warning(ignored: Sequence[str]) -> dict[str, str]:
 
 
 def _fields(context: ServerContext, asked: OllamaGenerating) -> tuple[dict[str, Any], list[str]]:
-    """What both have that are asked so, and the names of what has no effect."""
+    """Return the fields that chat and completion requests share, and the names of options without effect."""
     found, ignored = _options(asked, context.info.max_seq_len)
     found |= {"model": asked.model, "stream": asked.stream is not False, "response_format": _format(asked.format)}
     return found, ignored
@@ -281,7 +284,7 @@ class OllamaFormatter(SectionFormatter):
         return json_line(error.ollama_body())
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
-        """What is new, in parts."""
+        """Return the new parts of the output, in Ollama's shape."""
         found = []
         for change in self.changes(delta):
             section = change.section
@@ -345,7 +348,8 @@ async def _embedded(
     *,
     truncates: bool = True,
 ) -> Formatter | Response:
-    """The vectors of `texts`; that of a text without tokens is empty, for it is no error: clients load a model so."""
+    """Return the formatter for the embeddings of `texts`. A text without tokens gets an empty vector and no error,
+    since clients load a model so; if all are such texts, the response is complete."""
     _, ignored = _options(asked, context.info.max_seq_len)
     ignored = [*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored, *request.ignored]
     given = [texts] if isinstance(texts, str) else texts
@@ -371,7 +375,8 @@ async def _embedded(
 
 
 class OllamaEmbeddings(EmbeddingFormatter):
-    """`warning`: see `_warning`; `has_tokens`: whether a text that was given has a vector."""
+    """Formatter of embeddings. `warning`: see `_warning`; `has_tokens`: for each given text, whether it gets a vector.
+    """
 
     warning: Mapping[str, str] = MappingProxyType({})
     has_tokens: Sequence[bool] = ()

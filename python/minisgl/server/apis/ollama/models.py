@@ -1,4 +1,5 @@
-"""What the server says of itself to Ollama's clients: its one model, and that it fetches, copies and deletes none."""
+"""Routes for information about the model, as Ollama's clients request it, and refusals of those that fetch, copy or
+delete models."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _metadata(context: ServerContext, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _files(context: ServerContext) -> list[Path]:
-    """The files of the weights, where they lie in the folder that is served or are the file."""
+    """Return the local weight files: the GGUF file itself, or the safetensors files of the folder."""
     model, folder = context.config.engine.model, context.info.model_dir
     given = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not given.exists():
@@ -70,8 +71,8 @@ def listed(
     form: str = "",
     size_label: str = "",
 ) -> list[dict[str, Any]]:
-    """As /api/tags has a model and its adapters. `key`: names what is loaded; `form`: of its files;
-    `size_label`: of its parameters."""
+    """Return entries of /api/tags, one per name (the model and its adapters). `key`: hashed to the digest; `form`: the
+    files' format; `size_label`: the parameter count as text."""
     card = {
         "modified_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
         "size": size,
@@ -89,7 +90,7 @@ def listed(
 
 
 def running(cards: Iterable[dict[str, Any]], num_bytes: int, context_len: int, device: str) -> list[dict[str, Any]]:
-    """As /api/ps has them. `num_bytes`: the memory of the engine processes."""
+    """Return entries of /api/ps for `cards`. `num_bytes`: resident memory of the engine processes."""
     on_device = num_bytes if device.startswith("cuda") else 0
     more = {"size": num_bytes, "size_vram": on_device, "context_length": context_len, "expires_at": NEVER}
     return [{**one, **more} for one in cards]

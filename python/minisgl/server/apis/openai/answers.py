@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers, and of those that vLLM adds, for the OpenAPI page. Tests hold real answers against
+"""Response models of OpenAI's API and of vLLM's additions, for the OpenAPI page. Tests check real responses against
 them."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ChatLogprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """`arguments` is JSON text."""
+    """Function call; `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -32,7 +32,7 @@ class ToolCallAnswer(Answer):
 
 
 class AssistantMessage(Answer):
-    """`content` is null beside calls alone."""
+    """Message of the assistant. `content` is null if there are only calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -53,7 +53,7 @@ class ChatChoice(Answer):
 
 
 class ChatAnswer(Answer):
-    """Streamed: server-sent events of `chat.completion.chunk` objects, `[DONE]` at the end."""
+    """Chat completion. A stream has server-sent events of `chat.completion.chunk` objects, with `[DONE]` at the end."""
 
     id: str
     object: Literal["chat.completion"]
@@ -85,7 +85,7 @@ class CompletionChoice(Answer):
 
 
 class CompletionAnswer(Answer):
-    """Streamed: server-sent events of the same objects, `[DONE]` at the end."""
+    """Completion. A stream has server-sent events of such objects, with `[DONE]` at the end."""
 
     id: str
     object: Literal["text_completion"]
@@ -108,7 +108,7 @@ class TokenizeAnswer(Answer):
 
 
 class DetokenizeAnswer(Answer):
-    """`content`: the same, by llama.cpp's name."""
+    """Text of token ids; `content` equals `prompt`, by llama.cpp's name."""
 
     prompt: str
     content: str

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: one call of the model with a conversation, shown in OpenAI's shape."""
+"""POST /v1/chat/completions: chat requests with responses in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ChatFormatter(Formatter):
 
     @cached_property
     def _choices(self) -> list[TurnChoice]:
-        """Made when they are needed: where the gateway shows the answer, they are not."""
+        """Parser state of each choice. Created lazily: not needed where the gateway formats the response."""
         return [self._turn.choice(streams=self.stream) for _ in range(self._n)]
 
     def for_gateway(self) -> Shown | None:
@@ -103,7 +103,7 @@ class ChatFormatter(Formatter):
         return found
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        """At the end."""
+        """Return the final usage, with the number of reasoning tokens."""
         found: dict[str, Any] = generation.usage()
         if self._turn.thinks:
             count = sum(
@@ -114,7 +114,7 @@ class ChatFormatter(Formatter):
         return found
 
     def _about_prompt(self, generation: Generation, index: int) -> dict[str, Any]:
-        """Known once the choice has its first token."""
+        """Return the requested prompt ids and log probabilities; call it after the choice's first token."""
         found: dict[str, Any] = {}
         if self._with_token_ids:
             found["prompt_token_ids"] = self.prompts[0].tolist()
@@ -146,7 +146,8 @@ class ChatFormatter(Formatter):
         return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
     def _chunks(self, generation: Generation, delta: Delta, more: dict[str, Any]) -> list[bytes]:
-        """Log probabilities and ids are those of the tokens that came, whatever has become of their text so far."""
+        """Return the chunks of a delta. Log probabilities and ids belong to the delta's tokens, even if the parser
+        holds back their text."""
         of_choice: dict[str, Any] = {}
         if self._with_token_ids:
             of_choice["token_ids"] = generation.new_token_ids(delta.index)
@@ -187,7 +188,7 @@ class ChatFormatter(Formatter):
         return sse({**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage, **more})
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        """The same with all but the text formatted once."""
+        """Return a chunk that has only text, from a cached frame: the rest is formatted once per choice."""
         if (parts := self._frames.get(index)) is None:
             before, after = self._chunk(index, {"content": TEXT_MARK}, {}, {}).split(json_bytes(TEXT_MARK))
             parts = self._frames[index] = (before, after)

@@ -1,6 +1,6 @@
-"""Which of its labels a model gives to texts: POST /v1/classify as vLLM has it.
+"""POST /v1/classify, as in vLLM: the label that a classifier gives to each text.
 
-Invariants: each text goes the way of any request.
+Invariants: each text is scheduled like any request.
 """
 
 from __future__ import annotations
@@ -60,18 +60,19 @@ class ClassifyAnswer(Answer):
 
 
 class Labels(NamedTuple):
-    """What config.json says of them. `problem`: its `problem_type`."""
+    """Labels of a classifier, by its config.json. `problem`: `problem_type`, which decides how scores become
+    probabilities."""
 
     names: Mapping[str, str]
     problem: str | None
 
     def name(self, number: int) -> str:
-        """transformers leaves out of the file what it calls labels without names."""
+        """Return the name of label `number`; transformers omits default names from config.json."""
         return str(self.names.get(str(number), f"LABEL_{number}"))
 
     def probabilities(self, numbers: Sequence[float]) -> list[float]:
-        """What the numbers of the head say of each label: probabilities that add up to one, or where each label stands
-        for itself, its own; of a regression the numbers as they are."""
+        """Convert the head's outputs to probabilities: softmax, or a sigmoid for each label (multi-label, single
+        label); outputs of a regression are returned unchanged."""
         if self.problem == "regression":
             return list(numbers)
         if self.problem == "multi_label_classification" or len(numbers) == 1:
@@ -83,8 +84,7 @@ class Labels(NamedTuple):
 
 @cache
 def own_labels(model_dir: str | None) -> Labels:
-    """The labels of a model that gives scores, as its folder has them. Raises `ApiError` 400 for a model that has
-    none."""
+    """Return the labels of a model from its config.json. Raises `ApiError` 400 for a model that is no classifier."""
     raw = json.loads((Path(model_dir or "none") / "config.json").read_text(encoding="utf-8"))
     if not str(raw["architectures"][0]).endswith("ForSequenceClassification"):
         reason = "it scores pairs of texts and has no labels: a ...ForSequenceClassification does"

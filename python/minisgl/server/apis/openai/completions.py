@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: completion requests with responses in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class CompletionFormatter(Formatter):
     # ----------------------------------------------------------------------------------------------------- choices
 
     def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
-        """The next part of a choice; what concerns the prompt comes with the first."""
+        """Return the next part of a choice; fields of the prompt come with the first part."""
         text = delta.text
         asked, more = self._asked, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
@@ -130,7 +130,7 @@ class CompletionFormatter(Formatter):
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """The progress of a choice: `source` is its index in the generation, `index` that in the answer."""
+    """Progress of a choice: `source` is its index in the generation, `index` its index in the response."""
 
     source: int
     index: int
@@ -139,7 +139,7 @@ class _Choice:
 
 
 def _best(choices: Sequence[Delta], n: int) -> list[int]:
-    """Indices of the n choices with the highest log probability per token, in their own order."""
+    """Return the indices of the `n` choices with the highest mean log probability, in ascending order."""
     if n == len(choices):
         return list(range(n))
 

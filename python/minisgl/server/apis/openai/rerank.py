@@ -1,10 +1,10 @@
-"""How well texts answer a query: POST /v1/rerank (also /rerank and /v2/rerank) as Cohere and Jina have it, and POST
-/v1/score as vLLM has it.
+"""Relevance scores of text pairs: POST /v1/rerank (also /rerank and /v2/rerank) as in Cohere's and Jina's API, and POST
+/v1/score as in vLLM.
 
-A cross encoder, or a language model that judges, reads both texts at once: its score goes through a sigmoid. Of any
-other model that gives embeddings it is the cosine of both vectors.
+A cross encoder or a judge reads both texts at once; the score is the sigmoid of its output. For any other model with
+embeddings the score is the cosine similarity of both vectors.
 
-Invariants: each pair, or each text, goes the way of any request; equal scores stay in the order of the documents.
+Invariants: each pair, or each text, is scheduled like any request; equal scores keep the order of the documents.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ async def score_endpoint(context: ServerContext, asked: ScoreRequest, request: H
 
 
 class _Scores:
-    """What is to be computed for the scores of pairs, and how they are read from it."""
+    """Prompts to compute for the scores of text pairs, and how to get the scores from their results."""
 
     def __init__(
         self, prompts: Sequence[Int32Array], sampling: SamplingParams, pairs: Sequence[tuple[int, int]] | None
     ) -> None:
-        """`pairs`: two prompts each; None: each prompt is one."""
+        """`pairs`: indices of two prompts for each score. `None`: each prompt is a pair."""
         self.prompts, self.sampling, self._pairs = prompts, sampling, pairs
 
     @classmethod
@@ -142,7 +142,8 @@ class _Scores:
         asked: RerankRequest | ScoreRequest,
         most: int | None,
     ) -> _Scores:
-        """`fields`: where the texts come from; `most`: tokens of a second text that are read."""
+        """Encode text pairs for the served model. `fields`: the client's names of both texts; `most`: maximum tokens of
+        each second text. Raises `ApiError` 400."""
         cut, instruction = asked.truncate is not False, asked.instruction
         if instruction is not None and not context.prompts.judges:
             raise bad_value("instruction", instruction, "this model reads none: leave it out")
@@ -164,7 +165,7 @@ class _Scores:
         return cls(found, sampling, both)
 
     def read(self, generation: Generation, count: int) -> list[float]:
-        """The scores that `count` prompts give."""
+        """Return the scores from the results of `count` prompts."""
         numbers = pooled(generation, count)
         if self._pairs is None:
             labels = [score(one) for one in numbers]
@@ -178,7 +179,7 @@ class _Scores:
 
 
 def pooled(generation: Generation, count: int) -> list[bytes]:
-    """What came of `count` prompts."""
+    """Return the pooled vectors of the first `count` prompts. Raises `ApiError` 500 if one is missing."""
     found = [generation.embedding(i) for i in range(count)]
     numbers = [one for one in found if one is not None]
     if len(numbers) < count:

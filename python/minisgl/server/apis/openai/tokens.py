@@ -1,4 +1,4 @@
-"""Texts as token ids and back: POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize: texts to token ids and back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, requ
 
 
 def _tokens(context: ServerContext, asked: TokenizeRequest, ids: Int32Array) -> Response:
-    """There may be millions: an object of each would take many times the memory of its text."""
+    """Return the response with the token ids, encoded in slices: an object per token would take many times the memory
+    of its text."""
     tokenizer = context.tokenizer
 
     def listed(show: Callable[[int], Any]) -> Any:
@@ -63,7 +64,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 async def detokenize_endpoint(context: ServerContext, asked: DetokenizeRequest, request: HttpRequest) -> Response:
-    """Special tokens are shown unless `skip_special_tokens` is true."""
+    """Decode token ids to text. Special tokens are shown unless `skip_special_tokens` is true."""
     if len(asked.tokens) > (most := context.info.max_seq_len):
         raise bad_value("tokens", len(asked.tokens), f"at most {most} tokens, the context")
     vocab_size = context.info.vocab_size

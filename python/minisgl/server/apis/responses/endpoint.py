@@ -1,10 +1,10 @@
-"""POST /v1/responses, and the routes of the answers that are kept. A body becomes a request of the chat API; the answer
-is an object with a list of items, or the events that tell how it grows.
+"""POST /v1/responses, and the routes of stored responses. A body becomes a chat request; the output is an object with a
+list of items, or a stream of events.
 
-Invariants: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
-errors name the fields that the client wrote. Each event has the next `sequence_number`; deltas of an item joined are
-its text when it is done; the object that ends a stream is the one that would have come whole. An answer is kept when it
-has ended, unless `store` is false; only its caller finds it.
+Invariants: consecutive reasoning, text and calls are one assistant message, as chat templates require; errors name the
+fields that the client wrote. Each event has the next `sequence_number`; the joined deltas of an item equal its final
+text; the final object of a stream equals that of a complete response. A finished response is stored unless `store` is
+false; only its caller finds it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def new_id(prefix: str) -> str:
 
 
 def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
-    """Raises `ApiError`."""
+    """Convert a body with its resolved `messages` and tools into a chat request. Raises `ApiError`."""
     fields = shared_fields(asked, OWN)
     if asked.instructions is not None:
         messages = [{"role": "system", "content": asked.instructions}, *messages]
@@ -118,7 +118,8 @@ def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceItem]:
-    """The input as it is kept and shown: every item with its id, but for references, still to be looked up."""
+    """Return the input items as they are stored and shown, each with an id; references are left for the caller to
+    resolve."""
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
     return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
@@ -168,7 +169,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of the chat API for items as they are kept."""
+    """Convert stored items to messages of the chat API."""
     history = History()
     for item in items:
         match item["type"], item.get("role"):
@@ -210,7 +211,7 @@ def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parts of the chat API, which leaves out those of other kinds."""
+    """Convert parts to those of the chat API. Parts of other types keep only the type; the chat leaves them out."""
 
     def of(part: dict[str, Any]) -> dict[str, Any]:
         if part["type"] not in TEXTS:
@@ -221,7 +222,8 @@ def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
-    """Raises `ApiError` for a tool's output of a call that is not there. `first`: the place of the first new item."""
+    """Check that every tool output belongs to a call before it. `first`: index of the first new item. Raises `ApiError`
+    400."""
     calls = set[str]()
     for i, item in enumerate(items):
         call_id = item.get("call_id", item["id"])
@@ -248,7 +250,7 @@ LENGTH = "max_output_tokens"
 
 
 class ResponsesFormatter(SectionFormatter):
-    """`keep`: what is done with the object once the answer has ended."""
+    """Formatter of a response. `keep`: called with the finished object, to store it; `None`: not stored."""
 
     def __init__(
         self,
@@ -293,7 +295,7 @@ class ResponsesFormatter(SectionFormatter):
         return {**self._head, "output": self._items, **more}
 
     def _item(self, section: Section, status: str) -> dict[str, Any]:
-        """As far as it has come; what is in progress is shown empty."""
+        """Return the item of a section; without content while its status is "in_progress"."""
         begun = status == "in_progress"
         if section.kind == "call":
             call = self._call(section, "" if begun else section.text or "{}")
@@ -325,7 +327,7 @@ class ResponsesFormatter(SectionFormatter):
         return b"".join([*self._begin(), *(frame for delta in deltas for frame in self._take(delta))])
 
     def _begin(self) -> list[bytes]:
-        """The events before all others, once."""
+        """Return the events that open a stream; none on later calls."""
         if self._has_begun:
             return []
         self._has_begun = True
@@ -348,12 +350,13 @@ class ResponsesFormatter(SectionFormatter):
     # -------------------------------------------------------------------------------------------------------- growth
 
     def _take(self, delta: Delta) -> list[bytes]:
-        """The frames of what is new."""
+        """Return the events for a delta."""
         is_cut = delta.finish_reason == "length"
         return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
-        """`is_cut`: the answer is, and so its last item."""
+        """Return the events for a change of a section. `is_cut`: the token limit ended the output, and so its last
+        item."""
         section = change.section
         if isinstance(change, Opened):
             self._items.append(item := self._item(section, "in_progress"))
@@ -433,14 +436,15 @@ async def responses_endpoint(
 
 
 async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
-    """As many as POST /v1/responses says of the same conversation."""
+    """Count the input tokens, as POST /v1/responses would."""
     items = await _items(context, asked, request)
     turn = await _turn_of(context, asked, GivenTools(asked), items, request, only_counts=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
 async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
-    """Those of the conversation before, and the new ones."""
+    """Return the items of the previous response's conversation and the new ones, with references resolved. Raises
+    `ApiError`."""
     key, store = request.key, context.own(ResponseStore)
     found: list[dict[str, Any]] = []
     if (before := asked.previous_response_id) is not None:
@@ -525,7 +529,7 @@ async def _turn(
 
 
 def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[str, Any]:
-    """What an answer says from its beginning on."""
+    """Return the fields of the response object that are known before generation."""
     choice: Any = asked.tool_choice
     if choice is not None and not isinstance(choice, str):
         choice = choice.model_dump(exclude_none=True)
@@ -590,7 +594,7 @@ def _key(request: Request) -> int:
 
 
 def add_responses(app: FastAPI, context: ServerContext) -> None:
-    """The routes beside POST /v1/responses itself."""
+    """Add all routes below /v1/responses/."""
     store = context.own(ResponseStore)
 
     @app.get(f"{RESPONSES}/{{response_id}}")

@@ -1,7 +1,7 @@
-"""Answers that clients may come back to, in memory.
+"""In-memory store of responses, for later requests that refer to them.
 
-Invariants: at most so many, of so many bytes together; beyond that the oldest is forgotten of the key that has most, so
-that no key pushes out another's that has less; whose key differs from that of the one who asked finds nothing.
+Invariants: at most `max_responses` and `max_bytes`; when full, the oldest response of the key with most is evicted, so
+that no key evicts another that has less; a caller with another key finds nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENTRY_BYTES = 1024  # of an entry beside its texts, about
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Encoded: as objects they would take many times the memory."""
+    """Stored response, kept as encoded JSON: as objects it would take many times the memory."""
 
     key: int
     response: bytes
@@ -45,7 +45,7 @@ class ResponseStore:
         return len(self._entries)
 
     def put(self, response: dict[str, Any], input_items: list[dict[str, Any]], key: int) -> None:
-        """What is larger than the whole store is not kept."""
+        """Store a response with its input items. A response larger than the whole store is dropped."""
         name = response["id"]
         item_ids = tuple(item["id"] for item in response["output"])
         self._put(name, Entry(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
@@ -63,7 +63,8 @@ class ResponseStore:
             self._drop(self._oldest_of_most(lambda one: one.num_bytes))
 
     def _oldest_of_most(self, weight: Callable[[Entry], int]) -> str:
-        """The oldest answer of the key whose answers weigh most together; of equals, of the one with the oldest."""
+        """Return the oldest response of the key with the highest total weight; on a tie, of the key with the oldest
+        response."""
         weights = collections.Counter[int]()
         for one in self._entries.values():
             weights[one.key] += weight(one)
@@ -83,12 +84,12 @@ class ResponseStore:
         return None if entry is None else msgspec.json.decode(entry.response)["output"]
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
-        """The items in the output of any answer."""
+        """Return an item of any stored response's output, or `None`."""
         found = self.output(self._response_of.get(item_id, ""), key) or []
         return next((item for item in found if item["id"] == item_id), None)
 
     def delete(self, name: str, key: int) -> bool:
-        """Whether it was there."""
+        """Delete a response. Return whether it existed."""
         return self._find(name, key) is not None and self._drop(name)
 
     def _find(self, name: str, key: int) -> Entry | None:

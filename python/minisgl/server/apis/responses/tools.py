@@ -1,7 +1,7 @@
-"""Tools of POST /v1/responses: the functions that the model is told of, and the items that its calls of them become.
+"""Tools of POST /v1/responses: their conversion to function tools, and of function calls to response items.
 
-Invariants: a tool in a namespace, or one whose input is a text, is a function like any other to the model; its call has
-the name, namespace and type that the client knows. Errors name the tool where the client wrote it.
+Invariants: to the model a tool in a namespace, or one with text input, is a function like any other; its call has the
+name, namespace and type that the client knows. Errors name the tool's place in the client's body.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ SHELL = "local_shell"
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool, as Codex flattens it."""
+    """Return the function name of a tool in a namespace, flattened as Codex does."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 
 def custom_arguments(text: str) -> str:
-    """Those of a call of a custom tool."""
+    """Return the JSON arguments of a custom tool's call for its text input."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
 def custom_input(arguments: str) -> str:
-    """The text in the arguments of a call, as far as they have come; else all that the model wrote."""
+    """Return the text input in a custom call's JSON arguments, which may be incomplete; the raw arguments if there is
+    none."""
     try:
         found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
@@ -53,7 +54,7 @@ def custom_input(arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GivenTool:
-    """A tool as the client gave it. `place`: where it stands in the body."""
+    """A tool as the client defined it. `place`: its path in the body, such as "tools.0"."""
 
     place: str
     tool: ResponseTool | CustomTool
@@ -66,7 +67,7 @@ class GivenTool:
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The function name that the model is shown."""
         return flat_name(self.tool.name, self.namespace)
 
     def for_chat(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class GivenTool:
         return "\n\n".join(found) if found else None
 
     def call(self, call_id: str, arguments: str) -> dict[str, Any]:
-        """The item of a call, without its id and status."""
+        """Return the response item of a call, without its id and status."""
         where = {} if self.namespace is None else {"namespace": self.namespace}
         head = {"call_id": call_id, "name": self.tool.name, **where}
         if self.is_custom:
@@ -97,7 +98,7 @@ class GivenTool:
 
 
 class GivenTools:
-    """All tools of a request."""
+    """All tools of a request and its tool choice."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         given = list(_given(asked))
@@ -110,7 +111,8 @@ class GivenTools:
         """Where they stand in the body, for those that stand elsewhere in the chat."""
 
     def _allowed(self, given: list[GivenTool]) -> list[GivenTool]:
-        """The tools that may be called: the model does not hear of the others."""
+        """Return the tools that may be called; the model is not shown the others. Raises `ApiError` 400 for an unknown
+        name."""
         choice = self._choice
         if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
             return given
@@ -121,7 +123,7 @@ class GivenTools:
         return [one for one in given if one.name in names]
 
     def for_chat(self) -> dict[str, Any]:
-        """`tools` and `tool_choice` of the chat API."""
+        """Return `tools` and `tool_choice` for the chat API."""
         tools = [one.for_chat() for one in self.shown]
         choice: Any = self._choice
         if isinstance(choice, ResponseToolChoice):

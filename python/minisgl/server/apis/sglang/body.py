@@ -1,4 +1,4 @@
-"""Bodies of POST /generate and of SGLang's other routes, and the shapes of their answers."""
+"""Request and response bodies of POST /generate and of SGLang's other routes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class GenerateSampling(Sampling):
 
 
 class GenerateRequest(GenerateSampling):
-    """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
+    """Body with exactly one of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may also be given at
+    the top level."""
 
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE
 
@@ -77,12 +78,12 @@ class GenerateRequest(GenerateSampling):
 
     @property
     def from_prompt(self) -> int | None:
-        """The place in the prompt from which on log probabilities are reported."""
+        """Index of the first prompt token whose log probability is reported; `None`: none is."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         return start if self.return_logprob and start >= 0 else None
 
     def logprob_fields(self) -> dict[str, int]:
-        """The fields as `SamplingParams`. Raises `ParamError`."""
+        """Return the fields of log probabilities for `SamplingParams`. Raises `ParamError`."""
         for name, least in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -105,7 +106,7 @@ class AbortGenerate(OfModel):
 
 
 class GenerateAnswer(Answer):
-    """Streamed: JSON lines `{"text_delta": ...}`, then `{"event": "done", ...}`."""
+    """Completion of a `prompt`. A stream has JSON lines `{"text_delta": ...}`, then `{"event": "done", ...}`."""
 
     text: str
     token_ids: list[int]
@@ -124,14 +125,15 @@ class MetaInfo(Answer):
 
 
 class SglangAnswer(GenerateAnswer):
-    """To `text` and `input_ids`; several have a list of these. Streamed: each event has all of the text so far."""
+    """Completion of `text` or `input_ids`; several prompts give a list. Each event of a stream has all of the text so
+    far."""
 
     output_ids: list[int]
     meta_info: MetaInfo
 
 
 class GenerateAnswers(RootModel[SglangAnswer | GenerateAnswer | list[SglangAnswer]]):
-    """The answers to `/generate`: their form follows the field of the prompt, and whether there are several."""
+    """Response of `/generate`; its shape depends on the prompt's field, and on the number of prompts."""
 
 
 class ModelInfo(Answer):

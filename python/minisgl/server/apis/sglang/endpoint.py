@@ -1,9 +1,9 @@
-"""POST /generate. One `prompt` gets plain answers, streamed as JSON lines. `text` or `input_ids` are answered as SGLang
-does: with `meta_info`, and streams of server-sent events, each with all of the text so far. SGLang's questions about
-the server are here, too.
+"""POST /generate. A `prompt` gets a plain response, streamed as JSON lines. `text` or `input_ids` get SGLang's: with
+`meta_info`, streamed as server-sent events, each with all of the text so far. SGLang's routes for information about the
+server are here, too.
 
-Invariants: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
-the field as the client wrote it. One prompt has one answer, several have a list.
+Invariants: a field means the same in `sampling_params` and at the top level; given in both, the values must agree;
+errors name the field as the client wrote it. One prompt has one result, several have a list.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class SglangFormatter(Formatter):
 
 
 async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
-    """Ends what the caller's own key asked for, with what there is of it: the finish reason is `abort`."""
+    """End requests of the caller's own key by `rid`, or all of them. They return their output so far, with the finish
+    reason `abort`."""
     if not asked.abort_all and asked.rid is None:
         raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
     for key, rid, end_early in tuple(context.may_end_early):
@@ -109,7 +110,7 @@ async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: 
 
 
 class SglangLogprobs:
-    """`meta_info` of requests with `return_logprob`: as far as the answers have come."""
+    """Log probabilities in `meta_info` for requests with `return_logprob`, accumulated as tokens arrive."""
 
     def __init__(self, context: ServerContext, asked: GenerateRequest, num_answers: int) -> None:
         self._tokenizer = context.tokenizer if asked.return_text_in_logprobs else None
@@ -181,7 +182,8 @@ async def _wanted(
     field: str,
     texts: list[Any],
 ) -> tuple[GenerateSampling, Wanted]:
-    """What is generated from prompts that have the same parameters, which stand at `prefix`. Raises `ApiError`."""
+    """Check and encode prompts that share sampling parameters. `prefix`: the client's path of the parameters, for
+    errors. Raises `ApiError`."""
     fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
@@ -201,7 +203,7 @@ async def _wanted(
 async def _wanted_by_prompt(
     context: ServerContext, generate: GenerateRequest, params: list[GenerateSampling], field: str, texts: list[Any]
 ) -> tuple[GenerateSampling, Wanted]:
-    """The same, with parameters of its own for each prompt. Raises `ApiError`."""
+    """Check and encode prompts, each with sampling parameters of its own. Raises `ApiError`."""
     found = []
     for i, (one, text) in enumerate(zip(params, texts, strict=True)):
         found.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
@@ -224,7 +226,7 @@ SAME_FOR_ALL = ("n", "stream", "stream_options", "priority", "return_token_ids",
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
-    """The one that is given, and its name."""
+    """Return the name and value of the prompt field that is set. Raises `ApiError` 400 unless exactly one is."""
     found: dict[str, str | list[Any]] = {}
     for name in ("prompt", "text", "input_ids"):
         if (value := getattr(generate, name)) is not None and value not in found.values():
@@ -238,8 +240,8 @@ def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
 def _merged(
     generate: GenerateRequest, params: GenerateSampling | None, place: str
 ) -> tuple[GenerateSampling, dict[str, str]]:
-    """The fields of `sampling_params` and those beside it, under the names of `Sampling`, and how the client wrote
-    each. Raises `ApiError` for one that is given twice with different values."""
+    """Merge `sampling_params` and top-level fields under the names of `Sampling`; also return the client's name of
+    each. Raises `ApiError` for a field given twice with different values."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for prefix, body in ((place, params), ("", generate)):
@@ -256,7 +258,7 @@ def _merged(
 
 @contextlib.contextmanager
 def _named(names: Mapping[str, str]) -> Iterator[None]:
-    """A `ParamError` is an answer that names the field as the client wrote it."""
+    """Convert a `ParamError` raised inside into an `ApiError` that names the field as the client wrote it."""
     try:
         yield
     except ParamError as error:
