@@ -59,9 +59,8 @@ def build_app(
     gateway: Gateway | None = None,
     pool: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Application:
-    """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields for requests that leave
-    them out. `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several
-    engines."""
+    """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields that requests leave out.
+    `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several engines."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     keys = KeyUse(
         config.api_keys,

@@ -40,8 +40,7 @@ def gateway_class() -> Callable[[int, str, str], Gateway]:
 
 
 class FrontEnd:
-    """The front end that owns the port; a context manager, created with `open`. `listener` is the socket that the
-    Python server serves."""
+    """Front end that owns the port; a context manager. The Python server serves the socket `listener`."""
 
     def __init__(self, port: socket.socket, listener: socket.socket, gateway: Gateway | None) -> None:
         self.address: tuple[str, int] = port.getsockname()[:2]

@@ -66,8 +66,7 @@ _REASONS = {
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Replace the app's OpenAPI document by the one made here. Raises `RuntimeError` for a route without a description.
-    """
+    """Replace the app's OpenAPI document by the one made here. Raises `RuntimeError` for an undescribed route."""
     served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
     if missing := served ^ {route.path for route in ROUTES}:
         raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")

@@ -141,8 +141,7 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 
 def _is_shown_by_gateway(body: Any) -> bool:
-    """Return false if a field of the body needs the Python server to format the response; it is then not prepared
-    twice."""
+    """Return false if a field of the body needs the Python server's formatter; it is then not prepared twice."""
     asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
     return not asks and body.limit() != 0
 

@@ -40,8 +40,7 @@ Told = Callable[[ServerContext], Any]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route and its handler. `endpoint` handles a POST; `told` returns the response, or its JSON, where there is no
-    body. `also`: further methods."""
+    """Route and handler: `endpoint` for a POST with a body, else `told`, which returns the response or its JSON."""
 
     path: str
     method: str

@@ -44,8 +44,7 @@ def _check_may(context: ServerContext, request: HttpRequest) -> str:
 
 
 def _below(root: str, path: str) -> str:
-    """Return the adapter's folder. Raises the same `ApiError` 400 for a path outside `root` and one that does not
-    exist."""
+    """Return the adapter's folder. Raises one and the same `ApiError` 400 for a path outside `root` or missing."""
     top = os.path.realpath(root)
     found = os.path.normpath(os.path.join(top, path))
     if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at

@@ -49,8 +49,7 @@ class EnginePrefix(Answer):
 
 
 class PrefixAnswer(Answer):
-    """Prefix in the cache. `pages`: KV pages of its `tokens`; `hits`: requests that found them in the cache; `reason`:
-    why it was refused."""
+    """Prefix in the cache. `pages`: KV pages of `tokens`; `hits`: requests that found it; `reason`: of a refusal."""
 
     id: str
     object: Literal["cache.prefix"]
@@ -94,8 +93,7 @@ class Status(Answer):
 
 
 class Stats(Answer):
-    """Statistics of the server and the engine; times in seconds since the start. `engine` is null before its first
-    step."""
+    """Statistics of server and engine; times in seconds since the start. `engine` is null before its first step."""
 
     model: str
     simulated: str | None

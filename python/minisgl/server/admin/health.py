@@ -29,8 +29,7 @@ DEGRADED = "degraded"  # one of several engines does not serve: the others do
 
 
 def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
-    """Return the failure of the engine, or `None` if it is well or loading. A forward pass may take `step_timeout_s`.
-    """
+    """Return the failure of the engine; `None` if it is well or loading. A forward pass may take `step_timeout_s`."""
     if client.failure is not None:
         return client.failure
     if client.info is None:

@@ -106,8 +106,7 @@ class Live:
 
     @contextlib.contextmanager
     def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
-        """Register `watcher`, of the API key with index `key`, inside the block. Raises `ApiError` 429 if there are too
-        many (`has_room`)."""
+        """Register `watcher` of key `key` inside the block. Raises `ApiError` 429 if there are too many."""
         count, own = len(self._watchers), list(self._watchers.values()).count(key)
         if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
             raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")

@@ -84,8 +84,7 @@ Ask = Callable[[Asked, int], Awaitable[Said]]
 
 
 def asks(app: ASGIApp, config: ServerConfig) -> Ask:
-    """Return a function that sends a batch line to `app` as a request to its endpoint, bypassing authorization, and
-    logs it."""
+    """Return a function that sends a batch line to `app` as a request, without authorization, and logs it."""
     shown = names(config.api_keys)
 
     async def ask(asked: Asked, key: int) -> Said:
@@ -138,8 +137,7 @@ class Batches:
         self.runner.start()
 
     async def stop(self, *, engine_died: bool = False) -> None:
-        """Stop all batches; the next server resumes them. `engine_died`: the cause is a dead engine, and running lines
-        are recorded as suspects."""
+        """Stop all batches; the next server resumes them. `engine_died`: running lines are recorded as suspects."""
         self._is_stopped = True
         await self.runner.stop(engine_died=engine_died)
         self.state.close()
@@ -151,8 +149,7 @@ class Batches:
         return self
 
     def owner(self, request: Request) -> str:
-        """Return the owner of the caller's files: the name of its API key, so that it outlasts changes of the key file.
-        """
+        """Return the owner of the caller's files: its API key's name, which outlasts changes of the key file."""
         found: HttpRequest = request.scope[REQUEST]
         return self._names[found.key]
 
@@ -175,8 +172,7 @@ class Batches:
         return self._arriving.total()
 
     async def upload(self, request: Request) -> FileInfo:
-        """Receive, check and store an uploaded file. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`; then no
-        file remains."""
+        """Receive, check and store a file, or none of it. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
         owner, name = self.owner(request), new_id(FILE_PREFIX)
         announced = request.scope[REQUEST].content_length or 0
         if announced > 2 * MAX_FILE_BYTES:
@@ -241,8 +237,7 @@ class Batches:
             raise wrong("file", reason, "quota_exceeded", 413)
 
     async def _checked(self, name: str) -> Checked:
-        """Check the lines of an uploaded file; one file at a time, as it takes seconds of CPU. Raises `ApiError` 400.
-        """
+        """Check the lines of an uploaded file; one file at a time, as that takes CPU seconds. Raises `ApiError` 400."""
 
         def check() -> Checked:
             with self.state.store.path(name).open("rb") as file:
@@ -259,8 +254,7 @@ class Batches:
     # ----------------------------------------------------------------------------------------------------- batches
 
     async def create(self, request: Request) -> BatchInfo:
-        """Create a batch from a request's body and start it. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`.
-        """
+        """Create and start a batch from a request's body. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
         said: HttpRequest = request.scope[REQUEST]
         try:
             await said.receive(request.receive, self._turns, self._limits)
@@ -301,8 +295,7 @@ class Batches:
         return info
 
     async def cancel(self, batch_id: str, owner: str) -> BatchInfo | None:
-        """Cancel a batch and return it; `None` if it does not exist. Raises `Refused` if it has ended, `sqlite3.Error`.
-        """
+        """Cancel a batch and return it; `None` if there is none. Raises `Refused` if it has ended, `sqlite3.Error`."""
         now = int(time.time())
         found = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
         if found is not None:
@@ -346,8 +339,7 @@ def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
 
 
 def _expires_at(fields: dict[str, str]) -> int | None:
-    """Check the upload's `purpose` and return the expiry in Unix seconds, or `None` if the file does not expire. Raises
-    `ApiError` 400."""
+    """Check `purpose` and return the expiry in Unix seconds; `None`: the file stays. Raises `ApiError` 400."""
     if "purpose" not in fields:
         raise missing("purpose")
     if fields["purpose"] != PURPOSE:
@@ -379,8 +371,7 @@ def _shown_file(info: FileInfo) -> dict[str, Any]:
 
 
 async def _found(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
-    """Run `work(store, owner)` in the store's thread, for the caller's owner name. Raises `ApiError` where the store
-    fails."""
+    """Run `work(store, owner)` for the caller in the store's thread. Raises `ApiError` where the store fails."""
     owner = batches.owner(request)
     with _told():
         return await batches.state.run(lambda store: work(store, owner))

@@ -154,8 +154,7 @@ def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
 
 
 def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[Line]]:
-    """Yield windows of all lines except those numbered in `leave_out`; each window is sorted so that common prefixes
-    meet."""
+    """Yield windows of all lines not numbered in `leave_out`; each window is sorted so that common prefixes meet."""
     window: list[Line] = []
     num_bytes = 0
     for line in read_lines(file, max_line_bytes):
@@ -171,8 +170,7 @@ def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> I
 
 
 def prefix(line: Line) -> bytes:
-    """Return a sort key that groups lines by prompt prefix: the first `PREFIX_BYTES` of the raw fields from which the
-    prompt is built."""
+    """Return a sort key that groups lines by prompt prefix: up to `PREFIX_BYTES` of the prompt's raw fields."""
     try:
         fields = decoded(line.body, _Prompt)
     except WRONG:

@@ -25,8 +25,7 @@ class Part:
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """Return the boundary of a Content-Type header; `None` if it is not multipart/form-data. Raises `ValueError` for a
-    bad boundary."""
+    """Return a Content-Type's boundary; `None` unless it is multipart/form-data. Raises `ValueError` if it is bad."""
     head = Message()
     head["content-type"] = content_type
     if head.get_content_type() != "multipart/form-data":
@@ -89,8 +88,7 @@ class Parts:
         return part
 
     def _begun(self) -> Part | bytes | None:
-        """Check whether a part is empty, once enough bytes have arrived. Its delimiter may begin with the line end of
-        the headers."""
+        """Check whether a part is empty, once enough bytes are there: its delimiter may directly follow the headers."""
         if len(self._held) < len(self._delimiter):
             return None
         self._read = self._content

@@ -81,8 +81,7 @@ class Endpoint(Protocol):
 
 
 class Slots:
-    """Semaphore for batch lines with a variable limit: `room()`, but at least one. First come, first served; an async
-    context manager."""
+    """Semaphore for batch lines with the variable limit `room()`, at least one; first come, first served."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         self._room = room
@@ -130,8 +129,7 @@ class State:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self.store)
 
     def later(self, work: Callable[[Store], object]) -> None:
-        """Queue `work` for the store's thread without waiting. After `close` it is skipped; the next server cleans up.
-        """
+        """Queue `work` for the store's thread without waiting; skipped after `close`, the next server cleans up."""
         if not self._is_closed:
             self._thread.submit(work, self.store)
 
@@ -143,8 +141,7 @@ class State:
 
 
 class Runner:
-    """Runner of one server's batches. `room()`: lines of all batches that may run at once now; `quota`: bytes per key;
-    `clock`: Unix seconds."""
+    """Runs one server's batches. `room()`: lines that may run now; `quota`: bytes per key; `clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -304,8 +301,7 @@ class _Batch:
                     await asked.submitted.wait()
 
     async def _ask(self, asked: Asked, deaths: int = 0) -> None:
-        """Send a line until it has a result. `deaths`: engines that died on this line before. Other lines run while it
-        waits for capacity."""
+        """Send a line until it has a result. `deaths`: engines that died on it. Others run while it waits."""
         number = asked.line.number
         try:
             while deaths < MAX_DEATHS:
@@ -325,8 +321,7 @@ class _Batch:
             asked.submitted.set()
 
     async def _once(self, asked: Asked) -> Said | None:
-        """Send a line once. Returns `None` if its result is stored, else the response that reports a lack of capacity.
-        """
+        """Send a line once. Returns `None` if its result is stored, else a response that reports a lack of capacity."""
         number = asked.line.number
         async with self._runner.slots:
             self.under_way.add(number)

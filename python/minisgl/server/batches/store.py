@@ -142,8 +142,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: str, wait_s: float = 0.0) -> Store:
-        """Open a store, creating the folder if needed. `wait_s`: how long to wait for another server that holds the
-        lock. Raises `ConfigError`."""
+        """Open or create a store. `wait_s`: how long another server may hold the lock. Raises `ConfigError`."""
         path = Path(folder).expanduser()
         said = f"--state-dir {folder}"
         try:
@@ -271,8 +270,7 @@ class Store:
     # ----------------------------------------------------------------------------------------------------- batches
 
     def add_batch(self, info: BatchInfo) -> None:
-        """Record a batch; the oldest ended ones beyond `MAX_ENDED_BATCHES` are dropped. Raises `Refused` if its owner
-        has too many open batches."""
+        """Record a batch and drop the oldest ended ones. Raises `Refused` if its owner has too many open batches."""
         count = sum(batch.owner == info.owner for batch in self.open_batches())
         if count >= MAX_OPEN_BATCHES:
             text = f"{count} batches of this API key are not finished, the limit: wait for one, or cancel it"
@@ -294,8 +292,7 @@ class Store:
         return self._docs(BatchInfo, "batches WHERE open ORDER BY rowid")
 
     def cancel(self, batch_id: str, owner: str, now: int) -> BatchInfo | None:
-        """Mark a batch as cancelling and return it; `None` if it does not exist. Raises `Refused` if it has ended or is
-        finalizing."""
+        """Mark a batch as cancelling; `None` if there is none. Raises `Refused` if it has ended or is finalizing."""
         batch = self.batch(batch_id, owner)
         if batch is None or batch.status == "cancelling":
             return batch
@@ -338,8 +335,7 @@ class Store:
         return now
 
     def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[Answer], now: int) -> BatchInfo:
-        """Write the files of a batch and mark it as ended; return it. `left`: results for lines that have none, in line
-        order."""
+        """Write the files of a batch and mark it as ended. `left`: results for lines that have none, in line order."""
         batch = self.batch(batch.id, batch.owner) or batch
         if batch.status != "finalizing":
             now_is = "finalizing" if status == "completed" else batch.status

@@ -101,8 +101,7 @@ class Upload:
 
 
 async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises `ApiError` 408 if nothing arrives for `timeout_s`, or too little while
-    others wait for a place."""
+    """Yield the body as it arrives. Raises `ApiError` 408 after `timeout_s` without bytes, or too few if crowded."""
     stream = request.stream()
     clock = asyncio.get_running_loop().time
     num_bytes, since, before = 0, clock(), 0  # from when on, with how many bytes, its speed is looked at

@@ -47,16 +47,14 @@ class Wanted:
     by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
 
     def formats(self) -> Formats | None:
-        """Return the formats by which the output is split into reasoning, tool calls and text. `None`: all of it is
-        text."""
+        """Return the formats that split the output into reasoning, tool calls and text. `None`: all of it is text."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Parameters of an admitted request that go to the engine. `sampling` and `by_prompt` have the adapter and the
-    seed; `before`: tokens that another server generated, by choice; `is_large`: there are more than `MANY_LOGPROBS` log
-    probabilities."""
+    """Parameters with which a request goes to the engine. `sampling` and `by_prompt` have the adapter and the seed;
+    `before`: tokens of another server, by choice; `is_large`: more than `MANY_LOGPROBS` log probabilities."""
 
     sampling: SamplingParams
     by_prompt: list[SamplingParams] | None
@@ -89,8 +87,7 @@ class Admission:
 
 
 def _as_all(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters of one prompt with the adapter and, where it has no seed, the seed of the whole
-    request."""
+    """Return one prompt's sampling parameters with the request's adapter and, if it has no seed, its seed."""
     seed = sampling.seed if one.seed is None else one.seed
     return msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
 

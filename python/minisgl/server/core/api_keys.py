@@ -45,8 +45,7 @@ class ApiKeys:
         return bool(self._keys)
 
     def number(self, given: bytes) -> int | None:
-        """Return the index of the key `given`, or `None` if there is no such key. Compares with every key in constant
-        time."""
+        """Return the index of the key `given`, `None` if there is no such key. Takes the same time for every key."""
         found: int | None = None
         for number, key in self._keys:
             if hmac.compare_digest(given, key):
@@ -73,8 +72,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, used: int, now: float) -> float:
-        """Update the bucket with the total `used` and return the seconds until the level is positive again; 0 if it is.
-        """
+        """Update the bucket with the total `used`; return the seconds until its level is positive, 0 if it is."""
         rate = self._most / MINUTE_S
         self._level = min(self._most, self._level + (now - self._at) * rate) - (used - self._used)
         self._used, self._at = used, now
@@ -122,8 +120,7 @@ class KeyUse:
             self.counts[number].num_generated += num_tokens
 
     def readings(self) -> list[tuple[int, int]]:
-        """Return for each key, by index, the waiting requests and the tokens used, in this process and in the gateway.
-        """
+        """Return each key's waiting requests and used tokens, by index, in this process and in the gateway."""
         found = list[tuple[int, int]]()
         for number, one in enumerate(self.counts):
             found.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))

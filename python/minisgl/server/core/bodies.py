@@ -39,8 +39,7 @@ TEMPLATE_NAMES = frozenset(
 
 
 def prompt_kind(value: object) -> str:
-    """Return the tag of a prompt's type by its first element, so that an error names the type that a later bad element
-    should have."""
+    """Return the tag of a prompt's type, by its first element, so that an error names what later ones should be."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else None

@@ -83,8 +83,7 @@ class Callers:
         return _bad_type(headers, path) if method == "POST" else None
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
-        """Return the response to a CORS preflight request, or `None` if the request is none. The origin was checked
-        before (`refusal`)."""
+        """Return the response to a CORS preflight whose origin passed `refusal`; `None` for any other request."""
         asked = headers.get(b"access-control-request-method")
         if method != "OPTIONS" or asked is None or b"origin" not in headers:
             return None
@@ -101,8 +100,7 @@ class Callers:
         return Response(status_code=204, headers=found)
 
     def cors_headers(self, headers: Headers) -> Pairs:
-        """Return the CORS headers of every response to this request, with which an allowed page may read it and its
-        headers."""
+        """Return the CORS headers that every response to this request has, so that an allowed page may read it."""
         if not self._origins:
             return []
         origin = headers.get(b"origin")
@@ -179,8 +177,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def binds_loopback(host: str) -> bool:
-    """Return true if all addresses of `host` are loopback addresses, also those of a name in the machine's hosts file.
-    """
+    """Return true if all addresses of `host` are loopback addresses; the machine's hosts file counts."""
     if _is_loopback(host.lower()):
         return True
     try:

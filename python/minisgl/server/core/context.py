@@ -30,8 +30,7 @@ T = TypeVar("T")
 
 
 class Served:
-    """The served model, its aliases and its adapters. `defaults`: `SamplingParams` fields for requests that leave them
-    out."""
+    """Served model with its aliases and adapters. `defaults`: `SamplingParams` fields that requests leave out."""
 
     def __init__(self, config: ServerConfig, adapters: AdapterBook, defaults: Mapping[str, Any]) -> None:
         self.name = config.model_name
@@ -59,8 +58,7 @@ class Served:
         raise wrong("model", f"{name[:80]!r} does not exist here: this server serves {served}", *NO_MODEL)
 
     def sampling_for(self, sampling: SamplingParams, name: str) -> SamplingParams:
-        """Return `sampling` with the adapter `name`, a name that `check` returned. Raises `ApiError` 404 if the adapter
-        was unloaded since."""
+        """Return `sampling` with the adapter `name` (by `check`). Raises `ApiError` 404 if it was unloaded since."""
         if name == self.name:
             return sampling
         number = self._adapters.number(name)

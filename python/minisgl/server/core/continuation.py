@@ -53,8 +53,7 @@ async def _filled_in(
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Continuation(Wanted):
-    """Generation request with text prompts. `given`: prompts as the client wrote them. `sampling.n` is `best_of`, the
-    choices generated per prompt."""
+    """Generation request with text prompts. `given`: as the client wrote them. `sampling.n` is `best_of`."""
 
     given: list[str | list[int]]
 

@@ -134,8 +134,7 @@ class TooLong(ApiError):
 
 
 def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
-    """Return the last bytes of a stream that fails midway, for its path and content type. `body`: of an `ApiError` or
-    of an error response."""
+    """Return the last bytes of a failed stream of this path and content type. `body`: the error response's."""
     if is_anthropic(path):
         return sse(body, "error")
     if path == RESPONSES:

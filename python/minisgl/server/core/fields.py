@@ -42,8 +42,7 @@ def described(description: str, **bounds: Any) -> Any:
 
 
 def ranged(name: str, description: str) -> Any:
-    """Declare an optional numeric field whose documented range is `RANGES[name]`; `SamplingParams.check` checks the
-    value."""
+    """Declare an optional numeric field with the range `RANGES[name]`, which `SamplingParams.check` enforces."""
     found = RANGES[name]
     least = {"exclusiveMinimum" if found.is_open else "minimum": found.least if found.off is None else found.off}
     return described(description, **least, **({} if found.most is None else {"maximum": found.most}))

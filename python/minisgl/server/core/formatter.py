@@ -179,8 +179,7 @@ def echoed_prompt(
 
 
 def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
-    """Decode `ids` one by one. Return the text and, for a text that begins at `start`, the offset of each id in
-    characters. Offsets never fall."""
+    """Decode `ids` one by one; return the text and each id's offset in characters, counted from `start`."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:
         before, text = decoder.place(token_id)
@@ -228,8 +227,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.Raw:
-    """Return vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; `None` for
-    the first."""
+    """Return vLLM's `prompt_logprobs`: by prompt token (`None` for the first) its own and the top entries, by id."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {"logprob": logprob, "decoded_token": token_text(tokenizer, token_id)}

@@ -19,8 +19,7 @@ from minisgl.step import FinishReason
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Choices of a request and their tokens so far. There are `n` choices per prompt; choice i * n + j belongs to
-    prompt i."""
+    """Choices of a request and their tokens so far: `n` per prompt, choice i * n + j belongs to prompt i."""
 
     choices: list[RequestState]
     _n: int
@@ -52,14 +51,12 @@ class Generation:
         return [state.cached_len or 0 for state in self.choices]
 
     def matched_stop(self, index: int) -> str | int | None:
-        """Return the stop string or stop token id of the request that ended a choice, or `None` if the model's own end
-        of text or something else did."""
+        """Return the request's stop string or stop token id that ended a choice; `None` if anything else did."""
         found = self.ended_by(index)
         return found if isinstance(found, str) or found in self.choices[index].sampling.stop_token_ids else None
 
     def ended_by(self, index: int) -> str | int | None:
-        """Return the stop string or the token id that ended a choice, the model's own end of text included, or `None`
-        if no stop did."""
+        """Return the stop string or token id that ended a choice (the model's own included); `None` if none did."""
         state = self.choices[index]
         if state.reason is FinishReason.STOP and state.matched_stop is None:
             return state.token_ids[-1] if state.token_ids else None
@@ -91,8 +88,7 @@ class Generation:
         return found
 
     def times_s(self, index: int) -> tuple[float, float]:
-        """Return the seconds from arrival to the request's first token (TTFT), and from there to the choice's last
-        token."""
+        """Return the seconds from arrival to the first token (TTFT), and from there to the choice's last token."""
         first, arrival = self._request.ttft_s or 0.0, self._request.arrival_time
         last = self.choices[index].last_time
         return first, 0.0 if last is None else max(0.0, last - arrival - first)

@@ -44,8 +44,7 @@ def begin_of(raw: msgspec.Raw, num_bytes: int) -> bytes:
 
 
 def shown(raw: msgspec.Raw) -> object:
-    """Return a value to show in an error message: decoded if it is short, else its first `SHOWN_BYTES` bytes as text.
-    """
+    """Return a value to show in an error: decoded if it is short, else its first `SHOWN_BYTES` bytes as text."""
     begin = begin_of(raw, SHOWN_BYTES + 1)
     with contextlib.suppress(*WRONG):
         if len(begin) <= SHOWN_BYTES:

@@ -48,8 +48,7 @@ class History:
         self._message("tool_calls", True).setdefault("tool_calls", []).append(call)
 
     def _message(self, field: str, goes_on: bool) -> dict[str, Any]:
-        """Return the assistant message to add `field` to; a new one if the current message has a field that is rendered
-        after it."""
+        """Return the assistant message to add `field` to; a new one if the current one has a later field already."""
         behind = FIELDS[FIELDS.index(field) + goes_on :]
         if not self._answer or any(name in self._answer for name in behind):
             self._answer = {"role": "assistant"}

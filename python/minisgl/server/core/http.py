@@ -74,8 +74,7 @@ class Connection:
 
     @contextlib.contextmanager
     def stream(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
-        """Mark the connection as streaming inside the block. `on_pause` is called when the client lags behind,
-        `on_resume` when it has caught up."""
+        """Mark the connection as streaming inside the block; call `on_pause` when the client lags, else `on_resume`."""
         self.streams = True
         self._on_pause, self._on_resume = on_pause, on_resume
         try:
@@ -93,8 +92,7 @@ class Connection:
 
     @contextlib.contextmanager
     def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
-        """Write `ping()` inside the block whenever a stream is idle, so that at most `longest_s` pass without a byte.
-        """
+        """Write `ping()` inside the block when a stream is idle, so that at most `longest_s` pass without a byte."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
@@ -147,8 +145,7 @@ class Crowd:
         self._open: dict[str, int] = {}  # by address
 
     def enter(self, address: str) -> bool:
-        """Count a new connection from `address`. Returns false, and counts nothing, if a limit is reached. Pair with
-        `leave`."""
+        """Count a new connection from `address`. Returns false, without counting, at a limit. Pair with `leave`."""
         own = self._open.get(address, 0)
         if self._num_open >= self._most or own >= -(-3 * self._most // 4):
             return False
@@ -328,8 +325,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _BehindHead:
-    """Parser callbacks that ignore a repeated request header, whose events `protocol` has had already, and forward what
-    follows."""
+    """Parser callbacks that ignore a repeated header, which `protocol` knows already, and forward what follows."""
 
     def __init__(self, protocol: _Protocol) -> None:
         self.is_there = False
@@ -386,8 +382,7 @@ class SlowClients:
         self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
 
     async def sweep_forever(self) -> None:
-        """Check all clients four times per timeout. One task for all of them: a timer per write would cost more than
-        the write."""
+        """Check all clients four times per timeout. One task for all: a timer per write would cost more than it."""
         while True:
             await asyncio.sleep(self._timeout_s / 4)
             self._sweep(asyncio.get_running_loop().time())
@@ -468,8 +463,7 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
     async def _serve_on(self) -> None:
-        """Serve until `stop`, restarting a server that ended. Connections that arrive in between wait in the listener's
-        backlog."""
+        """Serve until `stop`, restarting a server that ended. Meanwhile connections wait in the listener's backlog."""
         wait_s, has_served = RESTART_S, False
         while True:
             # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
@@ -497,8 +491,7 @@ class HttpServer:
             self.server.server_state = state
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Accept no more connections and wait for running responses for `GRACE_S`, or abort them `at_once`. Idempotent.
-        """
+        """Accept no more connections; wait for running responses for `GRACE_S`, or abort them `at_once`. Idempotent."""
         self._stopping.set()
         self._listener.close()
         self.server.should_exit = True

@@ -149,8 +149,7 @@ class Middleware:
     def _early_answer(
         self, method: str, version: str, path: str, form: str, headers: Headers, request: HttpRequest
     ) -> Response | None:
-        """Return the response that needs the headers alone: a refusal, a CORS preflight or a file of the page. `None`:
-        the app answers."""
+        """Return a response that needs headers alone (refusal, CORS preflight, page file); `None`: the app answers."""
         error = self._callers.refusal(method, version, headers, path)
         if error is None and (answer := self._callers.preflight(method, headers)) is not None:
             return answer  # a browser asks this without the key
@@ -203,8 +202,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
 
 
 class Posts:
-    """Dispatcher of POST requests to endpoints, without the framework's layers, which cost more than ours. Other
-    requests are passed to `app`."""
+    """Dispatches POST requests to endpoints, without the framework's costly layers; `app` handles all others."""
 
     def __init__(
         self,
@@ -259,8 +257,7 @@ class Posts:
         is_wanted: Callable[[Any], bool] = lambda body: True,
     ) -> Formatter | Response | Later | None:
         """Do everything before generation: check admission, read the body, run the endpoint. `receive`: as for
-        `HttpRequest.read`. Returns `None` for a valid body that is not `is_wanted`. Raises `ApiError` and `ClientGone`.
-        """
+        `HttpRequest.read`. Returns `None` for a valid body that is not `is_wanted`. Raises `ApiError`, `ClientGone`."""
         context = self._context
         model, endpoint = self._endpoints[path]
         limits = context.limits
@@ -291,8 +288,7 @@ class Posts:
 
 
 def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[[], bytes]]:
-    """Return functions for chunks and pings that append resume marks, with which another server could continue the
-    stream."""
+    """Return functions for chunks and pings with resume marks, by which another server could continue the stream."""
 
     def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
         with ids.of(resumable.source):
@@ -310,8 +306,7 @@ async def _stream(
     send: Send,
     silence: Silence,
 ) -> bytes:
-    """Write a stream's chunks to the connection as tokens arrive; return the stream's last bytes. Raises `ApiError`
-    only before the first chunk."""
+    """Write a stream's chunks as tokens arrive; return its last bytes. Raises `ApiError` before any chunk only."""
     resumable, first, opening = request.resumable, list[Delta](), b""
     show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:

@@ -31,8 +31,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Lost(Exception):
-    """The connection to a server failed; another server may serve the request. The message continues a sentence that
-    begins with the server's name."""
+    """The connection to a server failed. The message continues a sentence that begins with the server's name."""
 
 
 class Answer(asyncio.Protocol):

@@ -71,9 +71,8 @@ class Prompts:
     async def with_grammar(
         self, sampling: SamplingParams, source: GrammarSource | Callable[[], Made] | None
     ) -> tuple[SamplingParams, tuple[str, ...]]:
-        """Return `sampling` with the grammar compiled from `source` (`None`: without one), and the names of schema
-        parts that are not enforced. Raises `ParamError` for fields that cannot be combined with a grammar, `ApiError`
-        for an invalid one."""
+        """Return `sampling` with the grammar of `source` (if any), and the names of schema parts that are not enforced.
+        Raises `ParamError` for fields that cannot be combined with a grammar, `ApiError` for an invalid one."""
         if source is None:
             return sampling, ()
         work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
@@ -114,8 +113,7 @@ class Prompts:
         return _Fits(self._too_long, field)
 
     def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
-        """Return how many tokens of a prompt to keep at most, or `None` if it must not be truncated. Raises `ApiError`
-        400."""
+        """Return how many tokens of a prompt to keep; `None` if it must not be truncated. Raises `ApiError` 400."""
         longest = self.info.max_seq_len - 1
         if asked is None:
             return None
@@ -175,8 +173,7 @@ class Prompts:
     async def encode_conversation(
         self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
     ) -> Int32Array:
-        """Encode a conversation. The result may be empty or as long as the context; with `only_counts` of any length.
-        """
+        """Encode a conversation. The result may be empty or fill the context; with `only_counts` it has any length."""
         messages = asked.messages or ()
         shaped, variables = conversation(self.parsing, asked)
         try:
@@ -216,9 +213,8 @@ class Prompts:
         most: int | None = None,
         instruction: str | None = None,
     ) -> list[Int32Array]:
-        """Encode pairs of texts for a model that gives scores. `cut`: the second text is truncated if both do not fit;
-        `most`: maximum tokens of the second text; `instruction`: for a judge. Raises `ApiError` if a pair does not fit
-        the model."""
+        """Encode pairs of texts for a model that gives scores. `cut`: truncate the second text if both do not fit;
+        `most`: its maximum tokens; `instruction`: for a judge. Raises `ApiError` if a pair does not fit the model."""
         self._check_vocabulary(SCORING, {})
         if self.judges:
             form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
@@ -249,8 +245,7 @@ class Prompts:
 
     @functools.cached_property
     def _gap(self) -> FillIn | None:
-        """The model's fill-in-the-middle tokens, or `None`. Computed once: it takes 50 ms with a thousand special
-        tokens."""
+        """Fill-in-the-middle tokens of the model, or `None`. Cached: computing takes 50 ms with 1000 special tokens."""
         return FillIn.of(self.tokenizer)
 
     @property
@@ -259,8 +254,7 @@ class Prompts:
         return self._gap is not None and self._gap.last_marker < self.info.vocab_size
 
     async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
-        """Return the ids of fill-in-the-middle prompts, with the gap between each text and `suffix`, and the token ids
-        that end its filling."""
+        """Return the ids of prompts with a gap before `suffix`, and the token ids that end the filling of a gap."""
         with self._fits("prompt"):
             return await self.run(lambda: self._fill_in(texts, suffix))
 
@@ -340,8 +334,7 @@ class Prompts:
         return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
-        """Check sampling parameters against the model: its kind, stop strings, log probabilities and token ids. Raises
-        `ApiError` 400."""
+        """Check parameters against the model: kind, stop strings, log probabilities, ids. Raises `ApiError` 400."""
         if self._encodes and sampling.embedding is None:
             what = "is an encoder, which gives embeddings (POST /v1/embeddings)"
             if self.info.gives_scores:
@@ -405,8 +398,7 @@ def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
 
 
 def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
-    """Truncate an encoder's prompt to `keep` tokens (the first ones by default), keeping the special tokens around it.
-    """
+    """Truncate an encoder's prompt to `keep` tokens (by default the first), keeping the special tokens around it."""
     if keep is None or len(ids) <= keep:
         return ids
     before, after = int(ids[0]) in special, int(ids[-1]) in special
@@ -423,9 +415,8 @@ def _check_stop(stop: tuple[str, ...], name: str) -> None:
 
 
 class _Fits:
-    """Context manager that converts encoding errors of `field` into `ApiError`. A class, because `contextmanager` would
-    keep the replaced error, and with it the text, until a full garbage collection: with Python 3.12 its frame leads to
-    both."""
+    """Context manager that converts encoding errors of `field` into `ApiError`. A class, since `contextmanager` keeps
+    the replaced error, and so the text, until a full garbage collection: in Python 3.12 its frame leads to both."""
 
     __slots__ = ("_field", "_too_long")
 

@@ -48,8 +48,7 @@ class Receipts:
         return sampling, OfAnswers(*self._found[number], self._key)
 
     def _find(self, number: int, folder: str | None) -> None:
-        """Compute the digests of an adapter (0: the model) unless they are cached. Runs in any thread. Raises
-        `ApiError`."""
+        """Compute the digests of an adapter (0: the model), if not cached. Runs in any thread. Raises `ApiError`."""
         if number not in self._found:
             try:
                 self._found[number] = self._model(folder)
@@ -78,8 +77,7 @@ class OfAnswers:
         self._logprobs: dict[int, LogprobDigest | None] = {}  # None: of a part nobody here knows them
 
     def add(self, delta: Delta, *, was_elsewhere: bool = False) -> None:
-        """Add the log probabilities of a delta. `was_elsewhere`: another server computed it; the receipt then has no
-        digest of log probabilities."""
+        """Add a delta's log probabilities. `was_elsewhere`: another server computed it; there is no digest then."""
         if was_elsewhere:
             self._logprobs[delta.index] = None
         elif delta.logprobs and (digest := self._logprobs.setdefault(delta.index, LogprobDigest())) is not None:

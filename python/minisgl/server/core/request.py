@@ -64,8 +64,7 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class HttpRequest:
-    """State of one HTTP request, filled in as it is processed. `arrival_time` is `time.monotonic`; token counts include
-    all prompts and choices."""
+    """State of one HTTP request. `arrival_time` is `time.monotonic`; token counts are of all prompts and choices."""
 
     method: str
     path: str
@@ -281,8 +280,7 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
 
 
 def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) -> ApiError:
-    """Convert pydantic's first error into an `ApiError` that names the field as clients know it and all types that it
-    allows."""
+    """Convert pydantic's first error into an `ApiError` that names the client's field and all allowed types."""
     found = error.errors(include_url=False)[0]
     path = path_of(data, found["loc"], is_missing=found["type"] == "missing")
     field = ".".join(map(str, path)) or "body"
@@ -317,8 +315,7 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
 
 
 def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Yield consecutive (start, end) offsets of a JSON body. No string is split, so a long string is a stretch by
-    itself."""
+    """Yield consecutive (start, end) offsets of a JSON body. No string is split; a long one is a stretch by itself."""
     at = 0
     while at < len(body):
         whole = _WHOLE_STRINGS.match(body, at, min(at + STRETCH, len(body)))
@@ -340,8 +337,7 @@ def _splits_escape(stretch: bytes | bytearray) -> bool:
 
 
 def _too_many(body: bytes | bytearray, end: int, what: str) -> ApiError:
-    """Return the error for too many values. It names the top-level field at offset `end`, which is found without
-    parsing."""
+    """Return the error for too many values. It names the top-level field at offset `end`, found without parsing."""
     field, depth = "body", 0
     for begin, to in _stretches(body):
         if begin >= end:
@@ -405,8 +401,7 @@ def path_of(given: Any, loc: Sequence[Part], *, is_missing: bool) -> list[Part]:
 
 
 def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> str:
-    """Describe the types and values that `model` allows at `path`, which leads to the value in `given`. `error`: a key
-    of `OF_ERRORS`."""
+    """Describe what `model` allows at `path`, where `given` has the wrong value. `error`: a key of `OF_ERRORS`."""
     root = _schema_of(model)
     found: list[Schema] = [root]
     for part in path:
@@ -437,8 +432,7 @@ def _flat(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
 
 
 def _that_fit(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -> list[Schema]:
-    """Return the alternatives whose `type` is that of the object `given` or, if it has none, that require none; all
-    alternatives, if none fits."""
+    """Return alternatives that fit the `type` of the object `given` (or its absence); all of them if none fits."""
     found = list(_flat(schemas, root))
     if not isinstance(given, dict) or part == "type":
         return found

@@ -57,8 +57,7 @@ class Origin(msgspec.Struct):
 
 
 class Mark(msgspec.Struct, omit_defaults=True):
-    """Mark in a stream. Only the first one has `origin`. `lost`: reason why the server cannot continue; another one
-    should."""
+    """Mark in a stream. Only the first one has `origin`. `lost`: why the server cannot continue the stream."""
 
     tokens: list[Tokens] = []
     origin: Origin | None = None
@@ -90,8 +89,7 @@ class Resumable:
 
     @classmethod
     def of(cls, headers: Mapping[bytes, bytes]) -> Resumable | None:
-        """Parse the marks header. Returns `None` without one. Raises `ApiError` 400 if it is no number of bytes or too
-        large."""
+        """Parse the marks header; `None` without one. Raises `ApiError` 400 if it is no byte count or too large."""
         if (given := headers.get(MARKS)) is None:
             return None
         if not given.isdigit() or int(given) > MAX_SAID_BYTES:
@@ -114,8 +112,7 @@ class Resumable:
     # ------------------------------------------------------------------------------------------------- before it runs
 
     def seeded(self, sampling: SamplingParams, model: str) -> SamplingParams:
-        """Return `sampling` with the seed that all servers of the stream use. Raises `ApiError` 409 for a stream of
-        another model."""
+        """Return `sampling` with the seed of the stream on all servers. Raises `ApiError` 409 if its model differs."""
         if self.said is not None and self._origin.model != model:
             message = f"the stream was begun by another model: {self._origin.model!r}, this is {model!r}"
             raise ApiError(409, message, code="other_model")

@@ -68,8 +68,7 @@ class Running:
     """Context manager of one submitted request. `generation` has its results so far."""
 
     def __init__(self, context: ServerContext, request: HttpRequest, wanted: Wanted) -> None:
-        """Admit the request and submit it to the engine. Raises `ApiError` as `Admission.of`, and 503 if the engine has
-        failed."""
+        """Admit the request and submit it. Raises `ApiError` as `Admission.of`, and 503 if the engine has failed."""
         admission = Admission.of(context, request, wanted)
         self.is_large = admission.is_large
         self._run_in_lane = context.prompts.run
@@ -112,8 +111,7 @@ class Running:
         self.generation.choices = []
 
     def _expire(self, timeout_s: float) -> None:
-        """Abort all choices and fail with a timeout. Frees the engine now: sending the error may wait for a slow
-        client."""
+        """Abort all choices and fail with a timeout. Frees the engine now: the client may read the error slowly."""
         for state in self.generation.choices:
             self._client.abort(state)
         self._fail(too_late(timeout_s))
@@ -139,8 +137,7 @@ class Running:
     # ----------------------------------------------------------------------------------------------- who gets deltas
 
     async def first(self, wait_s: float | None = None) -> list[Delta]:
-        """Wait for the next deltas and return them, or an empty list after `wait_s`. Raises `ApiError` if a choice
-        fails."""
+        """Wait for the next deltas and return them; an empty list after `wait_s`. Raises `ApiError` if one fails."""
         if self._ended.done():
             self._ended.result()
         first: asyncio.Future[list[Delta]] = asyncio.get_running_loop().create_future()
@@ -169,8 +166,7 @@ class Running:
     async def stream_from_lane(
         self, first: list[Delta], chunk: Callable[[Generation, list[Delta]], bytes], write: Callable[[bytes], None]
     ) -> None:
-        """Write the same chunks as `stream`, but format them in the thread pool for long work, so that other requests
-        are served meanwhile."""
+        """Write the same chunks as `stream`, formatted in the thread pool, so that other requests are not delayed."""
         deltas = first
         while deltas or self._open:
             write(await self._run_in_lane(partial(chunk, self.generation, deltas or await self.first())))
@@ -203,8 +199,7 @@ class Running:
         await self._ended
 
     async def collect(self) -> list[Delta]:
-        """Wait for every choice to end; return one delta per choice with its complete output. Raises `ApiError` if one
-        fails."""
+        """Wait for every choice to end; return one delta per choice with all output. Raises `ApiError` if one fails."""
         deltas: list[list[Delta]] = [[] for _ in self.generation.choices]
 
         def sink(found: list[Delta]) -> None:
@@ -291,8 +286,7 @@ class Running:
 def _submitted(
     context: ServerContext, request: HttpRequest, wanted: Wanted, admission: Admission, subscriber: Subscriber
 ) -> list[RequestState]:
-    """Submit a request to the engine and return the state of its choices. Raises `ApiError` 503 if the engine has
-    failed."""
+    """Submit a request to the engine and return its choices' state. Raises `ApiError` 503 if the engine failed."""
     try:
         return context.client.submit(
             wanted.prompts,

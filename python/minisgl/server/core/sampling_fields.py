@@ -122,8 +122,7 @@ class Structured(Body):
     grammar: StrictStr | None = described("llama.cpp's: as `structured_outputs.grammar`; an empty text has no effect.")
 
     def grammar_source(self, names: Mapping[str, str] | None = None) -> GrammarSource | None:
-        """Return the source of the requested grammar, or `None`. `names`: the client's names of fields, where they
-        differ. Raises `ParamError`."""
+        """Return the requested grammar's source, if any. `names`: the client's names of fields. Raises `ParamError`."""
         return the_one(list(self._sources(names or {})))
 
     def _sources(self, names: Mapping[str, str]) -> Iterator[GrammarSource]:

@@ -99,8 +99,7 @@ class Sections:
         return [one for one in self.all if one.kind != "call" or one.arguments is not None]
 
     def take(self, parts: list[Part], broken: Sequence[int] = (), *, is_end: bool = False) -> list[Change]:
-        """Add parsed output and return the changes of sections. `broken`: indices of broken calls (`MessageParser`);
-        `is_end`: no more output follows."""
+        """Add parsed output; return the changes. `broken`: indices of broken calls; `is_end`: no output follows."""
         changes: list[Change] = []
         for part in parts:
             match part:

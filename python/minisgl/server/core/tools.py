@@ -34,8 +34,7 @@ NUM_LAST = 16  # ids of a prompt in which a marker is looked for
 
 
 class Parsing:
-    """Parsers for the model's tool calls and reasoning, and the grammars that they need. `tool_call_parser`,
-    `reasoning_parser`: a name or "auto"."""
+    """Parsers of the model's tool calls and reasoning, given by name or "auto", and the grammars for both."""
 
     def __init__(self, tokenizer: Tokenizer, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
         self._tokenizer = tokenizer
@@ -87,8 +86,7 @@ class Parsing:
     def grammar(
         self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
     ) -> TurnGrammar:
-        """Return the grammar of a chat turn. `use`: tools that may be called; `source`: requested format; `budget`:
-        tokens of reasoning."""
+        """Return a chat turn's grammar. `use`: callable tools; `source`: output format; `budget`: reasoning tokens."""
         tools = None if use is None else self.tool_format
         return TurnGrammar(self._tokenizer.token_id, thinking, tools, use, source, budget)
 
@@ -135,8 +133,7 @@ Choice = StrictStr | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that the model may call. `required`: it must call one; `named`: the tool that it must call; `parallel`:
-    several calls are allowed."""
+    """Tools that may be called. `required`: one must be; `named`: this one must be; `parallel`: several may be."""
 
     tools: tuple[FunctionTool, ...]
     required: bool = False
@@ -182,8 +179,7 @@ def tool_use(
 
 
 def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[frozenset[str], str]:
-    """Return the names of tools that a choice of type `allowed_tools` leaves, and its mode ("auto" or "required").
-    Raises `ApiError`."""
+    """Return the names and the mode ("auto" or "required") of a choice of `allowed_tools`. Raises `ApiError`."""
     allowed = choice.get("allowed_tools")
     allowed = allowed if isinstance(allowed, Mapping) else {}
     mode, listed = allowed.get("mode"), allowed.get("tools")
@@ -260,8 +256,7 @@ def needs_grammar(use: ToolUse | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """Input of a chat turn's grammar. `thinking`: `None` for a model without reasoning; `source`: format of output that
-    is no call."""
+    """Input of a chat turn's grammar. `thinking`: `None` without reasoning; `source`: format of other output."""
 
     token_id: Callable[[str], int | None]
     thinking: Thinking | None = None
@@ -319,8 +314,7 @@ def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
 
 
 def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
-    """Return the checked schemas of arguments by tool name. All are validated at once, and one by one only if that
-    fails. Raises `ParamError`."""
+    """Return the schemas of arguments by tool, validated at once, one by one if that fails. Raises `ParamError`."""
     asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
     bound = {name: _of_object(checked(source)) for name, source in asked.items()}
     size = sum(len(pieces.schema(source.value)) for source in bound.values())

@@ -78,8 +78,7 @@ class TurnChoice:
 
     @property
     def calls_tools(self) -> bool:
-        """True if the finished output calls tools. A complete response leaves broken calls out, a stream has already
-        shown them."""
+        """True if the finished output calls tools. A broken call does not count; in a stream it voids all of them."""
         return bool(self.whole_calls) and not (self.streams and self.broken)
 
     @property
@@ -134,8 +133,7 @@ class Turn(Wanted):
         return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call, streams)
 
     def formats(self) -> Formats | None:
-        """Return the formats by which the output is parsed; `None` for plain text. The tools' schemas are compiled
-        once."""
+        """Return the formats by which output is parsed; `None` for plain text. The tools' schemas are compiled once."""
         if self._known is None and self.schemas is not None:
             self._known = answer_tools(self.schemas)
         return None if self.is_plain else (self.calls, self.thinking, self._known)

@@ -40,8 +40,7 @@ def has_room(most: int, num_owners: int, held: int, held_by_all: int, more: int)
 
 class Turns:
     """Limits the bytes of large bodies in memory to `most`: first come, first served, round-robin between owners (API
-    keys). A larger body is processed alone. When no bytes are held any more, `when_idle` is called with the bytes held
-    since."""
+    keys). A larger body is processed alone. When all bytes are given back, `when_idle` is called with their total."""
 
     def __init__(self, most: int, when_idle: Callable[[int], None]) -> None:
         self._most = most

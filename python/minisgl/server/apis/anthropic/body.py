@@ -199,8 +199,7 @@ class AnthropicUsage(Answer):
 
 
 class MessageAnswer(Answer):
-    """Message of a complete response. A stream has server-sent events, `message_start` first and `message_stop` last.
-    """
+    """Message of a complete response. A stream has server-sent events, from `message_start` to `message_stop`."""
 
     id: str
     type: Literal["message"]

@@ -68,8 +68,7 @@ class Timings(Answer):
 
 
 class LlamaCppAnswer(Answer):
-    """Completion of one prompt. A stream has server-sent events with `content`, and one of these at the end, without a
-    `[DONE]`."""
+    """Completion of a prompt. A stream has events with `content`, and one of these at the end, without `[DONE]`."""
 
     index: int
     content: str

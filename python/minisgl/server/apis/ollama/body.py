@@ -94,8 +94,7 @@ class OllamaShowRequest(Body):
 
 
 class OllamaAnswer(Answer):
-    """Final object of a response; durations are nanoseconds. A stream has JSON lines with `done` false, and one of
-    these at the end."""
+    """Final object of a response; durations are nanoseconds. A stream's JSON lines before it have `done` false."""
 
     model: str
     created_at: str

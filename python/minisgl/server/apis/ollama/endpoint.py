@@ -82,8 +82,7 @@ def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = 
 
 
 def ping(model: str, shape: Shape) -> bytes:
-    """Return the keep-alive line of a stream: an object with an empty text, since Ollama's clients parse every line as
-    JSON."""
+    """Return a stream's keep-alive line: an object with empty text, since clients parse every line as JSON."""
     return json_line({"model": model, "created_at": now(), **shape("", "", []), "done": False})
 
 
@@ -91,8 +90,7 @@ def ping(model: str, shape: Shape) -> bytes:
 
 
 def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], list[str]]:
-    """Return sampling fields for `options`, and the names of options without effect. `num_ctx` up to the model's
-    context is accepted silently."""
+    """Return sampling fields, and options without effect; a `num_ctx` up to the model's context is no such option."""
     found: dict[str, Any] = {}
     ignored = list[str]()
     for option, value in (asked.options or {}).items():
@@ -375,8 +373,7 @@ async def _embedded(
 
 
 class OllamaEmbeddings(EmbeddingFormatter):
-    """Formatter of embeddings. `warning`: see `_warning`; `has_tokens`: for each given text, whether it gets a vector.
-    """
+    """Formatter of embeddings. `warning`: see `_warning`; `has_tokens`: for each text, whether it gets a vector."""
 
     warning: Mapping[str, str] = MappingProxyType({})
     has_tokens: Sequence[bool] = ()

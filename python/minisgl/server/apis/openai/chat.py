@@ -146,8 +146,7 @@ class ChatFormatter(Formatter):
         return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
     def _chunks(self, generation: Generation, delta: Delta, more: dict[str, Any]) -> list[bytes]:
-        """Return the chunks of a delta. Log probabilities and ids belong to the delta's tokens, even if the parser
-        holds back their text."""
+        """Return a delta's chunks. Log probabilities and ids are sent even if the parser holds back their text."""
         of_choice: dict[str, Any] = {}
         if self._with_token_ids:
             of_choice["token_ids"] = generation.new_token_ids(delta.index)

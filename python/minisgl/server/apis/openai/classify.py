@@ -60,8 +60,7 @@ class ClassifyAnswer(Answer):
 
 
 class Labels(NamedTuple):
-    """Labels of a classifier, by its config.json. `problem`: `problem_type`, which decides how scores become
-    probabilities."""
+    """Labels of a classifier by config.json. `problem`: its `problem_type`, which decides how scores are read."""
 
     names: Mapping[str, str]
     problem: str | None

@@ -35,8 +35,7 @@ async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, requ
 
 
 def _tokens(context: ServerContext, asked: TokenizeRequest, ids: Int32Array) -> Response:
-    """Return the response with the token ids, encoded in slices: an object per token would take many times the memory
-    of its text."""
+    """Return the response with the token ids, encoded in slices: as objects they would take much more memory."""
     tokenizer = context.tokenizer
 
     def listed(show: Callable[[int], Any]) -> Any:

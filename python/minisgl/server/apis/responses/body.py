@@ -109,8 +109,7 @@ class OutputItem(Body):
 
 
 class UnreadItem(LeftOut):
-    """Item that the model is not shown: output of tools that OpenAI's servers run, content that only they can read, or
-    an unknown type."""
+    """Item that the model is not shown: of OpenAI's own tools, readable by them only, or of an unknown type."""
 
     id: StrictStr | None = None
 
@@ -389,8 +388,7 @@ class IncompleteDetails(Answer):
 
 
 class ResponseAnswer(Answer):
-    """Response object. A stream has named server-sent events, `response.created` first and `response.completed`,
-    `.incomplete` or `.failed` last."""
+    """Response object. A stream's events run from `response.created` to `.completed`, `.incomplete` or `.failed`."""
 
     id: str
     object: Literal["response"]

@@ -118,8 +118,7 @@ def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceItem]:
-    """Return the input items as they are stored and shown, each with an id; references are left for the caller to
-    resolve."""
+    """Return the input items as they are stored, each with an id; the caller must resolve references."""
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
     return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
@@ -222,8 +221,7 @@ def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
-    """Check that every tool output belongs to a call before it. `first`: index of the first new item. Raises `ApiError`
-    400."""
+    """Check that every tool output belongs to a call before it. `first`: first new item. Raises `ApiError` 400."""
     calls = set[str]()
     for i, item in enumerate(items):
         call_id = item.get("call_id", item["id"])
@@ -355,8 +353,7 @@ class ResponsesFormatter(SectionFormatter):
         return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
-        """Return the events for a change of a section. `is_cut`: the token limit ended the output, and so its last
-        item."""
+        """Return the events for a section's change. `is_cut`: the token limit ended the output, and its last item."""
         section = change.section
         if isinstance(change, Opened):
             self._items.append(item := self._item(section, "in_progress"))
@@ -443,8 +440,7 @@ async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest,
 
 
 async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the items of the previous response's conversation and the new ones, with references resolved. Raises
-    `ApiError`."""
+    """Return the previous response's items and the new ones, with references resolved. Raises `ApiError`."""
     key, store = request.key, context.own(ResponseStore)
     found: list[dict[str, Any]] = []
     if (before := asked.previous_response_id) is not None:

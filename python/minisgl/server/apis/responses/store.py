@@ -63,8 +63,7 @@ class ResponseStore:
             self._drop(self._oldest_of_most(lambda one: one.num_bytes))
 
     def _oldest_of_most(self, weight: Callable[[Entry], int]) -> str:
-        """Return the oldest response of the key with the highest total weight; on a tie, of the key with the oldest
-        response."""
+        """Return the oldest response of the key with the highest total weight; on a tie, the oldest of all."""
         weights = collections.Counter[int]()
         for one in self._entries.values():
             weights[one.key] += weight(one)

@@ -42,8 +42,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text input in a custom call's JSON arguments, which may be incomplete; the raw arguments if there is
-    none."""
+    """Return the text input in a custom call's JSON arguments, even if incomplete; else the raw arguments."""
     try:
         found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
@@ -111,8 +110,7 @@ class GivenTools:
         """Where they stand in the body, for those that stand elsewhere in the chat."""
 
     def _allowed(self, given: list[GivenTool]) -> list[GivenTool]:
-        """Return the tools that may be called; the model is not shown the others. Raises `ApiError` 400 for an unknown
-        name."""
+        """Return the tools that may be called; the model sees no others. Raises `ApiError` 400 for an unknown name."""
         choice = self._choice
         if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
             return given

@@ -35,8 +35,7 @@ class GenerateSampling(Sampling):
 
 
 class GenerateRequest(GenerateSampling):
-    """Body with exactly one of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may also be given at
-    the top level."""
+    """Body with one of `prompt`, `text` and `input_ids`. Fields of `sampling_params` may be at the top level, too."""
 
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE
 
@@ -125,8 +124,7 @@ class MetaInfo(Answer):
 
 
 class SglangAnswer(GenerateAnswer):
-    """Completion of `text` or `input_ids`; several prompts give a list. Each event of a stream has all of the text so
-    far."""
+    """Completion of `text` or `input_ids`; several prompts give a list. Each event of a stream has the whole text."""
 
     output_ids: list[int]
     meta_info: MetaInfo

@@ -99,8 +99,7 @@ class SglangFormatter(Formatter):
 
 
 async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
-    """End requests of the caller's own key by `rid`, or all of them. They return their output so far, with the finish
-    reason `abort`."""
+    """End requests of the caller's key by `rid`, or all. Their responses have the finish reason `abort`."""
     if not asked.abort_all and asked.rid is None:
         raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
     for key, rid, end_early in tuple(context.may_end_early):
@@ -182,8 +181,7 @@ async def _wanted(
     field: str,
     texts: list[Any],
 ) -> tuple[GenerateSampling, Wanted]:
-    """Check and encode prompts that share sampling parameters. `prefix`: the client's path of the parameters, for
-    errors. Raises `ApiError`."""
+    """Check and encode prompts with the same parameters. `prefix`: their path in the body. Raises `ApiError`."""
     fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
         raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
