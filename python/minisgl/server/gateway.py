@@ -44,7 +44,7 @@ class FrontEnd:
 
     def __init__(self, port: socket.socket, listener: socket.socket, gateway: Gateway | None) -> None:
         self.address: tuple[str, int] = port.getsockname()[:2]
-        """Host and port."""
+        """Address of the port: host and port number."""
         self.listener = listener
         self.gateway = gateway
 

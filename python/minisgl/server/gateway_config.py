@@ -21,7 +21,7 @@ from minisgl.server.core.errors import ApiError, engine_error, engine_gone, gram
 from minisgl.server.core.log import shows_access
 
 VERSION = 8
-"""The version of what is told. The extension reads one, and refuses others."""
+"""Version of the configuration format. The extension accepts one, and refuses others."""
 
 
 def encoded(config: ServerConfig) -> bytes:

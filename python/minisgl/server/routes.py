@@ -258,4 +258,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 POSTS = {one.path: (one.body, one.endpoint) for one in ROUTES if one.body is not None and one.endpoint is not None}
-"""The types of bodies, and what answers them."""
+"""Body types and endpoints of POST routes, by path."""

@@ -49,7 +49,7 @@ from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse
 from minisgl.server.core.waiting import Turns, has_room
 
 MAX_UPLOADS = 16
-"""Files of more than `SMALL_BYTES` that come at once."""
+"""Maximum uploads of more than `SMALL_BYTES` at once."""
 MAX_NAME_CHARS = 255
 MAX_FILES_SHOWN, MAX_BATCHES_SHOWN = 10_000, 100
 MAX_WINDOW_S = 14 * 86_400
@@ -80,7 +80,7 @@ def room_of(context: ServerContext) -> Callable[[], int]:
 
 
 Ask = Callable[[Asked, int], Awaitable[Said]]
-"""Answers a line, of the key with this number."""
+"""Function that submits a line for the API key with this index."""
 
 
 def asks(app: ASGIApp, config: ServerConfig) -> Ask:

@@ -20,12 +20,12 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 MAX_FILE_BYTES = 200 << 20
 MAX_LINES = 50_000
 MAX_ROWS = 2 * MAX_LINES
-"""With those that are empty, of which 200 MiB would take two minutes to read."""
+"""Maximum lines of a file, empty ones included: 200 MiB of empty lines would take two minutes to read."""
 MAX_ID_CHARS = 512
 WINDOW_LINES = 1024
 WINDOW_BYTES = 16 << 20
 PREFIX_BYTES = 1 << 14
-"""So much of what becomes a line's prompt is compared with others."""
+"""Length of the prompt prefix by which lines are sorted."""
 
 
 class BadLine(Exception):

@@ -28,17 +28,17 @@ from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, Usage
 from minisgl.server.core.errors import draining
 
 LOOK_S = 30.0
-"""How often the time of files and batches is looked at."""
+"""Interval at which expiry is checked and new batches are started."""
 ROOM_S = 1.0
-"""How often it is looked whether there is more room, of which nobody tells."""
+"""Interval at which waiting lines poll for capacity."""
 AGAIN = frozenset({429, 503})
-"""There is no room for a line now."""
+"""Statuses with which a line is retried: no capacity now."""
 NO_ROOM = 429
-"""The engine did not get the line."""
+"""Status of a line that did not reach an engine."""
 MAX_DEATHS = 3
-"""How many engines that had a line may die; then it is not asked again. The first death may be another line's doing: of
-all that were under way each is asked with no other of them beside it from then on. The second may be chance, or that of
-a request which is no line; twice in a row, alone, is the line's own."""
+"""Engine deaths after which a line is not retried. The first death may be caused by another line: from then on each of
+the lines that were running is retried with no other of them alongside. The second may be chance, or caused by a request
+that is no line; a third is attributed to the line."""
 _LEFT: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),

@@ -31,17 +31,17 @@ from minisgl.config import ConfigError
 SCHEMA = 1
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 KEEP_S = 30 * 86_400
-"""How long what a batch made is there, and what is known of it."""
+"""Default retention of a batch's output files, and retention of ended batches."""
 MAX_FILES = 10_000
-"""How many files one key may have."""
+"""Maximum files of one key."""
 MAX_OPEN_BATCHES = 100
-"""How many batches of one key may be open."""
+"""Maximum unfinished batches of one key."""
 MAX_ENDED_BATCHES = 10_000
-"""How many ended batches of one key are known; of more the oldest are forgotten."""
+"""Maximum ended batches of one key; the oldest ones beyond are dropped."""
 LOCK_S = 0.05
 DATABASE, LOCK, FILES = "state.sqlite", "lock", "files"
 BEFORE_DATABASE = {LOCK, FILES, "lost+found"}
-"""Names that a folder without a database may have: a start that was cut short leaves the first two, mkfs the last."""
+"""Entries that a folder without a database may have: an interrupted start leaves the first two, mkfs the last."""
 FILE_PREFIX = "file-"
 _FILE_NAME = re.compile(FILE_PREFIX + "[0-9a-f]{32}")
 T = TypeVar("T")

@@ -23,7 +23,7 @@ FILE = "file"
 MAX_FIELD_BYTES = 4096
 WRITE_BYTES = 1 << 20
 LEAST_BYTES = 1 << 20
-"""The bytes of a file that have to come in `timeout_s` where others find no place."""
+"""Minimum bytes per `timeout_s` of an upload while others wait for a place."""
 
 
 class Upload:

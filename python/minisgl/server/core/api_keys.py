@@ -24,7 +24,7 @@ from minisgl.metrics.keys import KeyCounts, KeyReading
 from minisgl.server.core.errors import ApiError, bad_value, key_limit
 
 DEFAULT = "default"
-"""Name of number 0 where there is a file."""
+"""Name of the key with index 0 if there is a key file."""
 MINUTE_S = 60.0
 TELL_S = 0.05
 QUEUED, TOKENS = "max_queued_requests", "tokens_per_minute"
@@ -80,7 +80,7 @@ class Bucket:
 
 
 CALLER: ContextVar[int] = ContextVar("caller", default=0)
-"""The number of the key for which a task works."""
+"""Index of the API key for which the current task works."""
 
 
 class KeyUse:

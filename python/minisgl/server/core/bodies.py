@@ -35,7 +35,7 @@ _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "explain", "self", "kwargs"}
 )
-"""Arguments of chat templates that a request's own fields set."""
+"""Template variables that are set by the request's own fields."""
 
 
 def prompt_kind(value: object) -> str:
@@ -59,7 +59,7 @@ Texts = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUND
 
 
 TEXT_KINDS = ("text", "input_text", "output_text")
-"""The types of a part with a text, here and in the API of responses."""
+"""Types of text parts, in the chat API and the Responses API."""
 
 
 class TextPart(Body):

@@ -26,9 +26,9 @@ PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = b"X-Request-Id, Retry-After, X-Minisgl-Cached-Tokens, X-Minisgl-Ignored, X-Minisgl-Max-Tokens"
-"""The headers of answers that pages of other origins may read."""
+"""Response headers that pages of other origins may read."""
 HARMLESS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
-"""What keeps an answer from being taken for something else by a foreign page that includes it."""
+"""Headers of every response, so that a foreign page cannot embed it as another type of content."""
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 Headers = Mapping[bytes, bytes]
 Pairs = list[tuple[bytes, bytes]]

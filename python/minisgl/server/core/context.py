@@ -25,7 +25,7 @@ from minisgl.server.core.waiting import Queue, Turns
 
 LATEST = ":latest"
 EndsEarly = tuple[int, str, Callable[[], None]]
-"""What /abort_request may end: the number of its API key, its id, and how it ends."""
+"""Entry for /abort_request: index of the API key, `rid`, and a function that ends the request."""
 T = TypeVar("T")
 
 

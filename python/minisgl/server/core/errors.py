@@ -24,7 +24,7 @@ SERVER = "server_error"
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_MODEL = ("model_not_found", 404)
-"""Code and status."""
+"""Code and status for an unknown model."""
 MESSAGES = "/v1/messages"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
@@ -41,7 +41,7 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""Clients that read it send the whole conversation from then on."""
+"""Details of a refused `thread`; clients that read them send the whole conversation from then on."""
 
 
 def is_anthropic(path: str) -> bool:
@@ -55,7 +55,7 @@ def is_ollama(path: str) -> bool:
 
 
 FORM = "minisgl.form"
-"""Key of the ASGI scope: the path in whose API's form errors are, and the id of the request."""
+"""Key of the ASGI scope: a path, whose API decides the shape of errors, and the request id."""
 
 
 class ApiError(Exception):
@@ -147,7 +147,7 @@ def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
 
 
 Names = Sequence[tuple[str, str]]
-"""Regular expressions for names of fields of the chat API, and what another API calls them."""
+"""Regular expressions for field names of the chat API, and their replacements in another API."""
 
 
 def renamed_field(names: Names, given: str) -> str:

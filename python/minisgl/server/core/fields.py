@@ -28,7 +28,7 @@ TextOr = Annotated[
     Annotated[StrictStr, Tag("<text>")] | Annotated[T, Tag("<other>")],
     Discriminator(lambda value: "<other>" if isinstance(value, list | dict) else "<text>"),
 ]
-"""A text, or a list or an object."""
+"""Text, or a list or an object of type T."""
 TextOrParts = TextOr[Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.max_parts)]]
 
 
@@ -82,7 +82,7 @@ SERVER_TOOLS = (
     *("web_search", "web_fetch", "code_execution", "code_interpreter", "tool_search", "file_search", "computer"),
     *("image_generation", "programmatic_tool_calling", "mcp", "advisor", "browser_search", "url_context", "x_search"),
 )
-"""The beginnings of the types of tools that a provider's own servers run: every API leaves these out, by name."""
+"""Prefixes of types of tools that a provider's own servers run: every API leaves these out and names them."""
 
 
 def type_of(value: object) -> object:
@@ -108,7 +108,7 @@ class Body(BaseModel):
 
 
 Table = dict[str, tuple[Any, ...]]
-"""Field -> values that ask for nothing; null asks for nothing in any case."""
+"""Fields, each with the values that ask for nothing; null always asks for nothing."""
 
 _ONE: tuple[Any, ...] = (1, 1.0)
 
@@ -219,8 +219,7 @@ RESPONSES: Table = {
 }
 
 OF_CONVERSATION: Table = {"thread": ()}
-"""Fields of Anthropic's API, whether a body is answered or counted. Ignored, a thread's earlier messages and tools
-would be lost."""
+"""Refused fields of both Anthropic bodies. An ignored `thread` would lose its earlier messages and tools."""
 
 MESSAGES: Table = {
     **_OF_ONE_ANSWER,
@@ -261,7 +260,7 @@ LLAMA_CPP_IGNORED: Table = {
     "return_progress": (False,),
     "lora": ([],),
 }
-"""What llama.cpp's clients send whether or not it matters to them: named in a header instead of refused."""
+"""Fields that llama.cpp's clients always send: named in a header instead of refused."""
 
 LLAMA_CPP: Table = {
     **{name: nothing for name, nothing in _OF_ONE_ANSWER.items() if name not in LLAMA_CPP_IGNORED},
@@ -305,7 +304,7 @@ IGNORED: Table = {
     "betas": ([],),
     "stream_options": ({}, {"include_usage": False}, {"include_usage": True}),
 }
-"""The fields that ask for nothing, or only for less, whichever API gets them: they are accepted, and named."""
+"""Fields without effect on the output in any API: accepted, and named in a header."""
 
 _ON: tuple[Any, ...] = (True,)
 _OFF: tuple[Any, ...] = (False,)
@@ -406,7 +405,7 @@ OTHERS: Table = {
     "return_tokens_as_token_ids": _OFF,
     "response_fields": ([],),
 }
-"""Names that one of our APIs gives a meaning that others have under another name, or not at all."""
+"""Names that one of our APIs serves, and other APIs have under another name, or not at all."""
 
 SAY_INSTEAD: dict[str, tuple[str, ...]] = {
     "messages": ("input", "prompt"),
@@ -456,4 +455,4 @@ SAY_INSTEAD: dict[str, tuple[str, ...]] = {
         for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
     },
 }
-"""Other fields that do it: what is said is the first one that the same request has."""
+"""Alternatives for refused fields: an error suggests the first one that the request's body has."""

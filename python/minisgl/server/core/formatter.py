@@ -57,7 +57,7 @@ def receipt_of(generation: Generation, index: int) -> dict[str, Any]:
 
 
 NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}
-"""vLLM's clients read these fields of whole answers without looking whether they are there."""
+"""Fields that vLLM's clients expect in every complete response."""
 
 
 class JsonList:

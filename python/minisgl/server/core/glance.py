@@ -17,7 +17,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 NOTHING = msgspec.Raw(b"null")
 SHOWN_BYTES = 200
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors that `decoded` raises: no JSON, no object, nested too deeply."""
+"""Errors that `decoded` raises: no JSON, no object, nested too deeply."""
 _text = msgspec.json.Decoder(str)
 
 

@@ -33,7 +33,7 @@ from minisgl.server.core.errors import INVALID, SERVER, ApiError
 from minisgl.server.core.request import REQUEST, HttpRequest
 
 CONNECTION = "minisgl.connection"
-"""Key of the ASGI scope."""
+"""Key of the ASGI scope: the `Connection`."""
 GRACE_S = 2
 NUM_LISTENERS = 8
 RESTART_S = 0.1  # after an end that nobody asked for; then twice as long each time

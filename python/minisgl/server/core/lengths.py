@@ -17,7 +17,7 @@ from minisgl.config import Limits
 from minisgl.sampling_params import ParamError, SamplingParams
 
 TO_THE_END = -1
-"""The `max_tokens` of a client that wants all that fits."""
+"""Value of `max_tokens` for the rest of the context."""
 
 
 def asked_limit(

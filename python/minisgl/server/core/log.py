@@ -71,9 +71,9 @@ def set_up(kind: LogFormat, *, access: bool, level: str = "info", times: bool = 
 
 
 say, warn = _server.info, _server.warning
-"""A line of the server's own."""
+"""Log a line of the server itself."""
 complain = _server.error
-"""Why the server ends."""
+"""Log the reason why the server ends."""
 
 
 def report(text: str) -> None:

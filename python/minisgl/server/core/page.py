@@ -37,7 +37,7 @@ HEADERS = {
 
 
 RUNNING = "Ollama is running"
-"""What some of Ollama's clients look for at `/`."""
+"""Text that some of Ollama's clients expect at `/`."""
 BY_ACCEPT = {"vary": "accept"}
 
 

@@ -24,9 +24,9 @@ HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
 )
 WHO = frozenset({b"host", b"authorization", b"x-api-key"})
-"""Headers that say who asks."""
+"""Headers that identify the caller."""
 OF_THIS_SERVER = frozenset({b"date", b"server"})
-"""Headers of an answer that this server writes."""
+"""Response headers that this server writes itself."""
 CONNECT_TIMEOUT_S = 10.0
 
 

@@ -42,7 +42,7 @@ from minisgl.server.core.waiting import Turns
 B = TypeVar("B", bound=Body)
 
 REQUEST = "minisgl.request"
-"""Key of the ASGI scope; middleware.py puts it there."""
+"""Key of the ASGI scope: the `HttpRequest`, set by middleware.py."""
 SMALL_BYTES = 1 << 16
 STALLED_S = 5.0  # without a byte, in a turn that others wait for
 MAX_LOGGED_CHARS = 4096
@@ -384,7 +384,7 @@ OF_ERRORS = {
     "model_type": "object",
     "literal_error": "string",
 }
-"""Errors that say that a value is of another kind: of which one, for the parser that was tried."""
+"""Pydantic's errors for a value of the wrong type, with the JSON type that was expected."""
 
 
 def path_of(given: Any, loc: Sequence[Part], *, is_missing: bool) -> list[Part]:

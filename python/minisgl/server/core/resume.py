@@ -29,7 +29,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.core.errors import ApiError
 
 MARKS = b"x-minisgl-marks"
-"""Header of a request whose stream is to have marks; its value is how many bytes before the body are `Said`."""
+"""Header that requests marks in the stream; its value is the number of bytes of `Said` before the body."""
 LINE = b": minisgl "
 MAX_SAID_BYTES = 1 << 24
 
@@ -190,4 +190,4 @@ def _line(mark: Mark) -> bytes:
 
 
 NOTHING_NEW = _line(Mark())
-"""Stands behind what belongs to no token."""
+"""Mark after bytes that belong to no token, such as a ping."""

@@ -23,7 +23,7 @@ MAX_CHOICE_TEXTS = 16_384
 MAX_WHITESPACE_CHARS = 64
 _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 _AS_ASKED = ("temperature", "top_p", "seed", "n", "min_tokens", "ignore_eos", "min_p", *_PENALTIES)
-"""Fields that a request and its `SamplingParams` have in common."""
+"""Fields that are copied to `SamplingParams` unchanged."""
 
 
 Schema = Annotated[

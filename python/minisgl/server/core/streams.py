@@ -17,16 +17,16 @@ STREAMED = {
     "/api/chat": (LINES,),
     "/api/generate": (LINES,),
 }
-"""The routes that may stream, and as what."""
+"""Routes that may stream, with their content types."""
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses", "/v1/messages"})
-"""Where one server may go on with another one's stream."""
+"""Routes whose streams another server can continue."""
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_PING = b": ping\n\n"
-"""A comment, which is no event."""
+"""Keep-alive bytes of server-sent events: a comment, which is no event."""
 EVENT_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""The same for Anthropic's clients."""
+"""Keep-alive event for Anthropic's clients."""
 LINE_PING = b'{"text_delta":""}\n'
-"""The same for those of /generate that read JSON lines."""
+"""Keep-alive line for clients of /generate that read JSON lines."""
 
 
 def sse(data: object, name: str = "") -> bytes:

@@ -126,7 +126,7 @@ AnyTool = Annotated[
     Annotated[Tool, Tag("<function>")] | Annotated[LeftOut, Tag("<left out>")],
     Discriminator(lambda value: "<left out>" if runs_on_servers(type_of(value)) else "<function>"),
 ]
-"""A function, or a tool that a provider's servers run: the model is not told of it."""
+"""Function tool, or a tool that a provider's servers run, which the model is not shown."""
 Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Choice = StrictStr | dict[str, Any]
 

@@ -21,7 +21,7 @@ MAX_NAMED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _DATE = re.compile(r"_2\d{7}\Z")  # of a tool's version
 _LABELS = frozenset({"id", "status", "index", "signature", "annotations", "citations", "logprobs", "caller", "phase"})
-"""What answers have beside their contents, in histories: it says nothing to a model."""
+"""Fields of earlier responses in a history that mean nothing to the model."""
 
 
 def shown(names: Iterable[str]) -> str:
@@ -43,7 +43,7 @@ class Known:
 
 
 Kinds = dict[str | None, Known | None]
-"""By the `type` that an object names, if any: what it may have; None: it is left out, whatever it has."""
+"""Allowed fields by an object's `type`, if it has one; a value of `None`: the object is left out as a whole."""
 
 
 def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:

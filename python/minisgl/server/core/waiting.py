@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
 MAX_WAITING = 256
-"""Large bodies that wait for their turn, each with what a connection buffers of it."""
+"""Maximum large bodies that wait for their turn; each holds what its connection buffers."""
 _Waiting = deque[tuple[asyncio.Future[None], int]]
 
 

@@ -41,7 +41,7 @@ from minisgl.server.core.streams import EVENT_PING, sse
 from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
-"""Fields of the sampling that mean something else here, or nothing."""
+"""Sampling fields that are not copied to the chat request, because they differ or do not exist here."""
 NAMES: Names = (
     (r"messages(\..*)?", "messages"),  # tools' results became messages of their own
     (r"response_format\.json_schema\.schema", "output_config.format.schema"),
@@ -54,7 +54,7 @@ NAMES: Names = (
     (r"reasoning_effort", "output_config.effort"),
 )
 _BILLING_LINES = re.compile(r"\A(?:x-anthropic-billing-header:.*(?:\n|\Z))+", re.ASCII | re.IGNORECASE)
-"""Lines that agents write at the beginning of a system text for a provider's accounts."""
+"""Billing headers that agents put at the beginning of a system prompt."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

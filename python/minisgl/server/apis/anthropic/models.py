@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 from minisgl.server.core.errors import FORM, bad_value, is_anthropic
 
 USUAL, MOST = 20, 1000
-"""Models on a page of the list: without `limit`, and at most."""
+"""Default and maximum of `limit`, the models on a page of the list."""
 
 
 def shown_model(card: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from minisgl.extension import _rust, why_missing
 
 Metadata = Mapping[str, Any]
 NOT_SHOWN = ("tokenizer.chat_template", "tokenizer.ggml.")
-"""Beginnings of keys that are shown elsewhere or are long."""
+"""Prefixes of GGUF keys that are left out, because they are shown elsewhere or are long."""
 BY_NAME = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -29,7 +29,7 @@ BY_NAME = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
 }
-"""Fields of config.json, and what GGUF calls them behind the architecture."""
+"""Fields of config.json, and their GGUF keys without the architecture."""
 _MAX_HEADER_BYTES = 100 << 20
 
 

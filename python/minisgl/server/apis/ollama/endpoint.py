@@ -44,12 +44,12 @@ from minisgl.server.core.unserved import shown
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Options that this server has, and its own names of them."""
+"""Supported `options`, and the names of their sampling fields."""
 NEUTRAL: dict[str, tuple[float, ...]] = {"mirostat": (0,), "typical_p": (1,), "tfs_z": (1,), "repeat_last_n": (-1,)}
-"""Values of others that ask for nothing."""
+"""Neutral values of unsupported options."""
 MAX_NAMED = 32
 OF_LOADS = frozenset({"model", "keep_alive", "stream", "options"})
-"""What a body without a question may have."""
+"""Fields that a body without a prompt may have, which only loads the model."""
 UNLOADED = (0, "0", "0s", "0m", "0h")
 NAMES: Names = (
     *((name, f"options.{option}") for option, name in OPTIONS.items()),
@@ -61,7 +61,7 @@ NAMES: Names = (
 )
 OF_PROMPTS: Names = ((r"messages(\..*)?", "prompt"), *NAMES)
 Shape = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
-"""The part of an answer that has the text, the thoughts and the calls."""
+"""Function that formats text, thoughts and calls as a part of a response."""
 
 
 def now() -> str:

@@ -24,7 +24,7 @@ from minisgl.server.core.resume import fingerprint
 from minisgl.utils.installed import find_smollm2, own_version
 
 VERSION = "0.12.11"
-"""The version of the API that is spoken here: clients refuse versions that they think too old."""
+"""Ollama version that is reported; clients refuse versions that are too old for them."""
 NEVER = "9999-12-31T23:59:59Z"
 REFUSED = {
     "/api/pull": ("POST", "fetches no others: start it with the model that you want"),
@@ -33,7 +33,7 @@ REFUSED = {
     "/api/copy": ("POST", "makes no copies: --served-model-name gives the model another name"),
     "/api/delete": ("DELETE", "keeps it"),
 }
-"""Routes that stand for more models than one, with their methods and why they are refused."""
+"""Routes that need several models, with their methods and the reason of the refusal."""
 
 
 def _config(folder: Path | None) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from minisgl.server.core.unserved import shown
 
 LOGPROBS = "message.output_text.logprobs"
 OWN = {"max_tokens", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
-"""Fields of the sampling that mean something else here, or nothing."""
+"""Sampling fields that are not copied to the chat request, because they differ or do not exist here."""
 NAMES: Names = (
     (r"messages(\..*)?", "input"),
     (r"response_format\.json_schema\.schema", "text.format.schema"),
@@ -242,7 +242,7 @@ PREFIXES = {
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
 }
-"""What the ids of items begin with, by their kind."""
+"""Prefixes of item ids, by type."""
 CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 

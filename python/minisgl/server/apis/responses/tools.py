@@ -26,7 +26,7 @@ from minisgl.server.core.errors import Names, bad_value
 from minisgl.server.core.fields import present
 
 INPUT = "input"
-"""The one argument of a custom tool."""
+"""Name of the only argument of a custom tool."""
 INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 SHELL = "local_shell"
 
@@ -107,7 +107,7 @@ class GivenTools:
         self.names: Names = [
             (rf"tools\.{i}\.function", one.place) for i, one in enumerate(self.shown) if one.place != f"tools.{i}"
         ]
-        """Where they stand in the body, for those that stand elsewhere in the chat."""
+        """Renamings of error fields for tools whose index in the chat request differs from the body."""
 
     def _allowed(self, given: list[GivenTool]) -> list[GivenTool]:
         """Return the tools that may be called; the model sees no others. Raises `ApiError` 400 for an unknown name."""
