@@ -46,9 +46,9 @@ class Application:
     """The HTTP application and its parts that the supervisor must start and stop."""
 
     context: ServerContext
-    middleware: Middleware  # an ASGI application
-    batches: Batches | None  # to be started, and stopped
-    preparing: Preparing | None  # answers the gateway's questions, if there is one; to be started, and stopped
+    middleware: Middleware  # the outermost ASGI app
+    batches: Batches | None  # to start and stop
+    preparing: Preparing | None  # if there is a gateway; to start and stop
 
 
 def build_app(
@@ -164,7 +164,7 @@ def _add_docs(app: FastAPI) -> None:
     async def docs(_: object) -> Response:
         return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
 
-    app.add_route("/docs", docs)  # no part of the OpenAPI page, as /openapi.json
+    app.add_route("/docs", docs)  # not on the OpenAPI page, like /openapi.json
 
 
 def _answer_head(app: FastAPI) -> None:

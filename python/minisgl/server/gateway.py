@@ -20,7 +20,7 @@ from minisgl.server.core.log import say
 if TYPE_CHECKING:  # the extension may be missing
     from minisgl._rust import Gateway
 
-SOCKET = "http"  # of the Python server, in the private folder
+SOCKET = "http"  # file name of the Python server's socket, in the private folder
 BACKLOG = 2048
 
 
@@ -32,7 +32,7 @@ def gateway_class() -> Callable[[int, str, str], Gateway]:
     """Return the gateway's class of the compiled extension. Its arguments: the port's file descriptor, which it
     duplicates, the path of the engine's socket, and that of the Python server's. Raises `NoGateway`."""
     if why_missing():
-        raise NoGateway(f"it {NEEDS}")  # the first line of the log says why
+        raise NoGateway(f"it {NEEDS}")  # the log's first line has the reason
     found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
     if found is None:
         raise NoGateway("the extension was built without it")
@@ -71,7 +71,7 @@ class FrontEnd:
             say(f"the Python front end serves: no gateway: {error}")
             return cls(port, port, None)
         found = cls(port, listener, gateway)
-        port.close()  # the gateway has a descriptor of its own, and closes the port by closing that
+        port.close()  # the gateway has its own descriptor, which keeps the port open until it stops
         return found
 
     async def stop(self, grace_s: float) -> None:

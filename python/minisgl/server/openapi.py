@@ -120,7 +120,7 @@ def _operation(route: Route) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
     for kind_of_stream in STREAMED.get(route.path, ()):
-        content[kind_of_stream] = {}  # a schema would be one of each event, or of none, by who reads it
+        content[kind_of_stream] = {}  # no schema: readers disagree whether it would describe one event or the stream
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if route.body is admin.PrefixRequest:
         responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}

@@ -43,7 +43,7 @@ class Preparing:
         self._posts = posts
         self._context = posts.context
         self._fd = gateway.questions_fd()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the question
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by question id
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._fd, self._take)
@@ -52,12 +52,12 @@ class Preparing:
         asyncio.get_running_loop().remove_reader(self._fd)
 
     def _take(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it was read empty already
+        with contextlib.suppress(BlockingIOError):  # the pipe may be empty already
             os.read(self._fd, WOKEN_BYTES)
         loop = asyncio.get_running_loop()
         withdrawn = set(self._gateway.withdrawn())
         for number in withdrawn & self._tasks.keys():
-            self._tasks[number].cancel()  # its turn, its place in a lane and its count are given back
+            self._tasks[number].cancel()  # gives back its turn, its thread and its count
         for number, method, target, headers, body in self._gateway.questions():
             if number not in withdrawn:
                 self._tasks[number] = loop.create_task(self._answer(number, method, target, headers, body))
@@ -67,14 +67,14 @@ class Preparing:
         admitted = self._middleware.admit(method, "1.1", target, headers)
         is_head = body is None
         admitted.request.body += body or b""
-        del body  # it may be large, and its turn far
+        del body  # may be large, and wait long for its turn
         try:
             found = await self._prepared(admitted, is_head)
             if self._gateway.answer(number, encode(found)) and isinstance(found, WholeAnswer):
                 admitted.request.log()
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
-            self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
+            self._gateway.answer(number, encode(PassOn()))  # the Python server will report the error
 
     async def _prepared(self, admitted: Admitted, is_head: bool) -> Prepared:
         """Decide how the gateway handles a request: generate, send a complete response, or pass it on to Python.
@@ -147,4 +147,4 @@ def _is_shown_by_gateway(body: Any) -> bool:
 
 
 _ASKS = ("return_token_ids", "return_tokens_as_token_ids", "continuous_usage", "receipt", "echo")
-_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # whatever their value is
+_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # if not None

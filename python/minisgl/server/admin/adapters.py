@@ -47,7 +47,7 @@ def _below(root: str, path: str) -> str:
     """Return the adapter's folder. Raises one and the same `ApiError` 400 for a path outside `root` or missing."""
     top = os.path.realpath(root)
     found = os.path.normpath(os.path.join(top, path))
-    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at
+    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # no other path touches the disk
         found = os.path.realpath(found)
         if found.startswith(f"{top}{os.sep}") and os.path.isdir(found):
             return found

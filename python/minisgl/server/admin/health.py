@@ -25,7 +25,7 @@ from minisgl.server.core.formatter import json_response
 from minisgl.utils.installed import own_version
 
 OK = {"status": "ok"}
-DEGRADED = "degraded"  # one of several engines does not serve: the others do
+DEGRADED = "degraded"  # some engines do not serve, others do
 
 
 def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
@@ -149,7 +149,7 @@ def _health(context: ServerContext) -> dict[str, Any]:
     found["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats
     found["stats"] = None
-    if stats is not None:  # /stats has the others
+    if stats is not None:  # the other fields are in /stats
         plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks", "prefixes")]
         found["stats"] = {name: getattr(stats, name) for name in plain}
     return found

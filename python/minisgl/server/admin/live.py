@@ -31,9 +31,9 @@ STREAM = "/stats/stream"
 MAX_WATCHERS = 32
 TICK_S = 0.1
 EVERY_S = 1.0
-MAX_STEPS = 64  # of an event
+MAX_STEPS = 64  # per event
 OPTIONS = ("steps", "tree")
-AGAIN_MS = 500.0  # an engine process takes longer to begin again
+AGAIN_MS = 500.0  # an engine takes longer than this to restart
 
 
 class Watcher:
@@ -46,9 +46,9 @@ class Watcher:
         self._stats: dict[str, Any] | None = None
         self._stats_left_out = 0
         self._steps: dict[int, deque[StepView]] = {}
-        self._next: dict[int, int] = {}  # by engine: how many steps were told of
+        self._next: dict[int, int] = {}  # by engine: number of steps received
         self._left_out: dict[int, int] = {}
-        self._begun: dict[int, StepView] = {}  # by engine: the last step of `begin`
+        self._begun: dict[int, StepView] = {}  # by engine: the last step passed to `begin`
         self._trees: dict[int, TreeView] = {}
 
     def figures(self, found: dict[str, Any]) -> None:
@@ -66,12 +66,12 @@ class Watcher:
         if message.tree is not None and self.tree:
             self._trees[engine] = message.tree
         begun = self._begun.get(engine)
-        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine tells its recent ones, too
+        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine repeats its recent ones
         if not steps or not self.steps:
             return
         kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
         expected = self._next.get(engine, message.at)
-        missed = max(0, message.at - expected)  # an engine that began again counts from 0
+        missed = max(0, message.at - expected)  # a restarted engine counts from 0
         missed += max(0, len(kept) + len(steps) - MAX_STEPS)
         self._left_out[engine] = self._left_out.get(engine, 0) + missed
         self._next[engine] = message.at + len(message.steps)
@@ -99,7 +99,7 @@ class Live:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._figures = LiveFigures(context.metrics, lambda: context.client.stats)
-        self._watchers: dict[Watcher, int] = {}  # with the numbers of their keys
+        self._watchers: dict[Watcher, int] = {}  # with the indices of their API keys
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
         self._recent: dict[int, deque[StepView]] = {}  # by engine
@@ -208,7 +208,7 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
     async def stream(request: Request) -> Response:
         return _Stream(context, live, _watcher(request))
 
-    app.add_route(STREAM, stream)  # no part of the OpenAPI page: an answer without an end
+    app.add_route(STREAM, stream)  # not on the OpenAPI page: an endless response
     return live
 
 

@@ -50,7 +50,7 @@ async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
         prompt: Conversation | list[str | list[int]] = [asked.text if asked.text is not None else asked.token_ids or []]
     elif not asked.messages:
         raise bad_value("messages", [], "must not be empty")
-    elif asked.add_generation_prompt is None:  # what follows is not known yet
+    elif asked.add_generation_prompt is None:  # the next message is not known yet
         prompt = asked.model_copy(update={"add_generation_prompt": False})
     else:
         prompt = asked

@@ -125,12 +125,12 @@ class Batches:
         )
         self._ask_as = ask
         self._timeout_s = config.limits.slow_client_timeout
-        self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # of what begins a batch
+        self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # for POST /v1/batches
         self._names = ["", *names(config.api_keys)[1:]]
         self._arriving: collections.Counter[str] = collections.Counter()  # bytes, by owner
-        self._uploads: collections.Counter[str] = collections.Counter()  # of more than SMALL_BYTES, by owner
+        self._uploads: collections.Counter[str] = collections.Counter()  # uploads of more than SMALL_BYTES, by owner
         self._checking = asyncio.Lock()
-        self._turns = Turns(SMALL_BYTES, lambda _: None)  # for which nobody waits
+        self._turns = Turns(SMALL_BYTES, lambda _: None)  # a turn is always free: bodies are small
         self._is_stopped = False
 
     def start(self) -> None:
@@ -192,7 +192,7 @@ class Batches:
         upload = Upload(path, count, self._timeout_s, is_crowded)
 
         def add(store: Store) -> None:
-            self._check_quota(store.used_bytes(owner) + info.bytes)  # others may have come since then
+            self._check_quota(store.used_bytes(owner) + info.bytes)  # other uploads may have been stored meanwhile
             store.add_file(info)
 
         try:
@@ -210,7 +210,7 @@ class Batches:
                 num_lines=checked.num_lines,
             )
             await self.state.run(add)
-        except BaseException:  # its client may go while it is added
+        except BaseException:  # also a client that disconnects while the file is added
             self.state.later(lambda store: store.drop_stray(name))
             raise
         finally:
@@ -272,7 +272,7 @@ class Batches:
                 raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
             if asked.endpoint != file.url:
                 raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
-            self._check_quota(store.used_bytes(owner))  # whatever becomes of it, it makes files
+            self._check_quota(store.used_bytes(owner))  # every batch writes files, also a failing one
             store.check_num_files(owner)
             info = BatchInfo(
                 id=new_id("batch_"),

@@ -174,6 +174,6 @@ def prefix(line: Line) -> bytes:
     try:
         fields = decoded(line.body, _Prompt)
     except WRONG:
-        return b""  # its endpoint has the words for what is wrong with it
+        return b""  # its endpoint will report the error
     found = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
     return b"\n".join(found)[:PREFIX_BYTES]

@@ -55,7 +55,7 @@ class Parts:
                 return
             if found:
                 yield found
-        self._held = b""  # what comes after the last part is nobody's
+        self._held = b""  # bytes after the last part are ignored
 
     def _preamble(self) -> Part | bytes | None:
         """Skip text before the first part (empty in practice)."""
@@ -83,7 +83,7 @@ class Parts:
         if self._num_parts > MAX_PARTS:
             raise ValueError(f"more than {MAX_PARTS} parts")
         part = _part(self._held[2:end])
-        # the line's end before a delimiter may be that of the headers: an empty part
+        # keep the line end: in an empty part it is the one before the delimiter
         self._held, self._read = self._held[end + 2 :], self._begun
         return part
 
@@ -120,6 +120,6 @@ def _part(head: bytes) -> Part:
             except (ValueError, LookupError) as error:
                 raise ValueError(f"the headers of a part: {error}") from error
             if said.get_content_disposition() == "form-data" and isinstance(field, str):
-                # a charset of RFC 2231 may make half a character, which no text in UTF-8 has
+                # a charset of RFC 2231 may decode to lone surrogates, which UTF-8 cannot encode
                 return Part(field, filename and filename.encode(errors="replace").decode())
     raise ValueError("a part has no Content-Disposition with a name")

@@ -109,7 +109,7 @@ class Slots:
     def _go_on(self) -> None:
         while self._waiting and (self._waiting[0].done() or self.num_taken < max(1, self._room())):
             turn = self._waiting.popleft()
-            if not turn.done():  # else cancelled
+            if not turn.done():  # else it was cancelled
                 self.num_taken += 1
                 turn.set_result(None)
 
@@ -159,10 +159,10 @@ class Runner:
         self.quota = quota
         self.max_line_bytes = max_line_bytes
         self.clock = clock
-        self.suspects = asyncio.Lock()  # of lines that an engine died with: one is asked at a time
-        self.broken: dict[str, str] = {}  # batches that failed, and nothing could be written about it; why
-        self.num_answered = self.num_failed = 0  # lines, since it began
-        self._open: dict[str, BatchInfo] = {}  # as of the last look
+        self.suspects = asyncio.Lock()  # held by a line on which an engine died: one runs at a time
+        self.broken: dict[str, str] = {}  # by batch id: reason of a failure that could not be stored
+        self.num_answered = self.num_failed = 0  # lines, since the start
+        self._open: dict[str, BatchInfo] = {}  # by id; as of the last sweep
         self._running: dict[str, _Batch] = {}  # by owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -256,9 +256,9 @@ class _Batch:
         self._runner = runner
         self._state = runner.state
         self._end: asyncio.Future[tuple[Status, str]] = asyncio.get_running_loop().create_future()
-        self._pending: list[_Pending] = []  # not written yet
+        self._pending: list[_Pending] = []  # results to be stored
         self._writer: asyncio.Task[None] | None = None
-        self.under_way: set[int] = set()  # numbers of lines that were given to the engine, without answers
+        self.under_way: set[int] = set()  # numbers of submitted lines without results
 
     def end(self, status: Status, reason: str = "") -> None:
         """End the batch before all lines have results. Only the first call has an effect."""
@@ -297,7 +297,7 @@ class _Batch:
                         await self._ask(asked, deaths[line.number])
                         continue
                     group.create_task(self._ask(asked))
-                    # texts are encoded one after the other: who waits for an answer waits for one of them at most
+                    # encode one line at a time: an interactive request waits for one of them at most
                     await asked.submitted.wait()
 
     async def _ask(self, asked: Asked, deaths: int = 0) -> None:
@@ -353,7 +353,7 @@ class _Batch:
             before = self.info
             try:
                 used = await self._state.run(partial(self._record, answers=[one for one, _ in pending]))
-            except BaseException as error:  # whoever waits for one of these raises it
+            except BaseException as error:  # the tasks that wait for these results raise it
                 for kept in _waiting(pending):
                     kept.set_exception(error)
                 return

@@ -47,7 +47,7 @@ _FILE_NAME = re.compile(FILE_PREFIX + "[0-9a-f]{32}")
 T = TypeVar("T")
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
-]  # OpenAI's, but for validating: a file is checked when it comes
+]  # OpenAI's without "validating": files are checked on upload
 OPEN: frozenset[Status] = frozenset({"in_progress", "finalizing", "cancelling"})
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, bytes INTEGER NOT NULL, doc BLOB NOT NULL);
@@ -206,7 +206,7 @@ class Store:
             yield self.db
             self.db.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
+            with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
                 self.db.execute("ROLLBACK")
             raise
 
@@ -368,7 +368,7 @@ class Store:
         )
         with self.path(name).open("wb") as file:
             others = ((one.line, one.text) for one in left)
-            for _, text in heapq.merge(rows, others, key=lambda one: one[0]):  # each is in that order
+            for _, text in heapq.merge(rows, others, key=lambda one: one[0]):  # both are sorted by line
                 file.write(text)
             num_bytes = file.tell()
             written(file)

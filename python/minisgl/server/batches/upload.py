@@ -104,7 +104,7 @@ async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], b
     """Yield the body as it arrives. Raises `ApiError` 408 after `timeout_s` without bytes, or too few if crowded."""
     stream = request.stream()
     clock = asyncio.get_running_loop().time
-    num_bytes, since, before = 0, clock(), 0  # from when on, with how many bytes, its speed is looked at
+    num_bytes, since, before = 0, clock(), 0  # start of the current speed measurement
     while True:
         try:
             async with asyncio.timeout(timeout_s):

@@ -26,7 +26,7 @@ from minisgl.step import Int32Array
 if TYPE_CHECKING:
     from minisgl.tokenizer.reference import Formats
 
-MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
+MANY_LOGPROBS = 4096  # formatting this many takes about 10 ms
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class Wanted:
     priority: int = 0
     rid: str | None = None
     receipts: OfAnswers | None = None
-    by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
+    by_prompt: Sequence[SamplingParams] | None = None  # if they differ by prompt; `n` and log probabilities are equal
 
     def formats(self) -> Formats | None:
         """Return the formats that split the output into reasoning, tool calls and text. `None`: all of it is text."""

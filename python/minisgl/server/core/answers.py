@@ -49,7 +49,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None  # of models that think first
+    completion_tokens_details: CompletionTokensDetails | None = None  # only of reasoning models
 
 
 class TokenLogprob(Answer):

@@ -19,9 +19,9 @@ from minisgl.config import ServerConfig
 from minisgl.server.core.errors import FILES, ApiError, is_ollama
 
 ANY = "*"
-FORM = "multipart/form-data"  # what files are sent as
-UNASKED = (FORM, "application/x-www-form-urlencoded", "text/plain")  # what a page may send to another host unasked
-SEVERAL = b"several hosts"  # no name
+FORM = "multipart/form-data"  # type of file uploads
+UNASKED = (FORM, "application/x-www-form-urlencoded", "text/plain")  # types that a page may send without a preflight
+SEVERAL = b"several hosts"  # stands for repeated Host headers; never a valid name
 PREFLIGHT_AGE_S = 600
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/@\s]+))(?::\d*)?")
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -121,7 +121,7 @@ class Callers:
             return True
         if host is None:
             return False
-        scheme = plain.partition("://")[0]  # the origin's: behind a proxy with TLS it is not the one we see
+        scheme = plain.partition("://")[0]  # the origin's: a TLS proxy hides it from this server
         return plain == _without_usual_port(f"{scheme}://{host.decode('latin-1').lower()}")
 
 
@@ -149,11 +149,11 @@ def _bad_type(headers: Headers, path: str) -> ApiError | None:
         return None
     is_browser = any(name == b"origin" or name.startswith(b"sec-fetch-") for name in headers)
     if not is_browser and (not kind or is_ollama(path)):
-        return None  # Ollama's documentation has `curl -d`, whose type is a form's; every browser says that it is one
+        return None  # Ollama's docs use `curl -d`, which sends a form's type; browsers have other headers
     if is_ollama(path) and kind and kind not in UNASKED:
         return None  # such as LiteLLM's application/octet-stream
     if kind == FORM and path == FILES and (not is_browser or b"origin" in headers):
-        return None  # an origin that comes to here may ask; a browser says it with every form of another page
+        return None  # the origin was checked; browsers send it with every foreign form
     return ApiError(
         415,
         f"Content-Type: {given or 'missing'}: must be application/json (curl: -H 'Content-Type: application/json')",

@@ -47,10 +47,10 @@ class Served:
             return self.name
         if self._adapters.number(name) is not None:
             return name
-        if name.lower().endswith(LATEST):  # as Ollama's clients write a name without a tag
+        if name.lower().endswith(LATEST):  # Ollama's clients append the default tag
             return self.check(name[: -len(LATEST)])
         for known in (self.name, *self.aliases, *(one.name for one in self._adapters.ready())):
-            if known.casefold() == name.casefold():  # Ollama's names have no case
+            if known.casefold() == name.casefold():  # Ollama's names are case-insensitive
                 return self.name if known in self.aliases else known
         if self._any_model_name:
             return self.name
@@ -63,7 +63,7 @@ class Served:
             return sampling
         number = self._adapters.number(name)
         if number is None:
-            self.check(name)  # 404, but for a name that is now taken for ours
+            self.check(name)  # 404, unless any name is accepted
         return msgspec.structs.replace(sampling, adapter=number or 0)
 
 
@@ -89,7 +89,7 @@ class ServerContext:
         self.may_end_early: set[EndsEarly] = set()
         self._own: dict[type[Any], Any] = {}
         self.draining = False
-        # the gateway does not answer yet: who waits for a fast answer waits longer
+        # not ready until the gateway serves: requests would take a slower path
         self.opening = self.gateway is not None
 
     def own(self, kind: type[T]) -> T:

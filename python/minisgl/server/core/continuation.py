@@ -71,5 +71,5 @@ def _sampling(completion: CompletionRequest, limit: int | None, defaults: Mappin
     if of_prompt is None and completion.echo:
         of_prompt = logprobs
     if logprobs is None and best_of > n:
-        logprobs = 0  # what the best are chosen by
+        logprobs = 0  # the best choices are selected by log probability
     return completion.to_sampling(limit, defaults, n=best_of, logprobs=logprobs, prompt_logprobs=of_prompt)

@@ -96,7 +96,7 @@ class EmbeddingFormatter(Formatter):
         if self._dimensions is not None and self._dimensions > len(whole):
             raise too_many_dimensions(self._dimensions, len(whole))
         numbers = whole[: self._dimensions]
-        # added up one after the other, as the gateway does: another order could have another last bit
+        # sequential sum, as in the gateway: another order could change the last bit
         length = float(np.sqrt(np.cumsum(numbers * numbers)[-1])) if len(numbers) else 0.0
         scaled = (numbers / (length or 1.0)).astype(np.float32)
         return base64.b64encode(scaled.astype("<f4").tobytes()).decode() if self._as_text else scaled.tolist()

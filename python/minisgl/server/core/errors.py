@@ -275,11 +275,11 @@ def install_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.scope["path"]
-        message = f"{request.method} {path}: {error.detail}"  # an odd Host would show in its URL
+        message = f"{request.method} {path}: {error.detail}"  # not the URL: it would show the client's Host
         meant = None if error.status_code != 404 else _meant(path, [getattr(one, "path", "") for one in app.routes])
         answer = ApiError(error.status_code, message if meant is None else f"{message}: the path is {meant}")
         answer.body["error"]["code"] = _CODES.get(error.status_code)
-        answer.headers.update(error.headers or {})  # 405 says what is allowed
+        answer.headers.update(error.headers or {})  # 405 has Allow
         _, request_id = request.scope.get(FORM, ("", ""))
         return answer.answer(request.scope) if meant is None else answer.response(meant, request_id)
 

@@ -20,7 +20,7 @@ Side = Literal["left", "right"] | None
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
-# the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
+# stop at the first bad item: a million errors would block the event loop
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 
@@ -48,7 +48,7 @@ def ranged(name: str, description: str) -> Any:
     return described(description, **least, **({} if found.most is None else {"maximum": found.most}))
 
 
-ENOUGH_CHARS = 1 << 16  # more are not counted
+ENOUGH_CHARS = 1 << 16  # counting stops here
 
 
 def chars_of(value: object) -> int:
@@ -97,13 +97,13 @@ def runs_on_servers(kind: object) -> bool:
 class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    # other servers' names -> those of the fields that do the same
+    # other servers' names -> our names
     ALIASES: ClassVar[dict[str, str]] = {}
-    # field -> values that ask for nothing; anything else is refused until a later version can do it
+    # unsupported fields -> neutral values; any other value is refused
     NOT_YET: ClassVar[Table] = {}
-    # the same of names that other bodies have as fields: refused where this body has no such field
+    # fields of other bodies -> neutral values; refused if this body does not have them
     OTHERS: ClassVar[Table] = {}
-    # field -> values that ask for nothing; anything else is named, whether or not the body has the field
+    # fields without effect -> neutral values; any other value is named in a header
     IGNORED: ClassVar[Table] = {}
 
 
@@ -113,10 +113,10 @@ Table = dict[str, tuple[Any, ...]]
 _ONE: tuple[Any, ...] = (1, 1.0)
 
 SHARED: Table = {
-    # what the text must look like
+    # structured output
     "structural_tag": (),
     "stop_regex": ([], ""),
-    # how tokens are chosen
+    # sampling
     "use_beam_search": (False,),
     "beam_width": _ONE,
     "length_penalty": _ONE,
@@ -126,7 +126,7 @@ SHARED: Table = {
     "custom_params": ({},),
     "vllm_xargs": ({},),
     "repetition_detection": (),
-    # llama.cpp's samplers, off unless these say otherwise
+    # llama.cpp's samplers
     "typical_p": _ONE,
     "mirostat": (0, 0.0),
     "dry_multiplier": (0, 0.0),
@@ -135,7 +135,7 @@ SHARED: Table = {
     "repeat_last_n": (-1,),
     "top_n_sigma": (-1, -1.0, 0, 0.0),
     "samplers": ([],),
-    # those of text-generation-webui and KoboldCpp
+    # samplers of text-generation-webui and KoboldCpp
     "tfs_z": _ONE,
     "top_a": (0, 0.0),
     "smoothing_factor": (0, 0.0),
@@ -145,7 +145,7 @@ SHARED: Table = {
     "guidance_scale": _ONE,
     "negative_prompt": ("",),
     "num_beams": _ONE,
-    # Ollama's
+    # Ollama's and other servers' options
     "options": ({},),
     "format": ("",),
     "think": (),
@@ -153,7 +153,7 @@ SHARED: Table = {
     "watermarking": (False,),
     "lora_path": (),
     "lora_request": (),
-    # what is shown
+    # response contents
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "no_stop_trim": (False,),
@@ -165,7 +165,7 @@ SHARED: Table = {
     "return_meta_info": (False,),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
-    # where the prompt comes from
+    # prompt input
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "session_params": ({},),
@@ -274,7 +274,7 @@ LLAMA_CPP: Table = {
 OLLAMA: Table = {"template": ("",), "context": ([],), "images": ([],)}
 
 IGNORED: Table = {
-    # whose request it is, and where, how fast and at what price it is answered
+    # caller, priority and service level
     "metadata": ({},),
     "client_metadata": ({},),
     "user": ("",),
@@ -285,20 +285,20 @@ IGNORED: Table = {
     "inference_geo": ("",),
     "priority": (0,),
     "rid": ("",),
-    # what is kept for the next request: the cache finds prefixes by itself, and the model stays
+    # caching: prefixes are found by themselves, and the model stays loaded
     "prompt_cache_key": ("",),
     "prompt_cache_retention": (),
     "cache_control": (),
     "keep_alive": (),
     "prediction": (),
-    # edits of earlier turns: the model is shown the whole conversation
+    # context editing: the model is shown the whole conversation
     "context_management": ({}, [], {"edits": []}),
-    # what a provider's servers would do meanwhile
+    # tools of a provider's servers
     "web_search_options": (),
     "max_tool_calls": (),
     "mcp_servers": ([],),
     "container": (),
-    # what an answer tells more
+    # additional response fields
     "include": ([],),
     "receipt": (False,),
     "betas": ([],),
@@ -310,7 +310,7 @@ _ON: tuple[Any, ...] = (True,)
 _OFF: tuple[Any, ...] = (False,)
 
 OTHERS: Table = {
-    # the conversation
+    # conversation
     "messages": ([],),
     "input": ("", []),
     "prompt": ("",),
@@ -337,7 +337,7 @@ OTHERS: Table = {
     "parallel_tool_calls": _ON,
     "functions": ([],),
     "function_call": ("auto", "none"),
-    # how long the answer becomes
+    # output length
     "max_tokens": (),
     "max_completion_tokens": (),
     "max_output_tokens": (),
@@ -350,7 +350,7 @@ OTHERS: Table = {
     "stop_sequences": ([],),
     "stop_token_ids": ([],),
     "ignore_eos": _OFF,
-    # how tokens are chosen
+    # sampling
     "temperature": (),
     "top_p": _ONE,
     "top_k": (-1, 0),
@@ -367,7 +367,7 @@ OTHERS: Table = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "sampling_params": ({},),
-    # the form of the answer
+    # structured output
     "response_format": ({"type": "text"},),
     "output_format": (),
     "output_config": ({},),
@@ -383,7 +383,7 @@ OTHERS: Table = {
     "ebnf": (),
     "grammar": ("",),
     "verbosity": ("medium",),
-    # thinking
+    # reasoning
     "reasoning": ({},),
     "reasoning_effort": (),
     "enable_thinking": (),
@@ -391,7 +391,7 @@ OTHERS: Table = {
     "thinking_budget": (),
     "include_reasoning": _ON,
     "separate_reasoning": _ON,
-    # what the answer tells more
+    # additional response fields
     "echo": _OFF,
     "logprobs": (False, 0),
     "top_logprobs": (0,),

@@ -99,7 +99,7 @@ class Shown:
 class Formatter(ABC):
     """Result of an endpoint for one body: what is to be generated, and how to format it, whole or as a stream."""
 
-    media_type = b"text/event-stream; charset=utf-8"  # of a stream
+    media_type = b"text/event-stream; charset=utf-8"  # content type of streams
 
     def __init__(self, wanted: Wanted, stream: bool | None = False, priority: int | None = None) -> None:
         wanted.priority = priority or 0
@@ -173,7 +173,7 @@ def echoed_prompt(
     decoder = tokenizer.new_decoder(skip_special_tokens=False)
     text, offsets = _placed(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
     text += decoder.flush()
-    if given is None or (found := text.rfind(given)) < 0:  # not found: normalized, and shown as the model read it
+    if given is None or (found := text.rfind(given)) < 0:  # not found: the tokenizer normalized it
         return EchoedPrompt(text, tuple(offsets))
     return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
 
@@ -184,7 +184,9 @@ def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: 
     for token_id in ids:
         before, text = decoder.place(token_id)
         place = start + before
-        offsets.append(max(place, offsets[-1]) if offsets else place)  # what is not shown stands where text goes on
+        offsets.append(
+            max(place, offsets[-1]) if offsets else place
+        )  # invisible tokens: the offset of the text that follows
         start += len(text)
         parts.append(text)
     return "".join(parts), offsets

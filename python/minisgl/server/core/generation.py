@@ -26,7 +26,7 @@ class Generation:
     _lengths: Lengths
     _request: HttpRequest
     _receipts: OfAnswers | None
-    _prompt_tokens: dict[int, list[Logprob]] = field(default_factory=dict)  # by prompt, with log probabilities
+    _prompt_tokens: dict[int, list[Logprob]] = field(default_factory=dict)  # results of `prompt_tokens`, by prompt
 
     def prompt_tokens(self, index: int) -> list[Logprob]:
         """Return the prompt tokens of a choice with their log probabilities; call it after the first generated token.

@@ -15,7 +15,7 @@ FIELDS = ("reasoning_content", "content", "tool_calls")
 class History:
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
-        self._answer: dict[str, Any] = {}  # of the assistant, while it may have more to say
+        self._answer: dict[str, Any] = {}  # current assistant message, if it may be continued
 
     def add(self, message: dict[str, Any]) -> None:
         """Add a complete message; assistant output that follows starts a new message."""

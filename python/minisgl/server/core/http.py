@@ -36,18 +36,16 @@ CONNECTION = "minisgl.connection"
 """Key of the ASGI scope: the `Connection`."""
 GRACE_S = 2
 NUM_LISTENERS = 8
-RESTART_S = 0.1  # after an end that nobody asked for; then twice as long each time
+RESTART_S = 0.1  # delay after an unexpected end; doubled each time
 MAX_RESTART_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
-MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
-PROBE_AFTER_S = (
-    1.0  # most answers are complete by then; the next comes after a tenth, each further after twice the wait
-)
-MAX_PROBES_WAIT = 10  # times as long
+MAX_PIPELINED = 8  # buffered requests after the current one; more are read later
+PROBE_AFTER_S = 1.0  # most responses are complete by then; the next probe follows after a tenth, then intervals double
+MAX_PROBES_WAIT = 10  # times `probe_after_s`: maximum interval
 _log = logging.getLogger("minisgl.server")
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute target
-_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
+_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute-form target
+_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: uvicorn's cycle of an HTTP/1.0 request
 
 
 def _nothing() -> None:
@@ -61,8 +59,8 @@ class Connection:
     is_lost: bool = False
     chunked: bool = True
     streams: bool = False
-    was_silent: bool = False  # since it was set
-    blocked_since: float | None = None  # the loop's time since which the client has not caught up
+    was_silent: bool = False  # no chunk was written since this was set
+    blocked_since: float | None = None  # loop time since which writing is paused
     _on_pause: Callable[[], None] = _nothing
     _on_resume: Callable[[], None] = _nothing
 
@@ -96,7 +94,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
-        def look() -> None:  # each half: what was silent for a whole one has been for at most two
+        def look() -> None:  # runs each half `longest_s`: silent for one run means at most two
             nonlocal timer
             if not self.was_silent:
                 self.was_silent = True
@@ -142,7 +140,7 @@ class Crowd:
         free = self.MOST if limit == resource.RLIM_INFINITY else max(0, limit - self.OTHER_DESCRIPTORS) // 2
         self._most = min(self.MOST, free) if most is None else most
         self._num_open = 0
-        self._open: dict[str, int] = {}  # by address
+        self._open: dict[str, int] = {}  # connections by address
 
     def enter(self, address: str) -> bool:
         """Count a new connection from `address`. Returns false, without counting, at a limit. Pair with `leave`."""
@@ -176,18 +174,18 @@ class _Protocol(HttpToolsProtocol):
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
     crowd: Crowd
-    _address: str | None = None  # under which it counts
+    _address: str | None = None  # address under which the connection counts
     _probe_timer: asyncio.TimerHandle | None = None
-    _head_bytes = -1  # -1 outside of a head
+    _head_bytes = -1  # bytes of the current header; -1 outside of headers
     _head_timer: asyncio.TimerHandle | None = None
-    _data = b""  # that is being read
+    _data = b""  # bytes that are being parsed
     _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
         peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):  # else it is the gateway, which counts them itself
+        if isinstance(peer, tuple):  # else the peer is the gateway, which has limits of its own
             if self.crowd.enter(peer[0]):
                 self._address = peer[0]
             else:
@@ -253,7 +251,7 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.scope[_HTTP_1_0] = self.cycle  # type: ignore[literal-required]
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
-            self.flow.resume_reading()  # uvicorn stops reading here, and would not see the client go
+            self.flow.resume_reading()  # uvicorn pauses reading here, and would miss a disconnect
 
     def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
         return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
@@ -293,7 +291,7 @@ class _Protocol(HttpToolsProtocol):
         self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():  # else its body comes
+        if not self.parser.should_upgrade():  # else the body follows
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -312,7 +310,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
-            self.transport.close()  # another answer is due or under way: it must not get a second head in its middle
+            self.transport.close()  # another response is due or under way: no second header may interrupt it
             return
         kind = SERVER if status >= 500 else INVALID
         body = bytes(ApiError(status, message, kind=kind, code=code).response().body)
@@ -360,13 +358,13 @@ def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             if any(name.lower() == b"content-length" for name, _ in message["headers"]):
-                if cycle.keep_alive:  # not what this version does unless both sides say so
+                if cycle.keep_alive:  # HTTP/1.0 keeps a connection only if both sides say so
                     message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
             else:
                 cycle.keep_alive = cycle.chunked_encoding = connection.chunked = False
         elif not connection.chunked:
             connection.write(message.get("body", b""))
-            message["body"] = b""  # to uvicorn it would be longer than announced
+            message["body"] = b""  # uvicorn would check it against the announced length
         await cycle.send(message)  # type: ignore[arg-type]
 
     return send
@@ -379,7 +377,7 @@ class SlowClients:
     def __init__(self, clients: Collection[_Protocol], timeout_s: float) -> None:
         self._clients = clients
         self._timeout_s = timeout_s
-        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
+        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # unsent bytes, and since when they are unchanged
 
     async def sweep_forever(self) -> None:
         """Check all clients four times per timeout. One task for all: a timer per write would cost more than it."""
@@ -448,7 +446,7 @@ class HttpServer:
         self._stopping = asyncio.Event()
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # it holds the scope: a cycle of references if it stayed
+        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # popped, since the cycle refers to the scope
             send = _without_chunks(cycle, scope[CONNECTION])
         await self.app(scope, receive, send)
 
@@ -466,7 +464,7 @@ class HttpServer:
         """Serve until `stop`, restarting a server that ended. Meanwhile connections wait in the listener's backlog."""
         wait_s, has_served = RESTART_S, False
         while True:
-            # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
+            # a loop turn accepts one connection per listener, and a fresh server gets many at once
             listeners = [self._listener.dup() for _ in range(NUM_LISTENERS)]
             why = "it ended"
             try:
@@ -486,7 +484,7 @@ class HttpServer:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return
             wait_s = min(2 * wait_s, MAX_RESTART_S)
-            state = self.server.server_state  # the connections that are left are still this server's
+            state = self.server.server_state  # open connections are kept
             self.server = _Server(self._config)
             self.server.server_state = state
 

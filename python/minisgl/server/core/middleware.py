@@ -51,7 +51,7 @@ OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 WITHOUT_V1 = frozenset(
     {"/chat/completions", "/completions", "/models", "/embeddings", "/rerank", "/score", "/classify"}
-)  # as some base URLs have it
+)  # as some base URLs are written
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
 Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]
@@ -79,7 +79,7 @@ class Middleware:
         self._unlogged = () if config.access_log_probes else PROBES
         self._is_resumable = config.resumable
         self._num_open = 0
-        self.idle = asyncio.Event()  # no POST is being answered
+        self.idle = asyncio.Event()  # set while no POST is being answered
         self.idle.set()
 
     @property
@@ -92,7 +92,7 @@ class Middleware:
         if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
             headers[b"host"] = SEVERAL
         request = HttpRequest.of(method, target, headers)
-        path = target.rstrip("/") or "/"  # with slashes at the end a route is the same one
+        path = target.rstrip("/") or "/"  # trailing slashes are ignored
         path = f"/v1{path}" if path in WITHOUT_V1 else path
         more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
         form = MESSAGES if b"anthropic-version" in headers and f"{path}/".startswith(f"{MODELS}/") else path
@@ -152,9 +152,9 @@ class Middleware:
         """Return a response that needs headers alone (refusal, CORS preflight, page file); `None`: the app answers."""
         error = self._callers.refusal(method, version, headers, path)
         if error is None and (answer := self._callers.preflight(method, headers)) is not None:
-            return answer  # a browser asks this without the key
+            return answer  # browsers send a preflight without the key
         if error is None and (page := self._page.answer(method, path, headers)) is not None:
-            return page  # it asks for the key
+            return page  # the page asks its user for the key
         if error is None and not self._has_key(path, headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
@@ -212,7 +212,7 @@ class Posts:
         receipts: Receipts,
     ) -> None:
         self.context = self._context = context
-        self._endpoints = endpoints  # with the types of their bodies, by path
+        self._endpoints = endpoints  # (body type, endpoint) by path
         self._app = app
         self._receipts = receipts
 
@@ -221,7 +221,7 @@ class Posts:
             await self._app(scope, receive, send)
             return
         request: HttpRequest = scope[REQUEST]
-        end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
+        end: bytes | None = None  # last bytes of a stream; sent after the engine is free, since a client may be slow
         try:
             answer = await self.prepare(request, receive, scope["path"])
             if isinstance(answer, Formatter):

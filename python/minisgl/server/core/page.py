@@ -32,7 +32,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, and asked for by its tag: an update of the server is one of the page
+    "cache-control": "no-cache",  # cached, but revalidated by ETag: an update of the server updates the page
 }
 
 

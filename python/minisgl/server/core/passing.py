@@ -48,9 +48,9 @@ class Answer(asyncio.Protocol):
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._parts: list[bytes] = []  # not taken yet
-        self._news = asyncio.Event()  # parts, or the end
-        self._chunk: list[bytes] = []  # of the chunk that is not whole yet
+        self._parts: list[bytes] = []  # received and not yet read
+        self._news = asyncio.Event()  # set when parts or the end arrive
+        self._chunk: list[bytes] = []  # pieces of the incomplete chunk
         self._connection: Connection | None = None
 
     # ------------------------------------------------------------------------------------------- called by its reader
@@ -75,7 +75,7 @@ class Answer(asyncio.Protocol):
         """Forward the body, as it arrives, to a client's connection, whose response has begun. Raises `Lost`."""
         self._connection = connection
         with connection.stream(self._pause, self._resume):
-            self._resume()  # before a part that may pause it again
+            self._resume()  # first, since writing a part may pause it again
             parts, self._parts = self._parts, []
             for part in parts:
                 connection.write(part)
@@ -98,7 +98,7 @@ class Answer(asyncio.Protocol):
     # --------------------------------------------------------------------------------------- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
         self._transport.write(self._request)
         self._request = b""
 
@@ -117,7 +117,7 @@ class Answer(asyncio.Protocol):
         for one in (self.head, self.done):
             if not one.done():
                 one.set_exception(Lost(reason))
-                one.exception()  # whoever waits for the other one has it
+                one.exception()  # mark as retrieved: the waiter of the other future raises it
         if self._transport is not None:
             self._transport.abort()
 
@@ -128,7 +128,7 @@ class Answer(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # an answer before the answer
+        if status < 200:  # an interim response
             self.headers = []
             return
         self.status = status
@@ -165,7 +165,7 @@ def request_bytes(method: str, path: bytes, headers: Headers, body: bytes | byte
     is sent as GET; the caller leaves the body out."""
     method = "GET" if method == "HEAD" else method
     passed = [one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
-    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or nobody's request
+    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or a request of this server itself
         passed.append((b"host", b"localhost"))
     lines = [b"%b %b HTTP/1.1" % (method.encode(), path), *(b"%b: %b" % one for one in passed)]
     if body or method not in ("GET", "DELETE"):

@@ -34,8 +34,8 @@ from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer
 from minisgl.tokenizer.pool import TokenizePool
 from minisgl.utils.memory import MAPPED_BYTES, give_back
 
-CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
-OF_AN_ENCODER = 128  # the same; they are short
+CONTEXTS_BEFORE_CUT = 8  # maximum length, in contexts, of a prompt that is truncated: it is encoded whole
+OF_AN_ENCODER = 128  # maximum length for encoders, in contexts, which are short
 T = TypeVar("T")
 
 
@@ -50,7 +50,7 @@ class Prompts:
         self.parsing = parsing
         self._queue = queue
         self._pool = TokenizePool(tokenizer, meter, (ApiError,))
-        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts with the first
+        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts on first use
 
     @property
     def info(self) -> EngineReady:

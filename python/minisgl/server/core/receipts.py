@@ -32,7 +32,7 @@ class Receipts:
     def __init__(self, context: ServerContext) -> None:
         """Read the signing key, if configured. Raises `ConfigError` for a bad key."""
         self._context = context
-        self._found: dict[int, tuple[Model, Numerics]] = {}  # by the number of the adapter, 0: none
+        self._found: dict[int, tuple[Model, Numerics]] = {}  # by adapter index; 0 is the model itself
         path = context.config.receipt_key
         self._key = None if path is None else receipt.read_key(path)
 
@@ -74,7 +74,7 @@ class OfAnswers:
         self._model = model
         self._numerics = numerics
         self._key = key
-        self._logprobs: dict[int, LogprobDigest | None] = {}  # None: of a part nobody here knows them
+        self._logprobs: dict[int, LogprobDigest | None] = {}  # by choice; None: another server computed a part
 
     def add(self, delta: Delta, *, was_elsewhere: bool = False) -> None:
         """Add a delta's log probabilities. `was_elsewhere`: another server computed it; there is no digest then."""

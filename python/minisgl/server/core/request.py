@@ -44,12 +44,12 @@ B = TypeVar("B", bound=Body)
 REQUEST = "minisgl.request"
 """Key of the ASGI scope: the `HttpRequest`, set by middleware.py."""
 SMALL_BYTES = 1 << 16
-STALLED_S = 5.0  # without a byte, in a turn that others wait for
+STALLED_S = 5.0  # maximum silence of a body that others wait for
 MAX_LOGGED_CHARS = 4096
-MAX_DEPTH = 256  # more than the parser takes
-STRETCH = 1 << 16  # two at least: an escape is not split
+MAX_DEPTH = 256  # deeper than the JSON parser accepts
+STRETCH = 1 << 16  # at least 2, so that an escape is not split
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-# up to the string that does not end: looked for in itself once more, each quote in it would be one more beginning
+# stops before an unterminated string, without backtracking into it
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
 _BRACKET_OR_STRING = re.compile(rb"[][{}]|" + _STRING.pattern, re.DOTALL)
 _COLON = re.compile(rb"\s{0,64}:")
@@ -70,28 +70,28 @@ class HttpRequest:
     path: str
     request_id: str
     content_length: int | None = None
-    model: str = ""  # whose answer it gets
-    body: bytearray = field(default_factory=bytearray)  # what has come, until it is parsed
+    model: str = ""  # the served model or adapter
+    body: bytearray = field(default_factory=bytearray)  # bytes received, until they are parsed
     arrival_time: float = field(default_factory=time.monotonic)
     status: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    key: int = 0  # number of its caller's API key
-    key_name: str | None = None  # where there are several
-    shortened_to: str | None = None  # its default length, by --adaptive-max-tokens
+    key: int = 0  # index of the caller's API key
+    key_name: str | None = None  # if there is a key file
+    shortened_to: str | None = None  # lengths, if --adaptive-max-tokens reduced them
     ttft_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: str | None = None
-    ignored: Sequence[str] = ()  # what its body has that has no effect
-    written: Names = ()  # fields of its body that have another name there
-    resumable: Resumable | None = None  # another server may have to go on with its stream
-    is_passed_on: bool = False  # another server has its access line
-    is_large: bool = False  # its body: what is made of all of it is made off the event loop
-    submitted: asyncio.Event | None = None  # of a line of a batch, which nobody waits for: set once the engine has it
+    ignored: Sequence[str] = ()  # names of body fields without effect
+    written: Names = ()  # aliases that the body uses
+    resumable: Resumable | None = None  # if its stream has marks
+    is_passed_on: bool = False  # forwarded to another server, which logs it
+    is_large: bool = False  # the body is large: process it off the event loop
+    submitted: asyncio.Event | None = None  # of a batch line: set once the engine has it
     prompt: str | None = None  # only with --log-prompts
     output: str | None = None
-    _turns: Turns | None = None  # whose turn it has, while it has one
+    _turns: Turns | None = None  # while the body holds a turn
     _held: int = 0
 
     @classmethod
@@ -157,7 +157,7 @@ class HttpRequest:
             if size > max_bytes:
                 raise too_large(size, max_bytes)
             is_whole = not message.get("more_body", False)
-            if size > SMALL_BYTES and self._turns is None:  # what is only announced takes no room
+            if size > SMALL_BYTES and self._turns is None:  # announced bytes take no memory yet
                 await self._wait_for_turn(turns, size if is_whole else announced or max_bytes)
                 began = clock()
             if is_whole:
@@ -201,7 +201,7 @@ class HttpRequest:
             "request_id": self.request_id,
             "method": self.method,
             "path": self.path,
-            "status": self.status or "gone",  # the client left before an answer began
+            "status": self.status or "gone",  # the client disconnected before a response began
             "e2e_s": round(time.monotonic() - self.arrival_time, 4),
         }
         if self.key_name is not None:
@@ -263,7 +263,7 @@ def object_of(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _from_json(body: bytes | bytearray) -> Any:
-    return pydantic_core.from_json(body)  # NaN is let in here, for the field that holds it to be named
+    return pydantic_core.from_json(body)  # accepts NaN, so that validation names its field
 
 
 def checked(data: dict[str, Any], model: type[B]) -> B:
@@ -301,7 +301,7 @@ def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
     num_values = num_containers = depth = 0
     for begin, end in _stretches(body):
         if end - begin > STRETCH:
-            continue  # a text
+            continue  # a long string
         outside = _STRING.sub(b"", body[begin:end])
         depth += len(outside.translate(None, b"]}")) - len(outside.translate(None, b"[{"))
         if depth > MAX_DEPTH:
@@ -319,13 +319,13 @@ def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(body):
         whole = _WHOLE_STRINGS.match(body, at, min(at + STRETCH, len(body)))
-        assert whole is not None  # it may match nothing
+        assert whole is not None  # may match the empty string
         begin, at = at, whole.end()
         if at == begin:
             at += 1
             while (found := _REST_OF_STRING.match(body, at, min(at + STRETCH, len(body)))) is None:
                 if at + STRETCH >= len(body):
-                    return  # not valid
+                    return  # unterminated string: invalid JSON
                 at += STRETCH - _splits_escape(body[at : at + STRETCH])
             at = found.end()
         yield begin, at
@@ -408,9 +408,9 @@ def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> 
         found = [one for schema in _that_fit(found, root, given, part) for one in _within(schema, part)]
         given = given[part]
     left = list(_flat(found, root))
-    left = [one for one in left if "pattern" not in one] or left  # kinds that are left out are not proposed
+    left = [one for one in left if "pattern" not in one] or left  # do not propose types that are left out
     if not left or any(one.get("type") in _types_of(given) and not _names([one]) for one in left):
-        left = [{"type": OF_ERRORS[error]}]  # it is of an allowed kind, but not beside what stands around it
+        left = [{"type": OF_ERRORS[error]}]  # the type is allowed, but not in this place
     *others, last = dict.fromkeys(kind for one in left for kind in _kinds(one, root))
     return f"{', '.join(others)} or {last}" if others else last
 

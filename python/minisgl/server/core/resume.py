@@ -40,7 +40,7 @@ class Tokens(msgspec.Struct, array_like=True):
 
     index: Annotated[int, Meta(ge=0)]
     tokens: list[Annotated[int, Meta(ge=0)]]
-    reason: Annotated[int, Meta(ge=0, le=3)] = 0  # an error ends a stream
+    reason: Annotated[int, Meta(ge=0, le=3)] = 0  # no error: that ends a stream
     ended: bool = False
 
 
@@ -83,8 +83,8 @@ class Resumable:
         self.num_said_bytes = num_said_bytes
         self.said: Said | None = None
         self._origin = Origin("", secrets.randbits(63), secrets.randbits(63), int(time.time()), [], [])
-        self._is_told = False  # the origin
-        self._num_marked: dict[int, int] = {}  # tokens, by choice
+        self._is_told = False  # whether the origin was sent
+        self._num_marked: dict[int, int] = {}  # tokens that marks have, by choice
         self.source = ids.Source(self._origin.ids, self._origin.created)
 
     @classmethod

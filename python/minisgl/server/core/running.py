@@ -26,7 +26,7 @@ from minisgl.server.core.resume import Tokens
 from minisgl.step import FinishReason
 
 _ERROR = FinishReason.ERROR
-_NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # of what was shown elsewhere
+_NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # for tokens that another server sent
 
 
 class Account:
@@ -34,7 +34,7 @@ class Account:
 
     def __init__(self, context: ServerContext, request: HttpRequest) -> None:
         self._metrics, self._keys, self._request = context.metrics, context.keys, request
-        # None: nobody waits for it, and its times are no latencies
+        # None for a batch line, whose times are no latencies
         self._since = request.arrival_time if request.submitted is None else None
 
     def accepted(self, num_choices: int, num_prompt_tokens: int, n: int) -> None:
@@ -79,10 +79,10 @@ class Running:
         self._only_prompt = wanted.only_prompt
         self._is_replaying = False
         self._is_paused = False
-        self._first: asyncio.Future[list[Delta]] | None = None  # while `first` waits
+        self._first: asyncio.Future[list[Delta]] | None = None  # set while `first` waits
         self._sink: Callable[[list[Delta]], None] | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ended.add_done_callback(_seen)  # a failure may come with nobody waiting
+        self._ended.add_done_callback(_seen)  # a failure may arrive while no task waits
         self._open = _submitted(context, request, wanted, admission, Subscriber(self.notify))
         n = admission.sampling.n
         self.generation = Generation([*self._open], n, admission.lengths, request, wanted.receipts)
@@ -106,7 +106,7 @@ class Running:
         self.abort()
         if self._entry is not None:
             self._may_end_early.discard(self._entry)
-        # these know this object: cycles wait for the collector
+        # break reference cycles, which would wait for the collector
         self._entry, self._sink = None, None
         self.generation.choices = []
 
@@ -129,7 +129,7 @@ class Running:
         if self._timer is not None:
             self._timer.cancel()
         for state in self._open:
-            if state.finish_reason is None:  # else it ended in the turn in which another one failed
+            if state.finish_reason is None:  # else it ended in the same turn in which another one failed
                 self._client.abort(state)
                 self._account.ended(state, "abort")
         self._open = []
@@ -142,7 +142,7 @@ class Running:
             self._ended.result()
         first: asyncio.Future[list[Delta]] = asyncio.get_running_loop().create_future()
         self._first = first
-        self.notify()  # it may be there already
+        self.notify()  # output may have arrived already
         if wait_s is None or first.done():
             return await first
         timer = asyncio.get_running_loop().call_later(wait_s, self._pass_on, [])
@@ -159,7 +159,7 @@ class Running:
         def sink(deltas: list[Delta]) -> None:
             write(chunk(self.generation, deltas))
 
-        if first:  # nothing is, if another server has sent it
+        if first:  # empty if another server has sent it
             sink(first)
         await self._follow(sink)
 
@@ -259,7 +259,7 @@ class Running:
 
     def _output(self, state: RequestState, now: float) -> Delta | None:
         if not (state.tokens or state.reason):
-            return None  # of several choices, others have something
+            return None  # only other choices have output
         if state.reason is _ERROR:
             self._open.remove(state)
             self._account.ended(state, "error")

@@ -45,7 +45,7 @@ class Section:
     kind: Kind
     call_id: str = ""
     name: str = ""
-    is_broken: bool = False  # a call's arguments are not what the model meant
+    is_broken: bool = False  # the arguments of a call are not what the model meant
     grown: JoinedText = field(default_factory=JoinedText)
 
     @property
@@ -92,7 +92,7 @@ class Sections:
         self.all: list[Section] = []
         self._calls: list[Section] = []
         self._open: Section | None = None
-        self._blank = JoinedText()  # text that may turn out to be none
+        self._blank = JoinedText()  # blank text that may be dropped
 
     def whole(self) -> list[Section]:
         """Return all sections except calls without valid arguments, which must not be made."""

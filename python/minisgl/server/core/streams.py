@@ -9,7 +9,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 STREAMED = {
     "/v1/chat/completions": (EVENTS,),
     "/v1/completions": (EVENTS,),
-    "/generate": (LINES, EVENTS),  # with `prompt`; with `text` or `input_ids`
+    "/generate": (LINES, EVENTS),  # lines for `prompt`, events for `text` and `input_ids`
     "/v1/responses": (EVENTS,),
     "/v1/messages": (EVENTS,),
     "/completion": (EVENTS,),

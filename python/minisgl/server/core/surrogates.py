@@ -22,5 +22,5 @@ def without_halves(data: bytes | bytearray) -> bytes:
 def arguments_without_halves(arguments: str) -> str:
     """Return the JSON of a call's arguments with each escaped lone surrogate replaced by U+FFFD."""
     if "\\u" not in arguments:
-        return arguments  # nearly always
+        return arguments  # the common case
     return without_halves(arguments.encode(errors="replace")).decode()

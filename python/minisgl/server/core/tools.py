@@ -30,7 +30,7 @@ from minisgl.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minisgl._rust import Thinking, ToolFormat
 
-NUM_LAST = 16  # ids of a prompt in which a marker is looked for
+NUM_LAST = 16  # last ids of a prompt that are searched for a marker
 
 
 class Parsing:
@@ -154,7 +154,7 @@ def tool_use(
 ) -> ToolUse | None:
     """Resolve `tools` and `tool_choice`; `None` if no tool may be called. Raises `ApiError`."""
     if not tools:
-        if choice not in (None, "none", "auto"):  # nothing to choose from
+        if choice not in (None, "none", "auto"):  # there are no tools to choose from
             raise bad_value("tool_choice", choice, "needs tools")
         return None
     functions = tuple(tool.function for tool in tools)
@@ -172,7 +172,7 @@ def tool_use(
         raise bad_value("tool_choice", choice, "must be none, auto, required or an object that names a function")
     if choice == "none":
         return None
-    # a model that must call goes on calling: it does so once where nobody asks for more
+    # a model that must call may not stop calling: allow one call unless the client wants several
     if choice == "required":
         return ToolUse(functions, required=True, parallel=parallel is True)
     return ToolUse(functions, parallel=parallel is not False)
@@ -245,7 +245,7 @@ def _written(call: Any, tool_format: ToolFormat) -> str:
     return tool_format.written(str(function.get("name")), text)
 
 
-MAX_BYTES = 1 << 17  # of all schemas of tools
+MAX_BYTES = 1 << 17  # maximum of all tool schemas together
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -263,7 +263,7 @@ class TurnGrammar:
     tools: ToolFormat | None = None
     use: ToolUse | None = None
     source: GrammarSource | None = None
-    budget: int | None = None  # tokens of thinking
+    budget: int | None = None  # maximum reasoning tokens
 
     def made(self) -> Made:
         """Compile and check the grammar; may take seconds. Raises `ParamError`."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from minisgl._rust import AnswerTools, Thinking, ToolFormat
     from minisgl.tokenizer.reference import Formats
 
-MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
+MAX_DEPTH = 120  # of JSON in Rust, slightly below its parser's limit
 OF_MESSAGES = (
     "add_generation_prompt",
     "continue_final_message",
@@ -59,9 +59,9 @@ class TurnChoice:
     """Output of one choice of a chat: content, reasoning and tool calls so far."""
 
     parser: MessageParser
-    named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
+    named_call: bool = False  # the client named the tool: OpenAI's finish reason is then not tool_calls
     streams: bool = False
-    whole_calls: list[ToolCall] = field(default_factory=list)  # once it has ended
+    whole_calls: list[ToolCall] = field(default_factory=list)  # set at the end
     grown_content: JoinedText = field(default_factory=JoinedText)
     grown_reasoning: JoinedText = field(default_factory=JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
@@ -112,12 +112,12 @@ class TurnChoice:
 class Turn(Wanted):
     """Generation request with one prompt, a conversation. `shown`: special tokens that the parser looks for."""
 
-    calls: ToolFormat | None = None  # of the tools that may be called
-    thinking: Thinking | None = None  # the model may think, and that is told from the content
-    schemas: dict[str, dict[str, Any]] | None = None  # of the parameters of tools, by name
+    calls: ToolFormat | None = None  # format of calls, if tools may be called
+    thinking: Thinking | None = None  # format of reasoning, if it is split from the content
+    schemas: dict[str, dict[str, Any]] | None = None  # schemas of tool parameters, by tool name
     named_call: bool = False
     shows_thoughts: bool = True
-    think_end: int | None = None  # the token that ends it, if one does
+    think_end: int | None = None  # id of the token that ends reasoning, if there is one
     _known: AnswerTools | None = None
 
     @property
@@ -172,8 +172,8 @@ class SectionFormatter(Formatter):
         self._tokenizer = context.tokenizer
         self._choice = turn.choice(streams=self.stream)
         self._sections = Sections()
-        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
-        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
+        self._with_logprobs = turn.sampling.logprobs is not None  # requested by the client; receipts need them, too
+        self._new_logprobs: list[dict[str, Any]] = []  # for text that the parser holds back
 
     def changes(self, delta: Delta) -> list[Change]:
         """Return the changes of sections by a delta."""
@@ -252,7 +252,7 @@ def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
     """Check that schemas are not nested too deeply for the parser of calls. Raises `ApiError`."""
     text = json_bytes(schemas)
     if text.count(b"{") + text.count(b"[") < MAX_DEPTH:
-        return  # nearly always
+        return  # the common case
     try:
         answer_tools(schemas)
     except ValueError as error:
@@ -285,7 +285,7 @@ def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
         found = ("thinking_budget", *found)
     if chat.reasoning_effort in (None, "none"):
-        return found  # nearly always: the template is not looked at
+        return found  # the common case, in which the template is not inspected
     known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
     return found if known else ("reasoning_effort", *found)
 
@@ -305,7 +305,7 @@ def _check_prompt(chat: ChatRequest) -> None:
         raise bad_value("messages", [], "must not be empty")
     for i, message in enumerate(chat.messages):
         if message.role != "assistant":
-            if message.content is None and message.role != "tool":  # a tool may have nothing to say
+            if message.content is None and message.role != "tool":  # a tool's result may be empty
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
                 raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")

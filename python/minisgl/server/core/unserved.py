@@ -19,7 +19,7 @@ from minisgl.server.core.fields import SAY_INSTEAD, Body, LeftOut, Table
 
 MAX_NAMED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_DATE = re.compile(r"_2\d{7}\Z")  # of a tool's version
+_DATE = re.compile(r"_2\d{7}\Z")  # date suffix of a versioned tool type
 _LABELS = frozenset({"id", "status", "index", "signature", "annotations", "citations", "logprobs", "caller", "phase"})
 """Fields of earlier responses in a history that mean nothing to the model."""
 
@@ -104,7 +104,7 @@ def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> 
     return bad_value(".".join(map(str, (*path, name))), value, reason, "unsupported_value")
 
 
-_OTHER = "<other>"  # no type has such signs
+_OTHER = "<other>"  # no valid type has these characters
 
 
 @functools.cache

@@ -46,8 +46,8 @@ class Turns:
         self._most = most
         self._when_idle = when_idle
         self._held = 0
-        self._given = 0  # since it was idle
-        self._waiting: dict[int, _Waiting] = {}  # by owner; the next turn is the first one's
+        self._given = 0  # bytes given back since it was idle
+        self._waiting: dict[int, _Waiting] = {}  # by owner; the first owner has the next turn
 
     @property
     def num_waiting(self) -> int:
@@ -73,7 +73,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came, or was taken from it, in the same moment
+            if not turn.cancelled():  # granted or rejected in the same moment
                 if turn.exception() is None:
                     self.give(size)
             elif entry in (waiting := self._waiting.get(owner, deque())):
@@ -111,8 +111,8 @@ class Turns:
             waiting.popleft()
             del self._waiting[owner]
             if waiting:
-                self._waiting[owner] = waiting  # behind the others
-            if not turn.done():  # else cancelled
+                self._waiting[owner] = waiting  # to the end of the rotation
+            if not turn.done():  # else it was cancelled
                 self._held += size
                 turn.set_result(None)
 
@@ -126,7 +126,7 @@ class Queue:
         self._limits = limits
         self.keys = keys
         self.gateway = gateway
-        self._encoding = Counter[int]()  # prompts, by key
+        self._encoding = Counter[int]()  # prompts by key index
 
     def encodes(self, count: int, key: int) -> None:
         """Add `count` (or subtract, if negative) prompts of a key that are being encoded."""

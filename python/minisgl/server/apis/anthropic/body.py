@@ -209,7 +209,7 @@ class MessageAnswer(Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: AnthropicUsage
-    receipt: dict[str, Any] | None = None  # only with receipt; of a stream in `message_delta`
+    receipt: dict[str, Any] | None = None  # if `receipt` is set; a stream has it in `message_delta`
 
 
 class TokenCount(Answer):

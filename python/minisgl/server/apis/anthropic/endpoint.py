@@ -43,7 +43,7 @@ from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
 """Sampling fields that are not copied to the chat request, because they differ or do not exist here."""
 NAMES: Names = (
-    (r"messages(\..*)?", "messages"),  # tools' results became messages of their own
+    (r"messages(\..*)?", "messages"),  # tool results became messages of their own
     (r"response_format\.json_schema\.schema", "output_config.format.schema"),
     (r"response_format(\.json_schema)?", "output_config.format"),
     (r"tools\.(\d+)\.function\.parameters", r"tools.\1.input_schema"),

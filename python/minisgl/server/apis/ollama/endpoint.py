@@ -101,7 +101,7 @@ def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], li
         elif option != "num_ctx" or not isinstance(value, int) or value > max_seq_len:
             ignored.append(_named(option))
     if found.get("seed") == -1:
-        del found["seed"]  # a random one
+        del found["seed"]  # -1 is a random seed
     if asked.keep_alive in UNLOADED:
         ignored.append("keep_alive")
     return found, list(dict.fromkeys(ignored))[:MAX_NAMED]
@@ -148,7 +148,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """Convert messages to those of the chat API. A tool result names its tool or nothing: results are matched with the
     calls before them, in order."""
     found: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # ids and names
+    open_calls: list[tuple[str, str]] = []  # (id, name)
     for i, message in enumerate(given):
         one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.images:

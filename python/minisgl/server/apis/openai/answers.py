@@ -38,7 +38,7 @@ class AssistantMessage(Answer):
     content: str | None
     refusal: None
     tool_calls: list[ToolCallAnswer] | None = None  # only if there are some
-    reasoning_content: str | None = None  # only of models that think first, as is `reasoning`, the same
+    reasoning_content: str | None = None  # only of reasoning models; `reasoning` is equal
     reasoning: str | None = None
 
 
@@ -48,7 +48,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: list[int] | None = None  # only with return_token_ids
-    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
+    matched_stop: str | int | None = None  # stop string or token id that ended the choice
     receipt: dict[str, Any] | None = None  # only with receipt
 
 
@@ -77,9 +77,9 @@ class CompletionChoice(Answer):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
-    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
+    matched_stop: str | int | None = None  # stop string or token id that ended the choice
     receipt: dict[str, Any] | None = None  # only with receipt
-    token_ids: list[int] | None = None  # these two only with return_token_ids
+    token_ids: list[int] | None = None  # this and the next only with return_token_ids
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
@@ -132,7 +132,7 @@ class ModelList(Answer):
 class EmbeddingObject(Answer):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str  # a text with `base64`
+    embedding: list[float] | str  # str if `encoding_format` is base64
 
 
 class EmbeddingUsage(Answer):

@@ -47,7 +47,7 @@ class ChatFormatter(Formatter):
         self._with_token_ids = bool(chat.return_token_ids)
         self._as_ids = bool(chat.return_tokens_as_token_ids)
         self._has_begun = False
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: bytes before and after the text
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{ids.new_id()}",
             "created": ids.created(),
@@ -125,10 +125,10 @@ class ChatFormatter(Formatter):
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
         more: dict[str, Any] = {"usage": generation.usage()} if self._continuous_usage else {}
-        if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
+        if not self._has_begun:  # roles are sent with the first tokens: an earlier failure is an HTTP error
             self._has_begun = True
             first = dict(more)
-            if self._continuous_usage:  # a role is no token
+            if self._continuous_usage:  # the role's chunk has no token
                 num_prompt = more["usage"]["prompt_tokens"]
                 first["usage"] = more["usage"] | {"completion_tokens": 0, "total_tokens": num_prompt}
             of_prompt = self._about_prompt(generation, deltas[0].index)
@@ -153,7 +153,7 @@ class ChatFormatter(Formatter):
         if delta.logprobs:
             of_choice["logprobs"] = self._logprobs(delta.logprobs)
         frames, reason = list[bytes](), delta.finish_reason
-        if self._is_plain and delta.text and not (of_choice or more):  # nearly always
+        if self._is_plain and delta.text and not (of_choice or more):  # the common case
             frames.append(self._text_chunk(delta.index, delta.text))
         else:
             shown = [{"content": delta.text}] if delta.text else []

@@ -39,10 +39,10 @@ class CompletionFormatter(Formatter):
         super().__init__(found, completion.stream, completion.priority)
         self._tokenizer = context.tokenizer
         self._asked = completion
-        self._num_generated = found.sampling.n  # of each prompt, `best_of`
+        self._num_generated = found.sampling.n  # choices per prompt: `best_of`
         self._with_logprobs = completion.logprobs is not None
         self._as_ids = bool(completion.return_tokens_as_token_ids)
-        self._choices: dict[int, _Choice] = {}  # of a stream
+        self._choices: dict[int, _Choice] = {}  # by index; streams only
         self._given = found.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompt_logprobs: dict[int, msgspec.Raw] = {}
@@ -64,7 +64,7 @@ class CompletionFormatter(Formatter):
             for at in _best(choices[first : first + self._num_generated], self._asked.n or 1):
                 choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
                 shown = self._choice(choice, generation, choices[first + at])
-                found.append({**shown, **NOT_ASKED_FOR, **shown})  # in this order
+                found.append({**shown, **NOT_ASKED_FOR, **shown})  # twice: the first one decides the order of fields
         return {**self._head, "choices": found, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:

@@ -16,7 +16,7 @@ from minisgl.server.core.request import HttpRequest
 from minisgl.step import Int32Array
 from minisgl.tokenizer import Tokenizer
 
-SLICE = 4096  # tokens
+SLICE = 4096  # in tokens
 
 
 async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, request: HttpRequest) -> Response:

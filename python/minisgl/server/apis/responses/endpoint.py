@@ -183,7 +183,7 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 call_id = item.get("call_id", item["id"])
                 history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
             case _, None:
-                continue  # the model is not shown it
+                continue  # an item that the model is not shown
             case _, role:
                 history.add({"role": role, "content": plain(_content(item["content"]))})
     return history.done()
@@ -262,8 +262,8 @@ class ResponsesFormatter(SectionFormatter):
         self._tools = tools.by_name
         self._keep = keep
         self._head = _head(context, asked, turn)
-        self._items: list[dict[str, Any]] = []  # of each section
-        self._logprobs: list[list[dict[str, Any]]] = []  # of each section
+        self._items: list[dict[str, Any]] = []  # by section
+        self._logprobs: list[list[dict[str, Any]]] = []  # by section
         self._num_events = 0
         self._has_begun = False
 
@@ -366,7 +366,7 @@ class ResponsesFormatter(SectionFormatter):
             return frames
         is_custom = self._items[section.index]["type"] == CUSTOM
         if isinstance(change, Grown):
-            return [] if is_custom else [self._delta(section, change.text)]  # its text is known from its end on
+            return [] if is_custom else [self._delta(section, change.text)]  # a custom call's text is sent at its end
         assert isinstance(change, Closed)
         is_last = section is self._sections.all[-1]
         is_broken = (is_cut and is_last) or (section.kind == "call" and section.arguments is None)
@@ -502,7 +502,7 @@ async def _turn(
         if asked.truncation != "auto" or error.code != "context_length_exceeded":
             raise
         too_long = error
-    # of the places where a user begins to speak, the first from which on it fits
+    # binary search: the first user message from which the rest fits the context
     places = [i for i, message in enumerate(messages) if i and message["role"] == "user"]
     systems = [message for message in messages if message["role"] in ("system", "developer")]
     found: Turn | None = None

@@ -16,7 +16,7 @@ import msgspec
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
-_ENTRY_BYTES = 1024  # of an entry beside its texts, about
+_ENTRY_BYTES = 1024  # approximate overhead of an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._response_of: dict[str, str] = {}  # by item of its output
+        self._response_of: dict[str, str] = {}  # response ids by output item id
         self.num_bytes = 0
 
     def __len__(self) -> int:

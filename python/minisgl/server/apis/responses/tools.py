@@ -58,7 +58,7 @@ class GivenTool:
     place: str
     tool: ResponseTool | CustomTool
     namespace: str | None = None
-    about: str | None = None  # the namespace, said with its first tool
+    about: str | None = None  # description of the namespace, shown with its first tool
 
     @property
     def is_custom(self) -> bool:
@@ -127,7 +127,7 @@ class GivenTools:
         if isinstance(choice, ResponseToolChoice):
             choice = choice.mode or "auto" if choice.type == "allowed_tools" else _named(choice)
         if not tools and choice == "auto":
-            choice = None  # chats refuse it
+            choice = None  # the chat API refuses "auto" without tools
         return {"tools": tools or None, "tool_choice": choice}
 
 

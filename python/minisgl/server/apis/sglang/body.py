@@ -22,7 +22,7 @@ Ids = Annotated[
 
 class GenerateSampling(Sampling):
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE_SAMPLING
-    # other names -> those of `Sampling`
+    # SGLang's name -> the name in `Sampling`
     NAMES: ClassVar[dict[str, str]] = {
         "max_new_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",

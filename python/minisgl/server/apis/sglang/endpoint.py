@@ -41,7 +41,7 @@ class SglangFormatter(Formatter):
         wanted.rid = self._id = generate.rid or ids.new_id()
         self._logprobs = SglangLogprobs(context, generate, num_answers) if generate.return_logprob else None
         self._began = time.monotonic()
-        self._texts = [""] * num_answers  # of a stream
+        self._texts = [""] * num_answers  # text so far, by choice; streams only
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         for one in choices:
@@ -116,7 +116,7 @@ class SglangLogprobs:
         self._with_top = bool(asked.top_logprobs_num)
         self._from_prompt = asked.from_prompt
         self._output = [(JsonList(), JsonList()) for _ in range(num_answers)]
-        self._input: dict[int, dict[str, Any]] = {}  # by prompt: the same in each event
+        self._input: dict[int, dict[str, Any]] = {}  # by prompt, since each event repeats it
 
     def take(self, delta: Delta) -> None:
         self._add(self._output[delta.index], delta.logprobs)
@@ -277,7 +277,7 @@ class GenerateFormatter(Formatter):
         super().__init__(wanted, fields.stream, fields.priority)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
-        # of the next line
+        # fields for the next line
         self._more: dict[str, Any] = {"prompt_token_ids": wanted.prompts[0].tolist()} if self._with_token_ids else {}
 
     def for_gateway(self) -> Shown | None:
